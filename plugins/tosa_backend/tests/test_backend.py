@@ -103,7 +103,7 @@ def test_a_part_keeps_the_names_of_what_crosses_its_border():
     [
         ({"output_format": None}, "compile spec: output_format is to be 'tosa'"),
         ({"output_format": "vela"}, "compile spec: output_format is to be 'tosa'"),
-        ({"tosa_spec": "TOSA-0.80+MI"}, "1.0 is what we write"),
+        ({"tosa_spec": "TOSA-0.70+MI"}, "TOSA 1.0, 0.80 and the 1.1 draft are"),
         ({"compile_flags": "--fast"}, "compile spec: compile_flags '--fast': TOSA itself knows none"),
         ({"color": "red"}, "compile spec: unknown key 'color'; known: output_format, tosa_spec, debug_artifact_path"),
         ({"input_order": "1,1"}, "compile spec: input_order '1,1' is no permutation like '1,0,2'"),

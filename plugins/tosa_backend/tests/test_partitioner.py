@@ -162,8 +162,8 @@ def test_options():
         ("input_order", b"1,0"),
     ]
     assert TOSAPartitioner().delegation_spec.backend_id == TOSABackend.__name__
-    with pytest.raises(OptionError, match="1.0 is what we write"):
-        TOSAPartitioner("TOSA-0.80+MI")
+    with pytest.raises(OptionError, match="0.80 and the 1.1 draft are"):
+        TOSAPartitioner("TOSA-0.70+MI")
 
 
 # ---- random programs, random targets

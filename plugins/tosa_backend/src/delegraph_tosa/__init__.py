@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .ir import operators
     from .ir.graph import Graph, Operator, Value
     from .ir.types import DType, Type
-    from .serialize import TosaFile, read
+    from .serialize import TosaFile, convert, read
     from .spec import TosaSpec, narrow
     from .text import parse, render
     from .validate import violations
@@ -30,6 +30,7 @@ __all__ = [
     "Type",
     "Value",
     "compile_program",
+    "convert",
     "materialize",
     "narrow",
     "operators",
@@ -44,7 +45,7 @@ _NAMES = {
     "evaluate": "Program materialize",
     "ir.graph": "Graph Operator Value",
     "ir.types": "DType Type",
-    "serialize": "TosaFile read",
+    "serialize": "TosaFile convert read",
     "spec": "TosaSpec narrow",
     "text": "parse render",
     "validate": "violations",

@@ -17,7 +17,7 @@ from .lowering import Origin, Tosa, lower_program
 from .options import Options, filter_tosa_compile_specs
 from .passes import run_passes, sources_of
 from .serialize import TosaFile, cut
-from .spec import TosaSpec, required_target
+from .spec import TosaSpec, required, required_target
 from .validate import validate
 
 __all__ = ["TOSABackend", "compile_program", "filter_tosa_compile_specs"]
@@ -42,8 +42,7 @@ class TOSABackend(BackendDetails):
         quantization = quantization_of(edge_program)
         trailer = quantization.trailer(graph) if options.metadata else b""
         file = TosaFile(graph, options.spec, locations=options.locations, trailer=trailer)
-        needs = str(required_target(graph)[1])
-        facts = {"needs": needs, "target": str(options.spec)} | quantization.facts()
+        facts = {"needs": _needs(graph, options.spec), "target": str(options.spec)} | quantization.facts()
         blob, data = cut(file) if options.named_constants else (file, None)
         return PreprocessResult(blob, _debug_handles(file.numbers), data, facts=facts)
 
@@ -84,6 +83,13 @@ def _name_results(graph: Graph) -> None:
                 while value.name in taken:
                     value.name += "_"
                 taken.add(value.name)
+
+
+def _needs(graph: Graph, spec: TosaSpec) -> str:
+    """The least profiles and extensions that the file needs, as its version calls them."""
+    if spec.version < (1, 0):
+        return "+".join(TosaSpec(spec.version, *required(graph, spec.version)).profile_names)
+    return str(required_target(graph)[1])
 
 
 def _debug_handles(numbers: Mapping[Operator, int]) -> dict[Any, tuple[int, ...]]:

@@ -17,8 +17,7 @@ from .evaluate import bounded_iterations, evaluate, numbers_of
 from .evaluate.specialize import is_dynamic
 from .ir.graph import Array, Graph, Value
 from .ir.types import BLOCK_SCALED, DType
-from .serialize import joined, quantization, read
-from .spec import TosaSpec, required_target
+from .serialize import joined, quantization, read, target_of
 from .text import render
 from .tools import figures, sample, summarize, verdicts
 from .validate import validate
@@ -29,6 +28,8 @@ ADDRESSABLE = 1 << 47
 """Bytes that a process has addresses for, on 64-bit processors."""
 MAX_ITERATIONS = 100_000
 """Iterations of loops that ``run`` allows unless it is told another number: some seconds of small bodies."""
+_VERSIONS = {"1.1": " (TOSA 1.1, a draft)", "0.80": " (TOSA 0.80)"}
+"""What is said of a version that is not 1.0."""
 _LISTED = 8
 """Names of inputs in an error."""
 MAPPED = 1 << 28
@@ -73,7 +74,7 @@ class TosaInspection:
         needs = " and ".join(self.profiles) + "".join(f", extension {e}" for e in self.extensions)
         return [
             f"{self.bytes} bytes, of which {self.constant_bytes} are the elements of {self.constants} constants",
-            f"needs profile {needs}" + (" (TOSA 1.1, a draft)" if self.version == "1.1" else ""),
+            f"needs profile {needs}" + _VERSIONS.get(self.version, ""),
             f"inputs: {', '.join(self.inputs) or 'none'}",
             f"outputs: {', '.join(self.outputs) or 'none'}",
             *self._quantized(),
@@ -108,7 +109,7 @@ class TosaFormat(DelegateFormat):
         """Statistics and the text form."""
         data = _content(path)
         graph = read(data)
-        (version, needs), counted = required_target(graph), figures(graph)
+        target, counted = target_of(data, graph), figures(graph)
         return TosaInspection(
             name=graph.name,
             bytes=path.stat().st_size,
@@ -123,9 +124,9 @@ class TosaFormat(DelegateFormat):
             constant_bytes_by_type=counted.constant_bytes,
             computed_bytes_by_type=counted.computed_bytes,
             largest_live_bytes=counted.largest_live_bytes,
-            version=f"{version[0]}.{version[1]}",
-            profiles=tuple(sorted(needs.profiles)),
-            extensions=tuple(sorted(needs.extensions)),
+            version=f"{target.version[0]}.{target.version[1]}",
+            profiles=target.profile_names,
+            extensions=tuple(sorted(target.extensions)),
             text=render(graph, elide=ELIDED),
         )
 
@@ -147,7 +148,7 @@ class TosaFormat(DelegateFormat):
         """One screen."""
         data = _content(path)
         graph = read(data)
-        return summarize(graph, path.stat().st_size, quantization(data, graph))
+        return summarize(graph, target_of(data, graph), path.stat().st_size, quantization(data, graph))
 
     @staticmethod
     def page(path: Path) -> str:
@@ -166,10 +167,11 @@ class TosaFormat(DelegateFormat):
     @staticmethod
     def verify(path: Path) -> list[Verdict]:
         """What other tools that are installed say about the file, for the smallest target that takes it."""
-        graph = _graph(path)
+        data = _content(path)
+        graph = read(data)
         with _within_memory(graph):
             inputs = [] if is_dynamic(graph) else sample(graph, 0)
-        return verdicts(path, graph, _smallest_target(graph), inputs)
+        return verdicts(path, graph, target_of(data, graph), inputs)
 
     @staticmethod
     def sample(path: Path, seed: int) -> list[Array]:
@@ -226,14 +228,10 @@ def _content(path: Path) -> bytes | memoryview:
 
 def _legal_graph(path: Path) -> Graph:
     """What breaks a rule would fail somewhere inside of a kernel, and look like a defect of this package."""
-    graph = _graph(path)
-    validate(graph, replace(_smallest_target(graph), level="NONE"))
+    data = _content(path)
+    graph = read(data)
+    validate(graph, replace(target_of(data, graph), level="NONE"))
     return graph
-
-
-def _smallest_target(graph: Graph) -> TosaSpec:
-    version, needs = required_target(graph)
-    return TosaSpec(version, *needs)
 
 
 @contextmanager

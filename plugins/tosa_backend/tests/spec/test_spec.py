@@ -67,7 +67,7 @@ def test_the_default_is_both_profiles_at_level_8k():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("TOSA-0.80+MI", "version 0.80 is not written; TOSA 1.0 is what we write"),
+        ("TOSA-0.70+MI", "version 0.70 is not written; TOSA 1.0, 0.80 and the 1.1 draft are"),
         ("TOSA-1.2+FP", "version 1.2 is not written"),
         ("TOSA-1.0+FP+int64", "extension int64 is of the 1.1 draft: write TOSA-1.1"),
         ("TOSA-1.1+FP+mx-int8", "extension mx-int8 needs extension mx-common"),

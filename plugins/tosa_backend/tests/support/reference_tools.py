@@ -209,8 +209,8 @@ def judge(tosa: bytes, spec: Any) -> str:
     return check_strictly(tosa, profiles, extensions, spec.level.lower(), version)
 
 
-def dump(tosa: bytes) -> dict[str, Any]:
-    """The file as flatc prints it; flatc verifies it before."""
+def dump(tosa: bytes, schema: Path | None = None) -> dict[str, Any]:
+    """The file as flatc prints it, by the official schema or another one; flatc verifies it before."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "m.tosa").write_bytes(tosa)
         command = [
@@ -220,7 +220,7 @@ def dump(tosa: bytes) -> dict[str, Any]:
             "--strict-json",
             "-o",
             folder,
-            tools() / "tosa.fbs",
+            schema or tools() / "tosa.fbs",
             "--",
         ]
         done = _call([*command, Path(folder, "m.tosa")])
@@ -230,11 +230,11 @@ def dump(tosa: bytes) -> dict[str, Any]:
         return json.loads(re.sub(r":\s*(-?inf|nan)\b", r': "\1"', text))
 
 
-def assemble(dumped: dict[str, Any]) -> bytes:
+def assemble(dumped: dict[str, Any], schema: Path | None = None) -> bytes:
     """The file of a (changed) ``dump``, as flatc writes it."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "m.json").write_text(json.dumps(dumped))
-        done = _call([tools() / "flatc", "-b", "-o", folder, tools() / "tosa.fbs", Path(folder, "m.json")])
+        done = _call([tools() / "flatc", "-b", "-o", folder, schema or tools() / "tosa.fbs", Path(folder, "m.json")])
         if done.returncode:
             raise Refused(f"flatc, exit {done.returncode}: {done.stdout}{done.stderr}")
         return next(Path(folder).glob("m.[!j]*")).read_bytes()

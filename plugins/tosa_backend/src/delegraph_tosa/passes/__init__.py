@@ -43,6 +43,10 @@ def run_passes(graph: Graph, spec: TosaSpec) -> Graph:
     graph = _with_small_bodies(graph, spec)
     for run in PASSES:
         graph = run(graph, spec)
+    if spec.version < (1, 0):
+        from .single_windows import stride_single_windows
+
+        graph = stride_single_windows(graph, spec)
     graph = separate_outputs(graph, spec, [value.producer and value.producer.source for value in given])
     return name_outputs(graph, [value.name for value in given])
 

@@ -190,6 +190,14 @@ class SharingBuilder:
             found = self._shared[key] = self._prepend(struct.pack(f"<I{len(numbers)}i", len(numbers), *numbers))
         return found
 
+    def int16s(self, numbers: Sequence[int]) -> int:
+        key = ("int16s", *numbers)
+        found = self._shared.get(key)
+        if found is None:
+            self._align(4, 2 * len(numbers))
+            found = self._shared[key] = self._prepend(struct.pack(f"<I{len(numbers)}h", len(numbers), *numbers))
+        return found
+
     def raw(self, data: bytes) -> int:
         """A vector of bytes, 8-aligned as the schema asks."""
         found = self._shared.get(data)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from delegraph.errors import InternalError, Unsupported
 
@@ -62,7 +62,7 @@ class Placed(NamedTuple):
         return stored_types(self.value.type)[self.part]
 
 
-class _Slot(NamedTuple):
+class Slot(NamedTuple):
     """A field that gets the position of a constant's part, by its distance from the end of the structure."""
 
     value: Value
@@ -87,15 +87,18 @@ class Layout(NamedTuple):
     numbers: dict[Operator, int]
 
 
-def lay_out(graph: Graph, version: tuple[int, int], locations: bool, limit: int) -> Layout:
-    """Where everything lies.
+def lay_out(
+    graph: Graph, version: tuple[int, int], locations: bool, limit: int, kind: type[Structure] | None = None
+) -> Layout:
+    """Where everything lies, in a structure of this kind.
 
     From ``limit`` bytes on, ``TosaTensor.offset`` and ``size`` name the constants: 32-bit offsets may not reach them.
     """
-    writer, structure = _written(graph, version, locations, external=False)
+    kind = kind or Structure
+    writer, structure = _written(kind(graph, locations, False), version)
     placed, end = _places(writer.slots, len(structure))
     if end >= limit:
-        writer, structure = _written(graph, version, locations, external=True)
+        writer, structure = _written(kind(graph, locations, True), version)
         placed, end = _places(writer.slots, len(structure))
     for slot in writer.slots:
         address, place = len(structure) - slot.distance, placed[slot.value, slot.part]
@@ -103,18 +106,15 @@ def lay_out(graph: Graph, version: tuple[int, int], locations: bool, limit: int)
     return Layout(bytes(structure), list(placed.values()), end, writer.numbers)
 
 
-def _written(
-    graph: Graph, version: tuple[int, int], locations: bool, *, external: bool
-) -> tuple[_Structure, bytearray]:
-    writer = _Structure(graph, locations, external)
+def _written(writer: Structure, version: tuple[int, int]) -> tuple[Structure, bytearray]:
     return writer, writer.finish(version)
 
 
-def _in_file_order(slots: list[_Slot]) -> list[_Slot]:
+def _in_file_order(slots: list[Slot]) -> list[Slot]:
     return sorted(slots, key=lambda slot: slot.wide)  # what 32-bit offsets must reach comes first
 
 
-def _places(slots: list[_Slot], end: int) -> tuple[dict[_Part, Placed], int]:
+def _places(slots: list[Slot], end: int) -> tuple[dict[_Part, Placed], int]:
     """Where constants lie behind a structure of ``end`` bytes, in file order, and where the last one ends.
 
     A weight that several branches use is there once.
@@ -133,13 +133,16 @@ def _aligned(position: int) -> int:
     return -(-position // DATA_ALIGNMENT) * DATA_ALIGNMENT
 
 
-class _Structure:
+class Structure:
     """One pass over a graph and the graphs of its control flow."""
+
+    block: ClassVar[type[Block]]
+    """What writes the block of a region."""
 
     def __init__(self, graph: Graph, locations: bool, external: bool) -> None:
         self.build = SharingBuilder()
         self.locations, self.external = locations, external
-        self.slots: list[_Slot] = []
+        self.slots: list[Slot] = []
         self.types: dict[Type, tuple[int, ...]] = {}
         """Of the tensors so far, of which many have the same."""
         self.graphs = [_with_distinct_outputs(g) for g in graph.reachable()]
@@ -177,7 +180,7 @@ class _Structure:
         return self.build.table(2, fields)
 
     def region(self, graph: Graph, name: str) -> int:
-        block = _Block(self, graph).table(name)
+        block = self.block(self, graph).table(name)
         fields = [
             Field(RegionField.NAME, "offset", self.build.string(name)),
             Field(RegionField.BLOCKS, "offset", self.build.offsets([block])),
@@ -191,8 +194,12 @@ class _Structure:
             shape = value.type.declared
             if max(shape, default=0) > LARGEST_SIZE:
                 raise Unsupported("unsupported", f"{value!r}: sizes in a TOSA file end at {LARGEST_SIZE}")
-            found = self.types[value.type] = (self.build.int32s(shape), *elements_of(value.dtype))
+            found = self.types[value.type] = (self.build.int32s(shape), *self.elements_of(value.dtype))
         return found
+
+    def elements_of(self, dtype: DType) -> tuple[int, ...]:
+        """The fields of a tensor's element type."""
+        return elements_of(dtype)
 
     def attributes(self, operator: Operator) -> int:
         """The operator's attribute table, shared by operators with equal attributes."""
@@ -213,10 +220,10 @@ class _Structure:
         return int(value)
 
 
-class _Block:
+class Block:
     """The one basic block of a region: its tensors, shapes and operators, in the order in which they are first used."""
 
-    def __init__(self, structure: _Structure, graph: Graph) -> None:
+    def __init__(self, structure: Structure, graph: Graph) -> None:
         self.structure, self.build, self.graph = structure, structure.build, graph
         self.names: dict[Value, str] = {}
         self.variables: set[str] = set()
@@ -228,7 +235,7 @@ class _Block:
         self.name_boundary()
         for value in self.graph.inputs:
             self.tensor(value)
-        for value in _constants(self.graph):
+        for value in self.constants():
             self.constant(value)
         for operator in self.graph.operators:
             self.operator(operator)
@@ -239,9 +246,18 @@ class _Block:
             Field(BlockField.TENSORS, "offset", build.offsets(self.tensors)),
             Field(BlockField.INPUTS, "offset", build.strings([self.names[v] for v in self.graph.inputs])),
             Field(BlockField.OUTPUTS, "offset", build.strings([self.names[v] for v in self.graph.outputs])),
-            Field(BlockField.SHAPES, "offset", build.offsets(self.shapes)),
+            *self.shapes_field(),
         ]
         return build.table(6, fields)
+
+    def shapes_field(self) -> list[Field]:
+        """Where shapes are; empty for a version whose files have none."""
+        return [Field(BlockField.SHAPES, "offset", self.build.offsets(self.shapes))]
+
+    def constants(self) -> list[Value]:
+        """Constants that operators use; initial values of variables are none."""
+        used = (v for op in self.graph.operators if not isinstance(op, VARIABLE) for v in op.inputs)
+        return list(dict.fromkeys(v for v in used if v.constant is not None))
 
     def name_boundary(self) -> None:
         for kind, values in (("input", self.graph.inputs), ("output", self.graph.outputs)):
@@ -268,7 +284,7 @@ class _Block:
         found = SHAPE if entries else EMPTY_SHAPE
         values = [self.build.string(name), *[entries] * (entries > 0)]
         table, (distance,) = self.build.record_with_slots(found, 1, values)
-        self.structure.slots.append(_Slot(value, 0, distance, False))
+        self.structure.slots.append(Slot(value, 0, distance, False))
         self.shapes.append(table)
 
     def computed_shape(self, value: Value, name: str) -> None:
@@ -295,7 +311,7 @@ class _Block:
         sizes = [size_in_file(t) for t in types] if external else []
         found = tensor_form(value.dtype in BLOCK_SCALED, is_variable, len(types), external)
         table, distances = self.build.record_with_slots(found, len(types), [*sizes, *values])
-        self.structure.slots += [_Slot(value, part, d, external) for part, d in enumerate(distances)]
+        self.structure.slots += [Slot(value, part, d, external) for part, d in enumerate(distances)]
         return table
 
     def operator(self, operator: Operator) -> None:
@@ -357,6 +373,9 @@ class _Block:
         self.structure.count += 1
 
 
+Structure.block = Block
+
+
 def _region_names(graphs: list[Graph]) -> list[str]:
     names = [MAIN]
     for number, graph in enumerate(graphs[1:], start=1):
@@ -377,12 +396,6 @@ def _with_distinct_outputs(graph: Graph) -> Graph:
         taken.add(value)
         outputs.append(value)
     return Graph(graph.inputs, outputs, [*graph.operators, *copies], graph.name)
-
-
-def _constants(graph: Graph) -> list[Value]:
-    """Constants that operators use; initial values of variables are none."""
-    used = (v for op in graph.operators if not isinstance(op, VARIABLE) for v in op.inputs)
-    return list(dict.fromkeys(v for v in used if v.constant is not None))
 
 
 def _values(graph: Graph) -> Iterator[Value]:

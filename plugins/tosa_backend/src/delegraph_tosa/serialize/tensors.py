@@ -21,15 +21,20 @@ MAX_PADDING = 8
 
 def type_of_tensor(tensor: Table, name: str) -> Type:
     """The declared type. Raises FormatError for one that no tensor has."""
-    dtype = _element_type(tensor, name)
-    shape = tuple(tensor.numbers(TensorField.SHAPE, "i4", "shape"))
-    if tensor.flag(TensorField.IS_UNRANKED) or len(shape) > MAX_RANK or min(shape, default=1) < UNKNOWN or 0 in shape:
-        raise tensor.damaged(f"{name!r} has no shape of positive sizes and a rank up to {MAX_RANK}")
+    dtype, shape = _element_type(tensor, name), shape_of_tensor(tensor, name)
     if dtype is DType.SHAPE:
         raise tensor.damaged(f"{name!r} has element type {dtype}, which no tensor has")
     if why := why_not_blocks(Type(shape, dtype)):
         raise tensor.damaged(f"{name!r}: {why}")
     return Type(shape, dtype).named(name)
+
+
+def shape_of_tensor(tensor: Table, name: str) -> tuple[int, ...]:
+    """The declared shape. Raises FormatError for one that no tensor has."""
+    shape = tuple(tensor.numbers(TensorField.SHAPE, "i4", "shape"))
+    if tensor.flag(TensorField.IS_UNRANKED) or len(shape) > MAX_RANK or min(shape, default=1) < UNKNOWN or 0 in shape:
+        raise tensor.damaged(f"{name!r} has no shape of positive sizes and a rank up to {MAX_RANK}")
+    return shape
 
 
 def _element_type(tensor: Table, name: str) -> DType:

@@ -47,6 +47,12 @@ def trailer(inputs: Border, outputs: Border) -> bytes:
     return text + _LENGTH.pack(len(text)) + MAGIC
 
 
+def trailer_of(data: bytes | memoryview) -> bytes:
+    """The bytes behind the flatbuffer, as they are; none if nothing of ours is there."""
+    held = _extent(data)
+    return b"" if held is None else bytes(data[held[0] :])
+
+
 def quantization(data: bytes | memoryview, graph: Graph) -> Quantization:
     """What is written behind the flatbuffer ``data`` of ``graph``, by name; nothing is quantized if nothing is there.
 
@@ -62,13 +68,10 @@ def quantization(data: bytes | memoryview, graph: Graph) -> Quantization:
 
 def _read(data: bytes | memoryview) -> Mapping[str, Any] | None:
     """The JSON at the end of a file; None if there is none, or if a later version wrote it."""
-    end = len(data) - len(MAGIC)
-    if end < _LENGTH.size or bytes(data[end:]) != MAGIC:
+    extent = _extent(data)
+    if extent is None:
         return None
-    (length,) = _LENGTH.unpack_from(data, end - _LENGTH.size)
-    start = end - _LENGTH.size - length
-    if length > LONGEST or start < 0:
-        raise _damaged(f"it has {length} bytes")
+    start, length = extent
     try:
         held = json.loads(bytes(data[start : start + length]))
     except (ValueError, RecursionError) as error:
@@ -76,6 +79,18 @@ def _read(data: bytes | memoryview) -> Mapping[str, Any] | None:
     if not isinstance(held, dict) or not isinstance(held.get("schema"), str):
         raise _damaged("it has no schema")
     return held if held["schema"] == SCHEMA else None
+
+
+def _extent(data: bytes | memoryview) -> tuple[int, int] | None:
+    """Where the JSON starts and how long it is; None if there is none."""
+    end = len(data) - len(MAGIC)
+    if end < _LENGTH.size or bytes(data[end:]) != MAGIC:
+        return None
+    (length,) = _LENGTH.unpack_from(data, end - _LENGTH.size)
+    start = end - _LENGTH.size - length
+    if length > LONGEST or start < 0:
+        raise _damaged(f"it has {length} bytes")
+    return start, length
 
 
 def _named(values: Sequence[Value], rows: Any, side: str) -> dict[str, QuantizationParameters | None]:

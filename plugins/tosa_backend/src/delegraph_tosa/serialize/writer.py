@@ -18,7 +18,7 @@ from ..ir.operators import CONCAT, RESHAPE
 from ..ir.types import FLOATS
 from ..spec import TosaSpec
 from .elements import pack, size_in_file
-from .structure import LENGTH_BYTES, Placed, lay_out
+from .structure import LENGTH_BYTES, Placed, Structure, lay_out
 
 OFFSET_LIMIT = 1 << 31
 """Files beyond this size name their constants by ``TosaTensor.offset``: many readers take offsets as signed."""
@@ -52,7 +52,9 @@ class TosaFile:
 
     def __init__(self, graph: Graph, spec: TosaSpec, *, locations: bool = False, trailer: bytes = b"") -> None:
         self._trailer = trailer
-        self._structure, self._placed, self._size, self.numbers = lay_out(graph, spec.version, locations, OFFSET_LIMIT)
+        kind = _older() if spec.version < (1, 0) else None
+        layout = lay_out(graph, spec.version, locations, OFFSET_LIMIT, kind)
+        self._structure, self._placed, self._size, self.numbers = layout
 
     def __len__(self) -> int:
         return self._size + len(self._trailer)
@@ -90,6 +92,12 @@ class TosaFile:
         stream.seek(0)
         self.write_to(stream)
         return stream.getvalue()
+
+
+def _older() -> type[Structure]:
+    from .older import OlderStructure
+
+    return OlderStructure
 
 
 def _in_order(value: Value) -> Iterator[Value]:

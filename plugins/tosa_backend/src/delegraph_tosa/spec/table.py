@@ -1,6 +1,7 @@
 """The specification's own table: rows of its machine-readable form, a file a version.
 
-``operators.json`` has TOSA 1.0; ``operators_1_1.json`` has the 1.1 draft and is read when a target or a file wants it.
+``operators.json`` has TOSA 1.0; ``operators_1_1.json`` has the 1.1 draft and ``operators_0_80.json`` the version before
+1.0, which are read when a target or a file wants them. All three name operands and attributes as ``ir.operators`` does.
 
 For each operator: its arguments (element type variable, rank, level limits, what must be a compile-time constant) and
 its modes, each a binding of the type variables and alternatives of profiles and extensions that allow it.
@@ -27,6 +28,8 @@ ELEMENTS: dict[str, DType] = {
 Version = tuple[int, int]
 FILES: dict[Version, str] = {(1, 0): "operators.json", (1, 1): "operators_1_1.json"}
 """Versions that are known, and the file that has the table of each."""
+OLDER: dict[Version, str] = {(0, 80): "operators_0_80.json"}
+"""As ``FILES``, for versions that a target or a file has to name: no program needs one of these."""
 
 
 class Mode(NamedTuple):
@@ -100,15 +103,15 @@ def _fixed(element: str) -> DType | None:
     return DType.SHAPE if element == "shape" else ELEMENTS.get(element)
 
 
-@lru_cache(maxsize=len(FILES))
+@lru_cache(maxsize=len(FILES) + len(OLDER))
 def load(version: Version = (1, 0)) -> dict[str, Any]:
     """The parsed file of a version."""
-    file = resources.files(__package__).joinpath(FILES[version])
+    file = resources.files(__package__).joinpath((FILES | OLDER)[version])
     loaded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return loaded
 
 
-@lru_cache(maxsize=len(FILES))
+@lru_cache(maxsize=len(FILES) + len(OLDER))
 def rows(version: Version = (1, 0)) -> dict[str, Row]:
     """Operator name -> row of a version."""
     return {entry["name"]: _row(entry) for entry in load(version)["operators"]}

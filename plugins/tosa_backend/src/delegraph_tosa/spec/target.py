@@ -12,13 +12,15 @@ from delegraph.errors import OptionError
 from ..ir.graph import Operator, Value
 from ..ir.types import FLOAT8, DType, Type, why_not_blocks
 from .levels import Breach, Level
-from .table import FILES, Version, load, rows
+from .table import FILES, OLDER, Version, load, rows
 
 _FORM = re.compile(r"TOSA-([0-9]+)\.([0-9]+)(?:\.[0-9]+)?(\.draft)?((?:\+[\w-]+)*)", re.IGNORECASE)
 _DRAFTS = ((1, 1),)
 _ALIASES = {"var": "variable", "cf": "controlflow"}
 _LEVELS = {"8k": "8K", "nolevel": "NONE"}
 PROFILES = ("FP", "INT")
+OLDER_PROFILES = {"BI": frozenset({"INT"}), "MI": frozenset({"FP", "INT"})}
+"""Profiles of TOSA 0.80 -> what 1.0 calls the same; MI has all that BI has."""
 _ROUNDINGS = {2: "EXT-INEXACTROUND", 3: "EXT-DOUBLEROUND"}
 """Rounding mode -> extension that RESCALE needs for it (specification: RESCALE)."""
 
@@ -27,7 +29,7 @@ MX_COMMON = "mx-common"
 """The extension that every other one of block-scaled types needs beside it."""
 
 
-@lru_cache(maxsize=len(FILES))
+@lru_cache(maxsize=len(FILES) + len(OLDER))
 def extensions(version: Version = (1, 0)) -> dict[str, frozenset[str]]:
     """Extension of a version in lower case -> the profiles one of which it needs."""
     return {
@@ -51,7 +53,8 @@ def narrow(name: str, why_not: WhyNot) -> None:
     alike are asked about once. Support check, lowering and validation ask it, so each process that lowers calls this.
     Raises ValueError unless ``name`` is new and consists of lower-case letters and digits.
     """
-    taken = {*_ALIASES, *_LEVELS, *(p.lower() for p in PROFILES), *(e for v in FILES for e in extensions(v))}
+    taken = {*_ALIASES, *_LEVELS, *(p.lower() for p in (*PROFILES, *OLDER_PROFILES))}
+    taken |= {extension for version in FILES for extension in extensions(version)}
     if name in taken or not re.fullmatch("[a-z][a-z0-9]*", name):
         raise ValueError(f"{name!r} is no name for a narrower target")
     if _DEVICES.setdefault(name, why_not) is not why_not:
@@ -77,7 +80,7 @@ class TosaSpec:
 
     @staticmethod
     def parse(text: str) -> TosaSpec:
-        """Read ``TOSA-1.0+FP[+INT][+<extension>...][+8k|+nolevel]``, or ``TOSA-1.1``, which is a draft.
+        """Read ``TOSA-1.0+FP[+INT][+<extension>...][+8k|+nolevel]``; ``TOSA-1.1``, a draft; ``TOSA-0.80+BI``, ``+MI``.
 
         Order and case do not matter; OptionError says what is wrong and what would be valid.
         """
@@ -85,24 +88,33 @@ class TosaSpec:
         if form is None:
             raise _wrong(text, "it is not of the form TOSA-1.0+FP+INT")
         version = (int(form[1]), int(form[2]))
-        if version not in FILES:
-            raise _wrong(
-                text, f"version {form[1]}.{form[2]} is not written; TOSA 1.0 is what we write, or the 1.1 draft"
-            )
+        if version not in FILES and version not in OLDER:
+            raise _wrong(text, f"version {form[1]}.{form[2]} is not written; TOSA 1.0, 0.80 and the 1.1 draft are")
         if form[3] and version not in _DRAFTS:
             raise _wrong(text, f"version {form[1]}.{form[2]} is no draft")
         words = [_word(word) for word in form[4].split("+")[1:]]
         return _from_words(text, version, words)
 
     def __str__(self) -> str:
-        parts = [*(p for p in PROFILES if p in self.profiles), *sorted(self.extensions), *sorted(self.devices)]
+        parts = [*self.profile_names, *sorted(self.extensions), *sorted(self.devices)]
         level = ["nolevel"] if self.level == "NONE" else []
         return "+".join([f"TOSA-{self.version[0]}.{self.version[1]}", *parts, *level])
 
     @property
     def names(self) -> frozenset[str]:
-        """Profiles and extensions as the specification writes them: PRO-FP, EXT-BF16."""
-        return frozenset({f"PRO-{p}" for p in self.profiles} | {f"EXT-{e.upper()}" for e in self.extensions})
+        """Profiles and extensions as TOSA 1.0 writes them: PRO-FP, EXT-BF16.
+
+        Of 0.80 also the extensions that its profiles include.
+        """
+        named = {f"PRO-{p}" for p in self.profiles} | {f"EXT-{e.upper()}" for e in self.extensions}
+        return frozenset(named) | included(self.version)
+
+    @property
+    def profile_names(self) -> tuple[str, ...]:
+        """The profiles as the version calls them."""
+        if self.version in OLDER:
+            return ("MI" if "FP" in self.profiles else "BI",)
+        return tuple(p for p in PROFILES if p in self.profiles)
 
     def with_names(self, names: frozenset[str]) -> TosaSpec:
         """The same target with more, given as ``names`` has them, and with the profiles that extensions need."""
@@ -210,8 +222,19 @@ class TosaSpec:
             return None
         if not allowed_by:
             return f"{subject} is not in TOSA {self.version[0]}.{self.version[1]}"
-        ways = " or ".join("+".join(sorted(names)) for names in allowed_by)
-        return f"{subject} needs {ways}; the target is {self}"
+        return f"{subject} needs {ways_of(allowed_by, self.version)}; the target is {self}"
+
+
+def included(version: Version) -> frozenset[str]:
+    """Extensions of TOSA 1.0 that the profiles of an older version have without being asked for them."""
+    return frozenset(load(version)["included"]) if version in OLDER else frozenset()
+
+
+def ways_of(allowed_by: list[frozenset[str]], version: Version) -> str:
+    """Profiles and extensions, any of which would do, as the version calls them."""
+    if version in OLDER:
+        return "MI" if all("PRO-FP" in names for names in allowed_by) else "BI"
+    return " or ".join("+".join(sorted(names)) for names in allowed_by)
 
 
 DEFAULT = TosaSpec()
@@ -257,7 +280,7 @@ def _find_alternatives(operator: Operator, version: Version) -> list[frozenset[s
     if not found:
         return f"TOSA {_subject(operator, version)} is not in TOSA {version[0]}.{version[1]}"
     rounding = _ROUNDINGS.get(getattr(operator, "rounding_mode", 0))
-    return [names | {rounding} for names in found] if rounding else found
+    return [names | {rounding} for names in found] if rounding and rounding not in included(version) else found
 
 
 @cache
@@ -297,24 +320,45 @@ def _subject(operator: Operator, version: Version) -> str:
     return f"{operator.name} from {', '.join(given)} to {', '.join(results)}{accumulator}"
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=6)
 def _level(name: str, version: Version) -> Level:
+    if version in OLDER:
+        from .older import OlderLevel
+
+        return OlderLevel(name, version)
     return Level(name, version)
 
 
 def _from_words(text: str, version: tuple[int, int], words: list[str]) -> TosaSpec:
     if repeated := sorted({w for w in words if words.count(w) > 1}):
         raise _wrong(text, f"{', '.join(repeated)} is there twice")
+    if version in OLDER:
+        words = _as_profiles_of_1_0(text, words)
     profiles = frozenset(w.upper() for w in words if w.upper() in PROFILES)
     levels = [_LEVELS[w] for w in words if w in _LEVELS]
     devices = frozenset(w for w in words if w in _DEVICES)
     named = frozenset(w for w in words if w.upper() not in PROFILES and w not in _LEVELS) - devices
     if not profiles:
-        raise _wrong(text, "it names no profile: FP, INT or both")
+        older = [w.upper() for w in words if w.upper() in OLDER_PROFILES]
+        why = f"; {older[0]} is a profile of TOSA 0.80" if older else ""
+        raise _wrong(text, f"it names no profile: FP, INT or both{why}")
     if len(levels) > 1:
         raise _wrong(text, "it names two levels")
     _check_extensions(text, version, profiles, named)
     return TosaSpec(version, profiles, named, levels[0] if levels else "8K", devices)
+
+
+def _as_profiles_of_1_0(text: str, words: list[str]) -> list[str]:
+    """The words of a target of TOSA 0.80, with its one profile in the terms of 1.0."""
+    named = [word for word in words if word.upper() in OLDER_PROFILES]
+    others = [word for word in words if word not in named]
+    if len(named) != 1 or any(word.upper() in PROFILES for word in others):
+        raise _wrong(text, "TOSA 0.80 has the profiles BI (integers) and MI (floats as well): name one of them")
+    if unknown := sorted({*others} - {*_LEVELS} - {*_DEVICES}):
+        raise _wrong(
+            text, f"TOSA 0.80 has no extensions, and no {', '.join(unknown)}; levels are {' and '.join(_LEVELS)}"
+        )
+    return [*others, *(profile.lower() for profile in OLDER_PROFILES[named[0].upper()])]
 
 
 def _check_extensions(text: str, version: Version, profiles: frozenset[str], named: frozenset[str]) -> None:

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 import numpy as np
-from delegraph.formats import Verdict
+from delegraph.formats import Verdict, write_whole
 
 from ..evaluate.specialize import is_dynamic
 from ..ir.graph import Array, Graph, Operator, Value
@@ -21,7 +21,7 @@ from ..ir.operators import CUSTOM
 from ..ir.types import BLOCK_SCALED, DType
 from ..serialize.elements import size_in_file
 from ..serialize.writer import TosaFile
-from ..spec import TosaSpec
+from ..spec import TosaSpec, required_target
 
 SECONDS = 300
 """A tool that takes longer is ended."""
@@ -46,9 +46,22 @@ def verdicts(file: Path, graph: Graph, spec: TosaSpec, inputs: Sequence[Array]) 
 
     ``graph`` is what the file says, which tells who need not be asked.
     """
+    if spec.version < (1, 0):
+        return _verdicts_on_1_0(graph, inputs)
     if file.stat().st_size <= WHOLE_UP_TO:
         return [legality(file, spec), _reference_model(file, graph, spec, inputs)]
     return [_legality_of_large(graph, spec), _reference_model(file, graph, spec, inputs)]
+
+
+def _verdicts_on_1_0(graph: Graph, inputs: Sequence[Array]) -> list[Verdict]:
+    """The verdicts on the program of a file of TOSA 0.80, which these tools do not read, as a file of 1.0."""
+    version, needs = required_target(graph)
+    spec = TosaSpec(version, *needs)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "m.tosa")
+        write_whole(file, TosaFile(graph, spec))
+        found = verdicts(file, graph, spec, inputs)
+    return [v._replace(detail=f"{v.detail}; of the same program as TOSA 1.0") for v in found]
 
 
 def legality(file: Path, spec: TosaSpec) -> Verdict:

@@ -17,24 +17,27 @@ from delegraph.formats import (
 from ..ir.graph import Graph, Value
 from ..ir.types import UNKNOWN, DType
 from ..serialize.elements import size_in_file
-from ..spec import required_target
+from ..spec import TosaSpec
 
 _TORCH_NAMES = {DType.FP32: "float32", DType.FP16: "float16", DType.BF16: "bfloat16"}
 """Element types whose name in torch is not TOSA's in small letters."""
 
 
-def summarize(graph: Graph, size: int, quantized: Quantization) -> Summary:
-    """The summary of the graph of a file of ``size`` bytes. Of constants only their types are looked at."""
-    (version, needs), graphs = required_target(graph), graph.reachable()
+def summarize(graph: Graph, target: TosaSpec, size: int, quantized: Quantization) -> Summary:
+    """The summary of the graph of a file of ``size`` bytes, which ``target`` takes.
+
+    Of constants only their types are looked at.
+    """
+    graphs = graph.reachable()
     constants = [_constant(v) for v in dict.fromkeys(v for g in graphs for v in g.constants())]
     operators = Counter(op.name for g in graphs for op in g.operators)
     inputs = _border(graph.inputs, quantized.inputs)
     outputs = _border(graph.outputs, quantized.outputs)
     return Summary(
         kind="TOSA program",
-        version=f"{version[0]}.{version[1]}",
+        version=f"{target.version[0]}.{target.version[1]}",
         bytes=size,
-        needs={"profiles": sorted(needs.profiles), "extensions": sorted(needs.extensions)},
+        needs={"profiles": list(target.profile_names), "extensions": sorted(target.extensions)},
         methods=(MethodSummary(graph.name, inputs, outputs, dict(operators.most_common())),),
         constants=len(constants),
         constant_bytes=sum(c.bytes for c in constants),

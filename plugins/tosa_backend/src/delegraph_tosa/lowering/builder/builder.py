@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...ir.graph import Value, literal
+from ...ir.graph import Operator, Value, literal
 from ...ir.sizes import LARGEST_SIZE, is_dynamic, waits
 from ...ir.sizes import range_of as size_range
 from ...ir.types import ARRAY_DTYPES, FLOATS, DType
@@ -29,6 +29,14 @@ class Tosa(Operators):
 
     ``integer.resize`` can.
     """
+
+    def _in_other_types(self, operator: Operator, why: str) -> Value:
+        if self.spec.version < (1, 0):
+            from .older import instead
+
+            if (computed_otherwise := instead(self, operator)) is not None:
+                return computed_otherwise
+        return super()._in_other_types(operator, why)
 
     def constant(self, number: float, dtype: DType, shape: Shape = (1,)) -> Value:
         """A tensor filled with ``number``, which may be known at run time only: a size, or computed from sizes."""

@@ -15,6 +15,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ...spec import TosaSpec
+from ...spec.target import ways_of
 
 _MEANT = "TOSA wants every shape beforehand"
 _CHOOSES = "quantized_decomposed::choose_qparams"
@@ -180,7 +181,7 @@ def other_target(spec: TosaSpec, text: str, ways: list[frozenset[str]]) -> Reaso
     if not ways or any(names <= spec.names for names in ways):
         return text
     wider = spec.with_names(min(ways, key=lambda names: (len(names - spec.names), sorted(names))))
-    needs = " or ".join("+".join(sorted(names)) for names in ways)
+    needs = ways_of(ways, spec.version)
     return Reason(text, hint=f"if your device has it, lower for spec={wider}", cause=f"target {needs}")
 
 

@@ -1,0 +1,160 @@
+"""One basic block of a file of TOSA 0.80, from an untrusted source, as the IR has it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from delegraph.io.flatbuffer import Table
+
+from ...ir.graph import Constant, Illegal, Literal, Value
+from ...ir.operators import CONV2D, OPERATORS, RESHAPE
+from ...ir.types import DType, ResizeMode, Type
+from ..blocks import OPERATOR_COST, Block, implied
+from ..schema import OperatorField, TensorField
+from ..tensors import constant_of, member, shape_of_tensor
+from .schema import DTYPES, NAMES, TABLE_OF, TABLES, TAGS, UNSIGNED, Field
+from .step import elements, unfolded
+
+_READ = DTYPES | UNSIGNED
+LITERAL_COST = 16
+"""What a constant that an attribute becomes counts, in elements: some 500 bytes in memory for 4 of the file."""
+
+
+class OlderBlock(Block):
+    """One basic block: what is a field of an attribute table becomes a constant."""
+
+    def declare(self) -> None:
+        for tensor in self.table.each_table(2, "tensor"):
+            self.tensors[self.new_name(tensor, TensorField.NAME)] = tensor
+
+    def type_of(self, name: str) -> Type:
+        if name not in self.tensors:
+            raise self.table.damaged(f"nothing of the name {name!r} is declared")
+        tensor = self.tensors[name]
+        number = tensor.scalar(TensorField.TYPE, "I")
+        if number not in _READ:
+            raise tensor.damaged(f"{name!r} has element type {number}, which no tensor of TOSA 0.80 has")
+        return Type(shape_of_tensor(tensor, name), _READ[number]).named(name)
+
+    def elements(self, declared: Table, name: str, type: Type) -> Constant:
+        """The elements of a constant; of bfloat16 the file has floats of 32 bits."""
+        if type.dtype is not DType.BF16:
+            return constant_of(declared, name, type)
+        wide = constant_of(declared, name, Type(type.shape, DType.FP32))
+        assert isinstance(wide, Literal)
+        declared.spend(wide.array.nbytes // 8)
+        return elements(DType.BF16, wide.array)
+
+    def operator(self, table: Table) -> None:
+        table.spend(OPERATOR_COST)
+        code, tag = table.scalar(OperatorField.CODE, "I"), table.scalar(OperatorField.ATTRIBUTE_TYPE, "B")
+        name = NAMES.get(code, "")
+        if name not in OPERATORS and name not in ("CONST", "FULLY_CONNECTED"):
+            raise table.damaged(f"operator number {code} is not read of TOSA 0.80")
+        wanted = TAGS.get(TABLE_OF.get(name, ""), 0)
+        if tag != wanted and not (name == "RFFT2D" and tag == TAGS["RFFT"]):
+            raise table.damaged(f"{name} has attributes of kind {tag}, not {wanted}")
+        inputs = table.strings(OperatorField.INPUTS, "input")
+        results = table.strings(OperatorField.OUTPUTS, "output")
+        if name == "CONST":
+            return self.constant_operator(name, table, inputs, results)
+        operands = [self.used(n, table) for n in inputs]
+        declared = [self.type_of(n) for n in results]
+        held = self.fields(name, table) if wanted else {}
+        try:
+            if name == "FULLY_CONNECTED":
+                return self.fully_connected(operands, held, declared, results, table)
+            return self.computing(name, operands, held, declared, results, table)
+        except Illegal as problem:
+            raise table.damaged(f"{name}: {problem}") from None
+
+    def computing(
+        self,
+        name: str,
+        operands: list[Value],
+        held: dict[str, Any],
+        declared: list[Type],
+        results: list[str],
+        table: Table,
+    ) -> None:
+        kind = OPERATORS[name]
+        held |= self.unsigned(name, table)
+        given = len(kind.operands) - len([o for o in kind.operands if o in held or o == "pad_const"])
+        if len(operands) < given - 1 if kind.variadic else len(operands) != given:
+            raise table.damaged(f"{name} has {len(operands)} operands, needs {given}")
+        inputs, attributes = unfolded(kind, operands, held, declared, self.literal)
+        operator = kind(inputs, None, **attributes, **implied(kind, declared, table))
+        self.finish(operator, table)
+        self.declare_results(operator, results, declared, table)
+
+    def unsigned(self, name: str, table: Table) -> dict[str, bool]:
+        """What RESCALE's operand or result says by its type, where a writer declares it unsigned."""
+        if name != "RESCALE":
+            return {}
+        sides = {"input_unsigned": OperatorField.INPUTS, "output_unsigned": OperatorField.OUTPUTS}
+        tensors = {side: table.strings(field, side)[:1] for side, field in sides.items()}
+        return {
+            side: True
+            for side, names in tensors.items()
+            if any(self.tensors[n].scalar(TensorField.TYPE, "I") in UNSIGNED for n in names)
+        }
+
+    def fully_connected(
+        self,
+        operands: list[Value],
+        held: dict[str, Any],
+        declared: list[Type],
+        results: list[str],
+        table: Table,
+    ) -> None:
+        """input [N,IC], weight [OC,IC], bias: in 1.0 a convolution of images of one pixel."""
+        if len(operands) != 3 or any(v.rank != 2 for v in operands[:2]) or len(declared) != 1:
+            raise table.damaged("FULLY_CONNECTED needs an input and a weight of rank 2, a bias and a result")
+        image, weight = (
+            self.appended(RESHAPE, [v, self.literal(DType.SHAPE, (v.shape[0], 1, 1, v.shape[1]))], table)
+            for v in operands[:2]
+        )
+        window = {"pad": (0, 0, 0, 0), "stride": (1, 1), "dilation": (1, 1)}
+        inputs, attributes = unfolded(CONV2D, [image, weight, operands[2]], held | window, declared, self.literal)
+        pixels = self.appended(CONV2D, inputs, table, **attributes)
+        flat = RESHAPE([pixels, self.literal(DType.SHAPE, (pixels.shape[0], pixels.shape[3]))])
+        self.finish(flat, table)
+        self.declare_results(flat, results, declared, table)
+
+    def appended(self, kind: Any, inputs: Sequence[Value], table: Table, **attributes: Any) -> Value:
+        """The result of an operator that the file does not have."""
+        table.spend(OPERATOR_COST)
+        operator = kind(inputs, None, **attributes)
+        self.finish(operator, table)
+        result: Value = operator.outputs[0]
+        return result
+
+    def literal(self, dtype: DType, numbers: Sequence[int | float]) -> Value:
+        """A constant of rank 1, the same one for equal numbers."""
+        key = (dtype, *(repr(number) for number in numbers))
+        known = self.regions.literals
+        if key not in known:
+            self.table.spend(LITERAL_COST)
+            known[key] = Value(Type((len(numbers),), dtype), elements(dtype, numbers))
+        return known[key]
+
+    def fields(self, name: str, table: Table) -> dict[str, Any]:
+        held = table.table(OperatorField.ATTRIBUTE, "attributes")
+        if held is None:
+            raise table.damaged(f"{name} has no attributes")
+        return {field.name: self.field(held, i, field) for i, field in enumerate(TABLES[TABLE_OF[name]])}
+
+    def field(self, held: Table, number: int, field: Field) -> Any:
+        kind = field.kind
+        if kind == "Shorts":
+            return tuple(held.numbers(number, "i2", field.name))
+        if kind == "float":
+            raw = bytes(held.raw(number, field.name)[:4])
+            return struct.unpack("<f", raw)[0] if len(raw) == 4 else 0.0
+        if kind == "DType":
+            return DTYPES.get(held.scalar(number, "I"))
+        if kind == "ResizeMode":
+            return member(ResizeMode, held.scalar(number, "I"), held)
+        return self.attribute(held, number, kind, [])

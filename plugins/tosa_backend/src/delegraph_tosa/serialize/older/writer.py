@@ -1,0 +1,122 @@
+"""The structure of a file of TOSA 0.80."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from delegraph.errors import Unsupported
+
+from ...ir.graph import Folded, Graph, Illegal, Operator, Value
+from ...ir.operators import CAST
+from ...ir.types import DType, Type
+from ..building import Field, Form, form
+from ..forms import OPERATOR
+from ..schema import TensorField
+from ..structure import Block, Slot, Structure
+from .schema import CODES, NUMBERS, TABLE_OF, TABLES, TAGS, VERSION
+from .step import float_bytes, folded, operands_of
+
+_KINDS = {"int": "int32", "bool": "bool", "DType": "uint32", "ResizeMode": "uint32"}
+"""Kinds of fields that are not an offset."""
+_FORMS: dict[str, Form] = {
+    name: form(len(fields), *[(i, _KINDS.get(field.kind, "offset")) for i, field in enumerate(fields)])
+    for name, fields in TABLES.items()
+}
+_NO_ATTRIBUTES = form(0)
+_TENSOR = form(4, (TensorField.NAME, "offset"), (TensorField.SHAPE, "offset"), (TensorField.TYPE, "uint32"))
+_CONSTANT = form(4, (TensorField.DATA, "uint32"), *_TENSOR.fields)
+
+
+class OlderBlock(Block):
+    """The block of a region, without shapes and without what attribute tables hold."""
+
+    def shapes_field(self) -> list[Field]:
+        return []
+
+    def constants(self) -> list[Value]:
+        used = (v for op in self.graph.operators for v in operands_of(op))
+        return list(dict.fromkeys(v for v in used if v.constant is not None))
+
+    def tensor(self, value: Value, variable: str | None = None, name: str | None = None) -> None:
+        build = self.build
+        values = [build.string(self.names[value]), *self.structure.type_of(value)]
+        if value.constant is None:
+            self.tensors.append(build.record(_TENSOR, values))
+            return
+        table, (distance,) = build.record_with_slots(_CONSTANT, 1, values)
+        self.structure.slots.append(Slot(_as_stored(value), 0, distance, False))
+        self.tensors.append(table)
+
+    def operator(self, operator: Operator) -> None:
+        if operator.name not in CODES:
+            raise _refused(operator, "it is not in TOSA 0.80")
+        try:
+            attributes = self.structure.attributes(operator)
+        except (Illegal, struct.error) as problem:
+            raise _refused(operator, str(problem)) from None
+        results = [self.named(value, operator.name.lower()) for value in operator.outputs]
+        for value in operator.outputs:
+            self.tensor(value)
+        inputs = [self.defined(value, operator) for value in operands_of(operator)]
+        self.structure.numbers[operator] = self.structure.count
+        self.append(operator.name, attributes, inputs, results)
+
+    def append(self, name: str, attributes: int, inputs: Any, outputs: Any, source: object = None) -> None:
+        """``source`` has no place in these files."""
+        tag = TAGS[TABLE_OF[name]] if name in TABLE_OF else 0
+        if not tag:
+            attributes = 0
+        values = [attributes, CODES[name], tag, self.build.strings(inputs), self.build.strings(outputs)]
+        self.operators.append(self.build.record(OPERATOR, values))
+        self.structure.count += 1
+
+
+class OlderStructure(Structure):
+    """One pass over a graph and the graphs of its control flow."""
+
+    block = OlderBlock
+
+    def __init__(self, graph: Graph, locations: bool, external: bool) -> None:
+        if external:
+            raise Unsupported("unsupported", "files of TOSA 0.80 end at 2 GB; TOSA 1.0 has larger ones")
+        super().__init__(graph, locations, external)
+
+    def version(self, major: int, minor: int) -> int:
+        numbers = [Field(i, "int32", number, -1) for i, number in enumerate(VERSION)]
+        return self.build.table(4, [*numbers, Field(3, "bool", 0, 1)])
+
+    def elements_of(self, dtype: DType) -> tuple[int, ...]:
+        if dtype not in NUMBERS:
+            raise Unsupported("unsupported", f"TOSA 0.80 has no tensors of {dtype}")
+        return (NUMBERS[dtype],)
+
+    def attributes(self, operator: Operator) -> int:
+        """The operator's attribute table, shared by operators with equal attributes; 0 if it has none."""
+        name = TABLE_OF.get(operator.name)
+        if name is None:
+            return 0
+        values = [self.attribute(field.kind, value, operator) for field, value in folded(operator)]
+        return self.build.shared_record(_FORMS[name], values)
+
+    def attribute(self, kind: str, value: Any, operator: Operator) -> int:
+        if kind == "Shorts":
+            return self.build.int16s(value)
+        if kind == "float":
+            return self.build.raw(float_bytes(value))
+        if kind == "DType":
+            return NUMBERS[value] if value else 0
+        return super().attribute(kind, value, operator)
+
+
+def _as_stored(value: Value) -> Value:
+    """What the file holds of a constant: of bfloat16, floats of 32 bits."""
+    if value.dtype is not DType.BF16:
+        return value
+    cast = CAST((value,), dtype=DType.FP32)
+    cast.outputs = (Value(Type(value.shape, DType.FP32), Folded(cast)),)
+    return cast.outputs[0]
+
+
+def _refused(operator: Operator, why: str) -> Unsupported:
+    return Unsupported("unsupported", f"TOSA {operator.name}: {why}", source=operator.source)

@@ -1,0 +1,37 @@
+"""What TOSA 0.80 refuses besides element types: what its attribute tables have no field for.
+
+Imported when a target or a file names that version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..ir.graph import Operator
+from ..ir.types import NanMode
+from .levels import Breach, Level
+from .table import Row
+
+
+class OlderLevel(Level):
+    """A level of 0.80, with the rules of that version that no table states."""
+
+    def exceeded(self, operator: Operator, row: Row) -> Iterator[Breach]:
+        """The limits that ``operator`` exceeds, and what it says that 0.80 cannot."""
+        yield from super().exceeded(operator, row)
+        if why := _why_not_said(operator):
+            yield "operator-version", f"TOSA {operator.name}: {why}"
+
+    def admits(self, operator: Operator, row: Row) -> bool:
+        """Whether ``exceeded`` finds nothing, as far as can be told of types that were met before."""
+        return _why_not_said(operator) is None and super().admits(operator, row)
+
+
+def _why_not_said(operator: Operator) -> str | None:
+    """Why no attribute table of 0.80 says what an attribute of 1.0 does, or None."""
+    given = vars(operator)
+    if given.get("nan_mode") is NanMode.IGNORE and operator.outputs[0].dtype.name.startswith(("FP", "BF")):
+        return "TOSA 0.80 always propagates NaN, nan_mode IGNORE is of 1.0"
+    if operator.name == "RFFT2D" and given.get("local_bound"):
+        return "TOSA 0.80 has no local_bound for it"
+    return None
