@@ -68,6 +68,7 @@ WRONG = {
     "a result that is a number": program([tensor(4), t.Int(2)], [("aten::relu.out", (0, 1, 1))]),
     "a jump on a number": program([t.Int(1)], [t.JumpFalseCall(0, 0)]),
     "a jump on floats": program([tensor(4)], [t.JumpFalseCall(0, 0)]),
+    "an input that can be no tensor": program([t.Bool(True), tensor(4)], [("aten::relu.out", (0, 1, 1))], [0], [1]),
     "a freed number": program([t.Int(1)], [t.FreeCall(0)]),
     "a freed tensor that is planned": program([tensor(4), tensor(4, at=64)], [t.FreeCall(1)]),
     "text plus text": program([t.String("a"), t.Int(0)], [("executorch_prim::add.Scalar", (0, 0, 1))]),
@@ -95,6 +96,26 @@ def test_a_list_as_a_result_is_refused_when_the_file_is_read(tmp_path: Path) -> 
     for runtime in (None, "executorch"):
         with pytest.raises(FormatError, match=r"'forward' returns a TensorList, neither a tensor nor a number"):
             delegraph.load(path, runtime=runtime)
+
+
+def why_not(content: bytes) -> str:
+    try:
+        load(content)
+    except FormatError as e:
+        return str(e)
+    return ""
+
+
+def test_an_operator_without_a_name_is_refused() -> None:
+    assert "operator 0 has no name" in why_not(program([tensor(4)], [(".out", (0, 0))]))
+
+
+def test_a_vector_that_is_not_there_is_no_empty_one() -> None:
+    """ExecuTorch's runtime ends the process where a method has no list of inputs. The list is forgotten in each place."""
+    content = program([tensor(4)], [("aten::relu.out", (0, 0, 0))], [0], [0])
+    forgotten = (content[:at] + b"\0\0" + content[at + 2 :] for at in range(8, len(content), 2))
+    told = {why.split(": ", 1)[1] for why in map(why_not, forgotten) if "missing" in why}
+    assert {"plans 0: inputs is missing", "plans 0: values is missing", "plans 0: chains is missing"} <= told
 
 
 def test_enumerations_that_there_are() -> None:

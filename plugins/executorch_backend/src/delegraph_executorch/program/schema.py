@@ -38,10 +38,14 @@ class Sub:
 
 @dataclass(frozen=True)
 class Numbers:
-    """A vector of numbers; ``raw`` ones are bytes to Python, too."""
+    """A vector of numbers; ``raw`` ones are bytes to Python, too, and may be absent."""
 
     form: str
     raw: bool = False
+
+    @property
+    def optional(self) -> bool:
+        return self.raw
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ def sub(id: int, cls: type[Any]) -> Any:
 
 
 def numbers(id: int, form: str) -> Any:
-    """A vector of numbers, empty if absent."""
+    """A vector of numbers; a file in which it is absent is damaged."""
     return _stored(id, Numbers(form), ())
 
 
@@ -101,7 +105,7 @@ def raw(id: int) -> Any:
 
 
 def tables(id: int, cls: type[Any], optional: bool = False) -> Any:
-    """A vector of tables, empty if absent."""
+    """A vector of tables; only if it is ``optional`` may it be absent, and is empty then."""
     return _stored(id, Tables(cls, optional), ())
 
 

@@ -204,7 +204,7 @@ class _Arguments:
             raise self._fault(position, f"has {len(call.args)} arguments; it takes {len(accepted)}")
         late = []
         for number, (index, kind) in enumerate(zip(call.args, accepted, strict=True)):
-            if kind is _RESULT or index not in self.varying:
+            if kind is _RESULT or index not in self.varying or not {*kind.kinds} & {*_SIMPLE}:
                 if why := kind.why_not(self.values[index]):
                     raise self._fault(position, f"has as argument {number} {why}")
             else:

@@ -83,6 +83,9 @@ class _Check:
             self.value(value, values, plan, f"value {number}")
         for index in (*plan.inputs, *plan.outputs):
             self.within(index, values, "an input or output")
+        for number, operator in enumerate(plan.operators):
+            if not operator.name:
+                raise self.fault(f"operator {number} has no name")
         for delegate in plan.delegates:
             self.delegate(delegate)
         if len(plan.chains) != 1:

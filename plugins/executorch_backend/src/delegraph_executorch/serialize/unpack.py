@@ -37,12 +37,14 @@ class Unpacker:
     def _referred(self, field: Field, kind: Kind, table: Table) -> Any:
         if isinstance(kind, Text):
             return table.string(field.id, field.name)
-        if isinstance(kind, Numbers):
-            return _numbers(field, kind, table)
         if isinstance(kind, Sub):
             below = table.table(field.id, field.name)
             return None if below is None else self.table(kind.cls, below)
-        assert isinstance(kind, Tables)
+        assert isinstance(kind, (Numbers, Tables))
+        if not kind.optional and not table.scalar(field.id, "I"):  # where the vector lies; runtimes do not ask
+            raise table.damaged(f"{field.name} is missing")
+        if isinstance(kind, Numbers):
+            return _numbers(field, kind, table)
         return tuple(self.table(kind.cls, below) for below in table.each_table(field.id, field.name))
 
     def _union(self, field: Field, kind: Either, table: Table) -> Any:
