@@ -69,6 +69,7 @@ WRONG = {
     "a jump on a number": program([t.Int(1)], [t.JumpFalseCall(0, 0)]),
     "a jump on floats": program([tensor(4)], [t.JumpFalseCall(0, 0)]),
     "an input that can be no tensor": program([t.Bool(True), tensor(4)], [("aten::relu.out", (0, 1, 1))], [0], [1]),
+    "a tensor that lies nowhere": program([tensor(4, at=None), tensor(4)], [("aten::relu.out", (1, 0, 0))], [1], [1]),
     "a freed number": program([t.Int(1)], [t.FreeCall(0)]),
     "a freed tensor that is planned": program([tensor(4), tensor(4, at=64)], [t.FreeCall(1)]),
     "text plus text": program([t.String("a"), t.Int(0)], [("executorch_prim::add.Scalar", (0, 0, 1))]),

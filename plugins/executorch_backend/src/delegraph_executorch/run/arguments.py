@@ -184,7 +184,10 @@ class _Arguments:
             if not isinstance(self.values[index], (Tensor, *_SIMPLE)):
                 kind = type(self.values[index]).__name__
                 raise damaged(".pte file", f"method {self.plan.name!r} returns a {kind}, neither a tensor nor a number")
+        placeless = self._placeless()
         for position, call in enumerate(self.calls):
+            if isinstance(call, (KernelCall, DelegateCall)) and not placeless.isdisjoint(call.args):
+                raise self._fault(position, "has as an argument a tensor that lies nowhere")
             if isinstance(call, KernelCall):
                 late = self._kernel(position, call)
                 if late:
@@ -195,6 +198,16 @@ class _Arguments:
                 self._move(position, call)
             elif isinstance(call, FreeCall):
                 self._free(position, call)
+
+    def _placeless(self) -> set[int]:
+        """Tensors that have elements and no memory: no data, no plan, and nobody who hands them in."""
+        handed = {*self.plan.inputs, *self.plan.outputs, *(c.move_to for c in self.calls if isinstance(c, MoveCall))}
+        tensors = ((k, v) for k, v in enumerate(self.values) if isinstance(v, Tensor) and k not in handed)
+        return {
+            k
+            for k, v in tensors
+            if v.allocation is None and not v.data_buffer_idx and v.extra is None and 0 not in v.sizes
+        }
 
     def _kernel(self, position: int, call: KernelCall) -> tuple[tuple[int, Accepted], ...]:
         accepted = self.signatures[call.op_index]

@@ -57,8 +57,8 @@ class _Check:
         names = [plan.name for plan in self.program.plans]
         if not names:
             raise self.fault("it has no methods")
-        if len(set(names)) < len(names):
-            raise self.fault("two methods have one name")
+        if "" in names or len(set(names)) < len(names):
+            raise self.fault("a method has no name" if "" in names else "two methods have one name")
         for named in self.program.named_data:
             self.within(named.segment_index, self.file.segments, f"the segment of named data {named.key!r}")
         for offsets in (self.program.constant_segment, *self.program.mutable_data_segments):
