@@ -112,7 +112,7 @@ def test_an_operator_without_a_name_is_refused() -> None:
 
 
 def test_a_vector_that_is_not_there_is_no_empty_one() -> None:
-    """ExecuTorch's runtime ends the process where a method has no list of inputs. The list is forgotten in each place."""
+    """ExecuTorch's runtime ends the process where a method has no list of inputs. Each list is left out in turn."""
     content = program([tensor(4)], [("aten::relu.out", (0, 0, 0))], [0], [0])
     forgotten = (content[:at] + b"\0\0" + content[at + 2 :] for at in range(8, len(content), 2))
     told = {why.split(": ", 1)[1] for why in map(why_not, forgotten) if "missing" in why}
