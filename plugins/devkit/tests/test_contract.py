@@ -4,7 +4,7 @@ import delegraph_devkit as devkit
 import torch
 
 from .support import bad_backends as backends
-from .support.kit import under_test
+from .support.kit import failures, under_test
 
 
 class TestGood(devkit.BackendContract):
@@ -31,3 +31,22 @@ def test_a_compiler_that_may_refuse_what_its_check_took():
     refused = {why for o in one.sweep.outcomes for _, why in o.refused}
     assert "layer_norm.default cannot be compiled" in refused
     devkit.CHECKS["only_tagged_nodes_lowered"].run(one)
+
+
+def test_a_budget_that_is_spent_leaves_a_program_for_each_check():
+    one = under_test(backends.register_good, budget=1e-6, gate=100)
+    told = []
+    report = devkit.run_checks(one, ended=lambda result: told.append((result.name, len(told))))
+    assert not failures(report)
+    assert told == [(name, k) for k, name in enumerate(devkit.CHECKS)]
+    figures = {result.name: result.figures for result in report.results}
+    assert figures["accepted_compiles"]["programs"] <= 3 and figures["deterministic"]["programs"] == 1
+    assert figures["damaged_blob"]["truncations"] + figures["damaged_blob"]["changed"] == 1
+
+
+def test_how_far_a_long_check_has_come(monkeypatch):
+    monkeypatch.setattr("delegraph_devkit.sweep.TOLD_SECONDS", 1e-6)
+    told = []
+    one = under_test(backends.register_good, tell=told.append)
+    assert len(one.rehearsal) == len(one.programs)  # in parts of one program, and none is left out or tried twice
+    assert told[0].startswith("1 programs of process 1 of 1 tried, the last ")

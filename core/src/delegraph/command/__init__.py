@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .inputs import read_inputs
     from .model import read_model
     from .outcome import as_json, expect_file, expect_places, natural_number, output_path, show
+    from .terminal import tell
 
 __all__ = [
     "Command",
@@ -34,6 +35,7 @@ __all__ = [
     "read_model",
     "show",
     "table",
+    "tell",
 ]
 
 _NAMES = {
@@ -43,6 +45,7 @@ _NAMES = {
     ".inputs": "read_inputs",
     ".model": "read_model",
     ".outcome": "as_json expect_file expect_places natural_number output_path show",
+    ".terminal": "tell",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 

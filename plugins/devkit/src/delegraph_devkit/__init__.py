@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import checks
     from .backend_under_test import BackendUnderTest
-    from .check import CHECKS, SCHEMA, Check, CheckReport, CheckResult, Status, run_check, run_checks
+    from .check import CHECKS, SCHEMA, Check, CheckReport, run_check, run_checks
+    from .check_result import CheckResult, Status
     from .configured_backend import GATE, QUICK_GATE, TOLERANCE
     from .contract import BackendContract
     from .failures import CheckFailed, CheckSkipped
@@ -42,7 +43,7 @@ __all__ = [
     "run_checks",
 ]
 
-_MODULES = ("backend_under_test", "check", "configured_backend", "contract", "failures", "programs")
+_MODULES = ("backend_under_test", "check", "check_result", "configured_backend", "contract", "failures", "programs")
 
 
 def __getattr__(name: str) -> Any:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from delegraph.errors import DelegraphError
 
+from .check_result import CheckResult, Figures, Status
 from .failures import CheckFailed, CheckSkipped
 from .reproduce import verifying
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from .backend_under_test import BackendUnderTest
 
 SCHEMA = "delegraph.check/1"
-Figures = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -47,47 +46,6 @@ def check(function: Callable[[BackendUnderTest], Figures]) -> Callable[[BackendU
     name = function.__name__
     CHECKS[name] = Check(name, " ".join((function.__doc__ or "").split()), function)
     return function
-
-
-class Status(str, Enum):
-    """How a check ended."""
-
-    PASSED = "passed"
-    FAILED = "failed"
-    SKIPPED = "skipped"
-
-    def __str__(self) -> str:
-        return self.value
-
-
-@dataclass(frozen=True)
-class CheckResult:
-    """How one check ended: ``message`` is the failure or the reason for skipping, ``figures`` what was counted.
-
-    ``warnings`` are remarks that do not change the verdict.
-    """
-
-    name: str
-    status: Status
-    message: str = ""
-    figures: Figures = field(default_factory=dict)
-    seconds: float = 0.0
-    warnings: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """As a dictionary of plain values."""
-        plain = {"name": self.name, "status": self.status.value, "message": self.message}
-        counted = {"figures": dict(self.figures), "seconds": round(self.seconds, 3)}
-        return {**plain, **counted, "warnings": list(self.warnings)}
-
-    def summary(self) -> str:
-        """One line: figures, or the first line of the message."""
-        figures = ", ".join(f"{k.replace('_', ' ')} {_shown(v)}" for k, v in self.figures.items())
-        return self.message.partition("\n")[0] or figures
-
-
-def _shown(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True)
@@ -147,10 +105,20 @@ def run_checks(
     backend: BackendUnderTest,
     names: Sequence[str] = (),
     around: Callable[[str], AbstractContextManager[None]] | None = None,
+    ended: Callable[[CheckResult], None] = lambda result: None,
 ) -> CheckReport:
-    """Run all checks, or those of ``names``, each inside the context manager ``around(name)``."""
+    """Run all checks, or those of ``names``, each inside the context manager ``around(name)``.
+
+    ``ended`` is called with each result as soon as it is there. What the backend's ``journal`` knows is not run again.
+    """
     results = []
     for name in names or CHECKS:
-        with around(name) if around is not None else nullcontext():
-            results.append(run_check(CHECKS[name], backend))
+        known = backend.journal.results.get(name) if backend.journal is not None else None
+        if known is None:
+            with around(name) if around is not None else nullcontext():
+                known = run_check(CHECKS[name], backend)
+            if backend.journal is not None:
+                backend.journal.add_result(known)
+        results.append(known)
+        ended(known)
     return CheckReport(backend.name, tuple(results))

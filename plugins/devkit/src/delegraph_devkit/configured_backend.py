@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -49,7 +50,8 @@ class ConfiguredBackend:
     takes none of the usual small programs needs one. ``register`` adds a backend that is not installed to a registry;
     as a function of a module it serves other processes too. With ``device``, programs run in the backend's device half,
     not in its host runtime. Its compiler ``may_refuse`` partitions that its support check took; otherwise that is a
-    failure, since users see it only after they waited for the compiler, and lose the whole partition.
+    failure, since users see it only after they waited for the compiler, and lose the whole partition. ``budget``:
+    seconds for all checks, which then try as many programs as there is time for, in the same order; 0 for no limit.
     """
 
     name: str
@@ -64,10 +66,18 @@ class ConfiguredBackend:
     """How many random programs are among the samples."""
     device: bool = False
     may_refuse: bool = False
+    budget: float = 0.0
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
     """The environment variables that other processes get, as they were before the backend did anything."""
     warnings: list[str] = field(default_factory=list, repr=False)
     """What checks noticed and do not fail for."""
+    tell: Callable[[str], None] = field(default=lambda text: None, repr=False)
+    """Is called with how far a long check has come."""
+    started: float = field(default_factory=time.monotonic, repr=False)
+
+    def share(self, part: float) -> float | None:
+        """Seconds that a check may take on its programs: a part of what is left of ``budget``; None without one."""
+        return part * max(0.0, self.started + self.budget - time.monotonic()) if self.budget else None
 
     @cached_property
     def registry(self) -> Registry:

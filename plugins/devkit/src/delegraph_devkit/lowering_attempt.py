@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -54,6 +55,7 @@ class LoweringAttempt:
     """What the lowering changed in the exported program."""
     handed_over: Sequence[HandedOver] = ()
     """What the backend made, as it was right after the lowering."""
+    seconds: float = 0.0
 
     @property
     def partitioned(self) -> PartitionResult | None:
@@ -151,6 +153,7 @@ def attempt_lowering(
     What a compiler refuses, which a lowering gives to the host, is an error here, unless it ``may_refuse``.
     """
     attempt = LoweringAttempt(program, *exported)
+    start = time.monotonic()
     try:
         with quiet():
             attempt.recording = Recording.of(partitioner())
@@ -163,6 +166,7 @@ def attempt_lowering(
                 raise Unsupported("unsupported", row.reason, source=row.source)
     except (Exception, SystemExit) as e:
         attempt.lowered, attempt.error, attempt.phase = None, e, _phase(e, attempt, registry)
+    attempt.seconds = time.monotonic() - start
     return attempt
 
 

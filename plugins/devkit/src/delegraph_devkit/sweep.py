@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 from .configured_backend import ConfiguredBackend
 from .control_flow import WITHOUT_CONTROL_FLOW
@@ -22,10 +23,15 @@ from .special_values import SPECIAL, special_programs
 from .subprocesses import Answer, Report, find_by_name
 from .trial import UNCOMPILED, Fault, Kind, Outcome, try_program
 
+if TYPE_CHECKING:
+    from .journal import Journal
+
 SILENT_SECONDS = 600.0
 """How long a program may take, on however busy a machine; a hang that uses the processor ends sooner."""
 CPU_SECONDS = 60.0
 """CPU time that one program may take in another process: a hang, whatever else the machine does."""
+TOLD_SECONDS = 20.0
+"""How long a process tries programs before it says how far it came."""
 _MOST_CRASHES = 20
 _FIXED = (*SPECIAL, *RELAID, WITHOUT_CONTROL_FLOW)
 
@@ -89,16 +95,21 @@ MORE = Series(f"{__name__}:MORE", _more, export=export_fixed, lanes=2)
 # --- trying them
 
 
-def run(backend: ConfiguredBackend, series: Series, seconds: float | None = None) -> list[Outcome]:
+def run(
+    backend: ConfiguredBackend, series: Series, seconds: float | None = None, within: float | None = None
+) -> list[Outcome]:
     """The outcomes of all programs of a series, or of those that ``seconds`` are enough for, in its order.
 
-    Raises CheckSkipped if they have to run on a device and this host has none.
+    ``within``: the same, where a budget is the reason; a fifth of what is left of it unless another is given. Raises
+    CheckSkipped if they have to run on a device and this host has none.
     """
     backend.needs_device()
+    limits = [limit for limit in (seconds, backend.share(0.2) if within is None else within) if limit is not None]
+    limit = min(limits, default=None)
     lanes = 1 if backend.operators else series.lanes
     try:
         with ThreadPoolExecutor(lanes) as executor:
-            tried = executor.map(lambda k: list(_run_lane(backend, series, seconds, k, lanes)), range(lanes))
+            tried = executor.map(lambda k: list(_run_lane(backend, series, limit, k, lanes)), range(lanes))
             rows = itertools.zip_longest(*tried, fillvalue=())
     except CheckSkipped:  # a backend that exists in this process only is tried here, without protection
         if seconds is not None:
@@ -111,7 +122,16 @@ def _run_lane(
     backend: ConfiguredBackend, series: Series, seconds: float | None, lane: int, lanes: int
 ) -> Iterator[list[Outcome]]:
     """The outcomes of every ``lanes``-th program from number ``lane`` on."""
-    start, crashes = lane, 0
+    journal: Journal | None = getattr(backend, "journal", None)
+    known = journal.outcomes(series.name, lane) if journal is not None else []
+    yield from known
+    start, crashes, deadline = lane + lanes * len(known), 0, None if seconds is None else time.monotonic() + seconds
+
+    def note(found: list[list[Outcome]]) -> list[list[Outcome]]:
+        if journal is not None and found:
+            journal.add_outcomes(series.name, lane, found)
+        return found
+
     prepare = f"{series.name}.export" if series.export is not None else None
     elsewhere = partial(
         backend.run_elsewhere,
@@ -122,18 +142,31 @@ def _run_lane(
         prepare=prepare,
     )
     while crashes < _MOST_CRASHES:
-        answer = elsewhere(start, lanes, False, seconds)
-        yield from answer.items
+        left = None if deadline is None else deadline - time.monotonic()
+        answer = elsewhere(start, lanes, False, TOLD_SECONDS if left is None else min(TOLD_SECONDS, left))
+        items = [item for item in answer.items if item is not None]
+        yield from note(items)
         if not answer.failure:
-            return
+            if len(items) == len(answer.items):  # it came to the end of the series
+                return
+            start += lanes * len(items)
+            if deadline is not None and time.monotonic() > deadline:
+                return
+            backend.tell(f"{start // lanes} programs of process {lane + 1} of {lanes} tried, the last {_last(items)}")
+            continue
         if not answer.progress:
             raise CheckFailed(f"the process that tries programs {answer.failure}: {answer.output[-500:]}")
-        place = start + lanes * len(answer.items)
+        place = start + lanes * len(items)
         inside = Answer()
         if any(p.name == answer.progress for p in series.groups):
             inside = elsewhere(place, lanes, True, None)
-        yield [o for os in inside.items for o in os] + _ended(inside) if inside.failure else _ended(answer)
+        members = [o for os in inside.items for o in os] + _ended(inside) if inside.failure else _ended(answer)
+        yield from note([members])
         start, crashes = place + lanes, crashes + 1
+
+
+def _last(items: list[list[Outcome]]) -> str:
+    return next((o.program for outcomes in reversed(items) for o in reversed(outcomes)), "none")
 
 
 def _ended(answer: Answer) -> list[Outcome]:
@@ -152,15 +185,20 @@ def try_series(
     inside: bool,
     seconds: float | None,
     report: Report,
-) -> Iterator[list[Outcome]]:
-    """Run in another process: the outcomes of each ``step``-th program from ``start`` on, or of the members of one."""
+) -> Iterator[list[Outcome] | None]:
+    """Run in another process: the outcomes of each ``step``-th program from ``start`` on, or of the members of one.
+
+    One program at least; None follows if there was no time for the others.
+    """
     series: Series = find_by_name(name)
     programs = itertools.islice(series.programs(backend), start, None, step)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # its default action ends the process, also inside C code
-    deadline = None if seconds is None else time.monotonic() + seconds
+    deadline, tried = None if seconds is None else time.monotonic() + seconds, False
     for program in next(programs).members if inside else programs:
-        if deadline is not None and time.monotonic() > deadline:
+        if deadline is not None and tried and time.monotonic() > deadline:
+            yield None
             return
+        tried = True
         report(program.name)
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
         yield series.attempt(program, backend)

@@ -20,8 +20,12 @@ def test_one_operator_on_the_command_line(installed, capsys):
 def test_the_command_line_runs_the_same_checks(installed, capsys, monkeypatch):
     installed()
     monkeypatch.setattr(devkit, "QUICK_GATE", 0)
+    monkeypatch.setattr("delegraph_devkit.cli.check.QUICK_SECONDS", 3600)
     assert main(["check", "good", "--quick", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    shown = capsys.readouterr()
+    told = [line.partition(":")[0] for line in shown.err.splitlines() if not line.startswith(" ")]
+    assert told == list(devkit.CHECKS)  # a line as each ends, where nobody watches a terminal
+    found = json.loads(shown.out)
     assert found["schema"] == "delegraph.check/1" and found["passed"] and found["backend"] == "good"
     assert [c["name"] for c in found["checks"]] == list(devkit.CHECKS)
     assert {c["name"]: c["status"] for c in found["checks"] if c["status"] != "passed"} == {"options_run": "skipped"}
@@ -59,3 +63,25 @@ def test_wrong_usage(arguments, said, installed, capsys):
     installed()
     assert main(["check", *arguments]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_run_that_was_stopped_goes_on(installed, capsys, tmp_path, monkeypatch):
+    installed()
+    journal = tmp_path / "good.jsonl"
+    arguments = ["check", "good", "--operator", "sin", "--journal", str(journal)]
+    assert main(arguments) == 0
+    table = capsys.readouterr().out
+    whole = journal.read_text().splitlines(keepends=True)
+    assert [json.loads(line).get("check", {}).get("name") for line in whole[-2:]] == ["accepted_compiles", "numerics"]
+
+    # stopped in the middle of a line, while the check that needs what the sweep found is at work
+    journal.write_text("".join(whole[:-2]) + whole[-2][:30])
+    monkeypatch.setattr("delegraph_devkit.trial._try", lambda *given: 1 / 0)
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == table and len(journal.read_text().splitlines()) == len(whole)
+
+    assert main(["check", "good", "--operator", "cos", "--journal", str(journal)]) == 2
+    assert "is of another run: operator was ['sin'], and is ['cos']" in capsys.readouterr().err
+    journal.write_text("no json\n")
+    assert main(arguments) == 2
+    assert "is no file of a run of checks" in capsys.readouterr().err

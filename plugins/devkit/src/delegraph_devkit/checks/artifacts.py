@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..backend_under_test import BackendUnderTest
-from ..check import Figures, check
+from ..check import check
+from ..check_result import Figures
 from ..delegate_calls import calling
 from ..failures import CheckFailed, CheckSkipped
 from ..lowering_attempt import LoweringAttempt, handed_over, quiet

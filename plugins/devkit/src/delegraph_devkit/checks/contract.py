@@ -8,7 +8,8 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from ..backend_under_test import BackendUnderTest
-from ..check import Figures, check
+from ..check import check
+from ..check_result import Figures
 from ..failures import CheckFailed, CheckSkipped
 from ..lowering_attempt import LoweringAttempt, Phase
 

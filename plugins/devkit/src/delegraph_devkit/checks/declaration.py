@@ -16,7 +16,8 @@ from delegraph.plugin import IN_PROCESS, OptionSpec, accepts, expected
 
 from .. import import_watch
 from ..backend_under_test import BackendUnderTest
-from ..check import Figures, check
+from ..check import check
+from ..check_result import Figures
 from ..configured_backend import ConfiguredBackend
 from ..failures import CheckFailed, CheckSkipped
 from ..subprocesses import Report

@@ -23,7 +23,8 @@ from delegraph.lowering import LoweredBackendModule
 from torch.utils import _pytree as pytree
 
 from ..backend_under_test import BackendUnderTest
-from ..check import Figures, check
+from ..check import check
+from ..check_result import Figures
 from ..configured_backend import ConfiguredBackend
 from ..failures import CheckFailed
 from ..lowering_attempt import quiet
@@ -44,8 +45,9 @@ Made = tuple[bytes, dict[str, bytes], str, str]
 def deterministic(backend: BackendUnderTest) -> Figures:
     """The same program gives the same bytes: in one process twice, and in two with different hash seeds."""
     fork_server(2)  # started now, it gets ready meanwhile
-    first, again = _built(backend, 1)
-    second, _ = _built(backend, 2)
+    left_out = backend.left_out(times=4)
+    first, again = _built(backend, left_out, 1)
+    second, _ = _built(backend, left_out, 2)
     for program in backend.programs:
         for other, where in (
             (again, "the second time in one process"),
@@ -59,8 +61,10 @@ def deterministic(backend: BackendUnderTest) -> Figures:
     return {"programs": len(first), "bytes": sum(len(d[0]) for made in first.values() for d in made)}
 
 
-def _built(backend: BackendUnderTest, hash_seed: int) -> tuple[dict[str, list[Made]], dict[str, list[Made]]]:
-    answer = backend.run_elsewhere(build_twice, backend.fatal, hash_seed=hash_seed)
+def _built(
+    backend: BackendUnderTest, left_out: set[str], hash_seed: int
+) -> tuple[dict[str, list[Made]], dict[str, list[Made]]]:
+    answer = backend.run_elsewhere(build_twice, left_out, hash_seed=hash_seed)
     if answer.failure:
         raise CheckFailed(f"lowering in a fresh process {answer.failure}; last program: {answer.progress}")
     delegates: tuple[dict[str, list[Made]], dict[str, list[Made]]] = answer.result
@@ -125,7 +129,7 @@ def _places(a: bytes, b: bytes) -> list[int]:
 @check
 def unregistering_leaves_no_trace(backend: BackendUnderTest) -> Figures:
     """After registering, lowering, running and unregistering, the process is as before, and programs are released."""
-    answer = backend.run_elsewhere(find_traces, backend.fatal)
+    answer = backend.run_elsewhere(find_traces, backend.left_out(times=1))
     if answer.failure:
         raise CheckFailed(f"registering and unregistering {answer.failure}: {answer.output[-500:]}")
     changed, programs, printed = answer.result

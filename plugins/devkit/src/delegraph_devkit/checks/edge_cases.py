@@ -12,7 +12,8 @@ from delegraph.exported_program import user_inputs
 
 from .. import sweep
 from ..backend_under_test import BackendUnderTest
-from ..check import Figures, check
+from ..check import check
+from ..check_result import Figures
 from ..configured_backend import ConfiguredBackend
 from ..control_flow import CONTROL_FLOW
 from ..failures import CheckFailed, CheckSkipped

@@ -15,7 +15,8 @@ from delegraph.errors import DelegraphError
 from delegraph.lowering import LoweredBackendModule
 
 from ..backend_under_test import BackendUnderTest
-from ..check import Figures, check
+from ..check import check
+from ..check_result import Figures
 from ..configured_backend import ConfiguredBackend
 from ..failures import CheckFailed
 from ..lowering_attempt import LoweringAttempt, quiet
@@ -44,7 +45,8 @@ def damaged_blob(backend: BackendUnderTest) -> Figures:
     backend.needs_runtime()
     smallest = _smallest(backend.lowered)
     names = [one.program.name for one, _ in smallest]
-    answer = backend.run_elsewhere(try_malformed_blobs, names, backend.seconds / 5)
+    within = backend.share(0.5)
+    answer = backend.run_elsewhere(try_malformed_blobs, names, backend.seconds / 5, within)
     programs = {one.program.name: one.program for one, _ in smallest}
     if answer.failure:
         name, _, mutation = answer.progress.partition(": ")
@@ -73,7 +75,7 @@ class Wrong:
 
 
 def try_malformed_blobs(
-    backend: ConfiguredBackend, names: list[str], seconds: float, report: Report
+    backend: ConfiguredBackend, names: list[str], seconds: float, within: float | None, report: Report
 ) -> tuple[dict[str, int], list[Wrong]]:
     """Run in another process: try damaged copies of the programs' smallest blobs; what happened, and what was wrong."""
     counts = dict.fromkeys(("blobs", "truncations", "changed", "refused", "worked"), 0)
@@ -85,9 +87,13 @@ def try_malformed_blobs(
             continue
         module = min((d.module for d in one.lowered.delegates), key=lambda m: len(m.processed_bytes))
         counts["blobs"] += 1
-        deadline = time.monotonic() + seconds / len(chosen)
+        limit = seconds if within is None else within
+        deadline = time.monotonic() + limit / len(chosen)
+        fewest = COPIES if within is None else 1
         with quiet():
-            for text in _try_copies(module, backend, counts, deadline, partial(_report_copy, report, program.name)):
+            for text in _try_copies(
+                module, backend, counts, fewest, deadline, partial(_report_copy, report, program.name)
+            ):
                 wrong.append(Wrong(program.name, text))
                 if len(wrong) >= _ENOUGH:
                     return counts, wrong
@@ -102,6 +108,7 @@ def _try_copies(
     module: LoweredBackendModule,
     backend: ConfiguredBackend,
     counts: dict[str, int],
+    fewest: int,
     deadline: float,
     report: Report,
 ) -> Iterator[str]:
@@ -112,7 +119,7 @@ def _try_copies(
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     checksum = backend.registry.spec(backend.name).checksum
     for number, (kind, what, blob, data) in enumerate(_copies(module, checksum)):
-        if number >= COPIES and time.monotonic() > deadline:
+        if number >= fewest and time.monotonic() > deadline:
             break
         report(what)
         signal.setitimer(signal.ITIMER_PROF, STEP_SECONDS)  # its default action ends the process, also inside C code

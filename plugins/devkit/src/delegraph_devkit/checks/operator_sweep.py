@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from ..backend_under_test import BackendUnderTest
-from ..check import Figures, check
+from ..check import check
+from ..check_result import Figures
 from ..failures import CheckFailed, CheckSkipped
 from ..sweep import GATE, MORE, SAMPLES, raise_first
 from ..trial import UNCOMPILED
@@ -21,6 +22,8 @@ def accepted_compiles(backend: BackendUnderTest) -> Figures:
     if not accepted:
         text = f"the backend took nothing of {programs} programs"
         refusals = Counter(reason for o in sweep.reached for _, reason in o.refused)
+        if backend.budget:  # those after them may be its own
+            raise CheckSkipped(f"{text}, for which there was time; give an --example, or leave --quick out")
         said = "".join(f"\n  {n} x {reason}" for reason, n in refusals.most_common(3))
         advice = "give a module with inputs that the backend takes at least in part: --example path.py:function, or"
         raise CheckFailed(f"{text}; its reasons most often:{said}", advice=f"{advice} the contract class's example")

@@ -6,12 +6,19 @@ import argparse
 import math
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import delegraph
-from delegraph.command import Outcome, check_model, load_model, parse_options, progress
+from delegraph.command import Outcome, check_model, load_model, parse_options, progress, tell
 from delegraph.errors import UsageError
 
+if TYPE_CHECKING:
+    from ..backend_under_test import BackendUnderTest
+    from ..check_result import CheckResult
+
+QUICK_SECONDS = 45.0
+"""The budget of ``--quick``: with what processes take to start, a minute on an idle machine."""
 _ABOUT_RESULTS = ["accepted_compiles", "numerics", "control_flow"]
 """The checks that run what was compiled. The first two take operators, the last one has programs of its own."""
 
@@ -23,7 +30,15 @@ class Check:
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("backend", metavar="BACKEND", help="its name, as `delegraph backends` lists it")
         parser.add_argument("--option", action="append", default=[], metavar="BACKEND.OPTION=VALUE")
-        parser.add_argument("--quick", action="store_true", help="try 100 operators and random programs instead of 600")
+        parser.add_argument(
+            "--quick", action="store_true", help="end within a minute, with as many programs as that allows"
+        )
+        parser.add_argument(
+            "--journal",
+            type=Path,
+            metavar="FILE",
+            help="note there what was found, and go on from it if it is of a run that was stopped",
+        )
         parser.add_argument("--device", action="store_true", help="run the programs in its device half, and only that")
         text = "its compiler may refuse what its support check took: no failure"
         parser.add_argument("--may-refuse", action="store_true", help=text)
@@ -53,6 +68,8 @@ def _check(args: argparse.Namespace) -> Outcome:
     with progress("importing torch"):
         import delegraph_devkit as devkit
 
+        from ..journal import Journal
+
         delegraph.get_backend(args.backend)
     _known(args.only, devkit.CHECKS, args.operator)
     backend = devkit.BackendUnderTest(
@@ -65,14 +82,31 @@ def _check(args: argparse.Namespace) -> Outcome:
         operators=tuple(args.operator),
         device=args.device,
         may_refuse=args.may_refuse,
+        budget=QUICK_SECONDS if args.quick else 0.0,
+        tell=lambda text: tell(f"  {text}"),
     )
+    if args.journal is not None:
+        backend.journal = Journal(args.journal, _run_of(args, backend))
     chosen = args.only or (_ABOUT_RESULTS[: 2 if args.operator else 3] if args.operator or args.device else [])
-    report = devkit.run_checks(backend, chosen, lambda name: progress(f"checking {name}"))
+    report = devkit.run_checks(backend, chosen, lambda name: progress(f"checking {name}"), _tell_result)
     text, content = str(report), report.to_json()
     if args.verbose:
         text = f"{backend.sweep}\n\n{text}"
         content["programs"] = [asdict(o) for o in backend.sweep.outcomes]
     return Outcome(devkit.SCHEMA, content, text, 0 if report.passed else 1)
+
+
+def _tell_result(result: CheckResult) -> None:
+    """As each check ends, also where stderr is a file: who waits sees that something happens, and what."""
+    tell(f"{result.name}: {result.status}, {result.summary() or 'nothing to count'}  {result.seconds:.1f} s")
+
+
+def _run_of(args: argparse.Namespace, backend: BackendUnderTest) -> dict[str, Any]:
+    """What results depend on."""
+    given = {name: value for name, value in vars(args).items() if isinstance(value, (str, int, float, list, tuple))}
+    telling = {"json", "verbose", "debug", "command"}
+    versions = {"producer": " ".join(backend.registry.producer(args.backend)), "delegraph": delegraph.__version__}
+    return {**{name: value for name, value in given.items() if name not in telling}, **versions}
 
 
 def _seconds(text: str) -> float:
