@@ -47,7 +47,8 @@ Names are those of exported programs (`print(exported_program.graph)`) and of re
 FP, INT and FP+INT are profiles of TOSA 1.0; 1.1 is the draft with both. `yes`: every call that was tried is in a
 delegate, `some`: the footnotes say why others are not, `no`: none is, `-`: none was tried. Tried are the rows of the
 rules' tests, and samples of torch's own tables of functions and modules with float32, with the element types that stand
-there. INT computes with integers alone, so what is `no` there for floats is meant to be; FP has no integer arithmetic.
+there. `TOSA-0.80+MI` takes every call that FP takes here, and `TOSA-0.80+BI` every one that INT takes.
+INT computes with integers alone, so what is `no` there for floats is meant to be; FP has no integer arithmetic.
 Whether a call of yours is taken depends on its types and arguments: a rule is the support check as well, and the report
 of a lowering gives the reason for every call that was left.
 

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 
+from .support import op_support
 from .support.op_support import GROUPS, RECORD, RULE, TARGETS, stale_rules, verdicts
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what torch says of some rows
@@ -21,6 +22,21 @@ def test_the_record_is_what_is_taken(group):
     if not torch.__version__.startswith("2.13."):  # the record's; others decompose into other types, which reasons name
         found, recorded = taken(found), taken(recorded)
     assert found == recorded, f"run {AGAIN.format(group)}"
+
+
+OLDER = {"TOSA-1.0+FP": "TOSA-0.80+MI", "TOSA-1.0+INT": "TOSA-0.80+BI"}
+"""Target -> that of TOSA 0.80 which takes the same calls."""
+
+
+@pytest.mark.parametrize(
+    "group",
+    [name if name == "trigonometry" else pytest.param(name, marks=pytest.mark.slow) for name in GROUPS],
+)
+def test_the_older_targets_take_what_the_newer_ones_take(group, monkeypatch):
+    monkeypatch.setattr(op_support, "TARGETS", (*OLDER, *OLDER.values()))
+    for name, row in verdicts(GROUPS[group]()).items():
+        for new, old in OLDER.items():
+            assert row[old].get("", 0) >= row[new].get("", 0), f"{name}: {old} says {row[old]}"
 
 
 def taken(verdicts):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+import struct
 from collections import Counter
 from pathlib import Path
 
@@ -269,6 +271,19 @@ def outcomes(count: int, seed: int) -> Counter[bool]:
     """How many of so many damaged files are read, and how many refused."""
     generator = random.Random(seed)
     return Counter(is_graph(mutated(FILES[number % len(FILES)], generator)) for number in range(count))
+
+
+def test_numbers_that_attributes_share_do_not_multiply_memory():
+    """One vector of many numbers as multipliers and as shifts of many operators."""
+    (data,) = [write(graph) for label, graph in SAMPLES.items() if label == "RESCALE(int32, int8)"]
+    dumped = dump(data)
+    rescale = dumped["regions"][0]["blocks"][0]["operators"][-1]
+    rescale["attribute"].update(multiplier=[77] * 20_000, shift=[33] * 20_000)
+    file = bytearray(assembled(dumped))
+    vectors = [match.start() for match in re.finditer(re.escape(struct.pack("<I", 20_000)), bytes(file))]
+    assert len(vectors) == 2
+    read(data)
+    assert not is_graph(bytes(file))
 
 
 def test_five_thousand_damaged_files():

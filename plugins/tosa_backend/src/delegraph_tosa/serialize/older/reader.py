@@ -133,11 +133,11 @@ class OlderBlock(Block):
 
     def literal(self, dtype: DType, numbers: Sequence[int | float]) -> Value:
         """A constant of rank 1, the same one for equal numbers."""
-        key = (dtype, *(repr(number) for number in numbers))
-        known = self.regions.literals
+        made, known = elements(dtype, numbers), self.regions.literals
+        key = dtype, made.array.tobytes()
         if key not in known:
             self.table.spend(LITERAL_COST)
-            known[key] = Value(Type((len(numbers),), dtype), elements(dtype, numbers))
+            known[key] = Value(Type((len(numbers),), dtype), made)
         return known[key]
 
     def fields(self, name: str, table: Table) -> dict[str, Any]:

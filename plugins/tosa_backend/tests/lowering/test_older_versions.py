@@ -1,0 +1,136 @@
+"""What is made of programs for TOSA 0.80: what that version lacks is computed otherwise, or refused by name."""
+
+from __future__ import annotations
+
+import delegraph
+import pytest
+import torch
+from delegraph_tosa import read
+from delegraph_tosa.ir.operators import AVG_POOL2D, COND_IF, CONV2D, DEPTHWISE_CONV2D, RESCALE
+from torch import nn
+
+MI, NEW = "TOSA-0.80+MI", "TOSA-1.0+FP+INT"
+
+
+class Call(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+def lower(module, *inputs, spec=MI):
+    return delegraph.lower(module.eval(), inputs, backends=["tosa"], options={"tosa": {"spec": spec}})
+
+
+def graph(lowered):
+    (delegate,) = lowered.delegates
+    return read(bytes(delegate.processed_bytes))
+
+
+@pytest.mark.parametrize(("largest", "error"), [(1, 1e-7), (12_000, 2e-7), (100_000, 1e-6)])
+@pytest.mark.parametrize("function", [torch.sin, torch.cos])
+def test_waves(function, largest, error):
+    x = (torch.rand(4096, generator=torch.Generator().manual_seed(0)) * 2 - 1) * largest
+    lowered = lower(Call(function), x)
+    assert lowered.host_operators == 0
+    assert (lowered(x).double() - function(x.double())).abs().max() < error
+
+
+def test_waves_of_special_values():
+    x = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-40, -1e-40])
+    found = lower(Call(lambda x: (torch.sin(x), torch.cos(x))), x)(x)
+    torch.testing.assert_close(found, (torch.sin(x), torch.cos(x)), rtol=0, atol=1e-45, equal_nan=True)
+    assert torch.equal(found[0].signbit()[:2], x.signbit()[:2])
+
+
+def test_rotary_positions_are_constants():
+    """What is known while lowering is computed by 1.0's operators: only the result is in the file."""
+    angles = torch.arange(8.0)
+    lowered = lower(Call(lambda x: x * torch.sin(angles)), torch.ones(8))
+    assert [op.name for op in graph(lowered).operators] == ["MUL"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_convolutions_of_short_floats_are_rounded_at_the_end(dtype):
+    torch.manual_seed(0)
+    x, layers = torch.randn(1, 3, 8, 8).to(dtype), nn.Sequential(nn.Conv2d(3, 8, 3), nn.ConvTranspose2d(8, 4, 3))
+    lowered = lower(layers.to(dtype), x)
+    assert lowered.host_operators == 0
+    convolution = next(op for op in graph(lowered).operators if isinstance(op, CONV2D))
+    assert (str(convolution.weight.dtype), str(convolution.outputs[0].dtype)) == (
+        "bf16" if dtype is torch.bfloat16 else "fp16",
+        "fp32",
+    )
+    wanted = layers(x).detach()
+    torch.testing.assert_close(lowered(x), wanted, rtol=2**-8 if dtype is torch.bfloat16 else 2**-11, atol=1e-3)
+
+
+@pytest.mark.parametrize("function", [torch.fmax, torch.fmin])
+def test_numbers_win_over_nan(function):
+    left, right = torch.tensor([1.0, torch.nan, 3.0, torch.nan]), torch.tensor([torch.nan, 2.0, 4.0, torch.nan])
+    lowered = lower(Call(function), left, right)
+    assert lowered.host_operators == 0
+    torch.testing.assert_close(lowered(left, right), function(left, right), equal_nan=True)
+
+
+def test_branches_need_no_extension():
+    def chosen(p, x):
+        return torch.cond(p, lambda x: x + 1, lambda x: x * 2, (x,))
+
+    p, x = torch.tensor(True), torch.ones(3)
+    lowered = lower(Call(chosen), p, x)
+    assert lowered.host_operators == 0, lowered.report
+    assert any(isinstance(op, COND_IF) for op in graph(lowered).operators)
+    assert torch.equal(lowered(torch.tensor(False), x), x * 2)
+
+
+class Counter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x):
+        self.count.add_(1)
+        return x + self.count
+
+
+def test_what_it_lacks_is_refused_by_name():
+    x = torch.ones(2, 3)
+    size = torch.export.Dim("size")
+    program = torch.export.export(Call(torch.relu), (x,), dynamic_shapes=(({0: size},),))
+    dynamic = delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": MI}})
+    assert "dynamic shape" in dynamic.report.refusals[0].reason
+    floats = lower(Call(torch.relu), x, spec="TOSA-0.80+BI")
+    assert "needs MI; the target is TOSA-0.80+BI" in floats.report.refusals[0].reason
+    assert "if your device has it, lower for spec=TOSA-0.80+MI" in str(floats.report)
+    assert lower(Counter(), x)(x).tolist() == (x + 1).tolist()
+
+
+def test_a_mean_over_an_image_has_a_stride_of_1():
+    """Of 8 bits it is a convolution, which Vela 4.2 does not take with a larger stride."""
+    x = torch.randn(1, 4, 9, 7)
+    module = nn.Sequential(nn.Conv2d(4, 4, 1), nn.AdaptiveAvgPool2d(1)).eval()
+    program = delegraph.quantize(module, [(x,)], backend="tosa")
+    strides = {}
+    for spec in ("TOSA-0.80+BI", "TOSA-1.0+INT"):
+        lowered = delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": spec}})
+        pools = [op for op in graph(lowered).operators if isinstance(op, DEPTHWISE_CONV2D | AVG_POOL2D)]
+        strides[spec] = [op.stride for op in pools], lowered(x)
+    assert strides["TOSA-0.80+BI"][0] == [(1, 1)]
+    assert strides["TOSA-1.0+INT"][0] == [(9, 7)]
+    assert torch.equal(strides["TOSA-0.80+BI"][1], strides["TOSA-1.0+INT"][1])
+
+
+def test_bytes_are_what_rescale_says():
+    class Pixels(nn.Module):
+        def forward(self, image):
+            return image.flip(-1).float() * 2
+
+    image = torch.arange(0, 256, 51, dtype=torch.uint8)
+    lowered = lower(Pixels(), image)
+    assert lowered.host_operators == 0, lowered.report
+    assert any(isinstance(op, RESCALE) and op.input_unsigned for op in graph(lowered).operators)
+    assert torch.equal(lowered(image), Pixels()(image))
