@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Protocol, get_args, get_type_hints
 
 import pluggy
 
@@ -67,7 +67,7 @@ class OptionSpec:
     def __post_init__(self) -> None:
         if self.type not in OPTION_TYPES:
             raise TypeError(f"option {self.name!r}: type is str, int, float or bool, not {self.type!r}")
-        _as_tuples(self, "choices")
+        _as_tuple(self, "choices")
         if self.default is not None and not accepts(self, self.default):
             raise ValueError(f"option {self.name!r}: its own default {self.default!r} is not {expected(self)}")
 
@@ -92,6 +92,17 @@ class Declaration:
     target: str
     requires: tuple[str, ...] = ()
     install_hint: str = ""
+
+    def __post_init__(self) -> None:
+        """Check the fields where they are written, so that the traceback shows their author the line."""
+        for field in fields(self):  # type: ignore[arg-type]  # each kind of declaration is a dataclass
+            if field.name in _FORMS:
+                pattern, meaning = _FORMS[field.name]
+                value = getattr(self, field.name)
+                if not isinstance(value, str) or not pattern.fullmatch(value):
+                    raise ValueError(f"{type(self).__name__}: {field.name} is {meaning}, not {value!r}")
+            elif field.default == ():
+                _as_tuple(self, field.name)
 
     @property
     def key(self) -> str:
@@ -178,8 +189,7 @@ class BackendSpec(Declaration):
     default: bool = False
 
     def __post_init__(self) -> None:
-        _check(self, name=_NAME, backend_id=_IDENTIFIER, target=_TARGET)
-        _as_tuples(self, "requires", "options", "known_differences")
+        super().__post_init__()
         if type(self.api) is not int:
             raise TypeError(f"BackendSpec {self.name!r}: api is an int, not {self.api!r}")
         for pair in self.known_differences:
@@ -209,9 +219,6 @@ class PartitionerSpec(OfBackend):
     target: str
     default: bool = False
 
-    def __post_init__(self) -> None:
-        _check(self, name=_NAME, target=_TARGET)
-
 
 @dataclass(frozen=True)
 class RuntimeSpec(OfBackend):
@@ -224,10 +231,6 @@ class RuntimeSpec(OfBackend):
     backend: str
     target: str
     requires: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        _check(self, target=_TARGET)
-        _as_tuples(self, "requires")
 
 
 @dataclass(frozen=True)
@@ -245,10 +248,6 @@ class QuantizerSpec(OfBackend):
     target: str
     requires: tuple[str, ...] = ()
     install_hint: str = ""
-
-    def __post_init__(self) -> None:
-        _check(self, target=_TARGET)
-        _as_tuples(self, "requires")
 
 
 @dataclass(frozen=True)
@@ -269,10 +268,6 @@ class FormatSpec(BySuffix):
     install_hint: str = ""
     runtimes: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        _check(self, suffix=_SUFFIX, target=_TARGET)
-        _as_tuples(self, "requires", "runtimes")
-
 
 @dataclass(frozen=True)
 class ReportSpec(BySuffix):
@@ -286,10 +281,6 @@ class ReportSpec(BySuffix):
     summary: str = ""
     requires: tuple[str, ...] = ()
     install_hint: str = ""
-
-    def __post_init__(self) -> None:
-        _check(self, suffix=_SUFFIX, target=_TARGET)
-        _as_tuples(self, "requires")
 
 
 @dataclass(frozen=True)
@@ -311,10 +302,6 @@ class ModelSpec(Declaration):
     summary: str = ""
     requires: tuple[str, ...] = ()
     install_hint: str = ""
-
-    def __post_init__(self) -> None:
-        _check(self, scheme=_SCHEME, target=_TARGET)
-        _as_tuples(self, "requires", "types")
 
     @property
     def key(self) -> str:
@@ -339,10 +326,6 @@ class CommandSpec(Declaration):
     requires: tuple[str, ...] = ()
     install_hint: str = ""
 
-    def __post_init__(self) -> None:
-        _check(self, name=_NAME, target=_TARGET)
-        _as_tuples(self, "requires")
-
     @property
     def key(self) -> str:
         return self.name
@@ -352,27 +335,21 @@ class CommandSpec(Declaration):
         return f"has no {' and no '.join(absent)}" if absent else None
 
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*"), "a short name such as 'tosa'"
-_IDENTIFIER = re.compile(r"[A-Za-z_]\w*"), "the name of the backend's class"
-_TARGET = re.compile(r"[\w.]+:\S+"), "'package.module:Name'"
-_SCHEME = re.compile(r"[a-z][a-z0-9_+-]+"), "a word such as 'timm'"
-_SUFFIX = re.compile(r"\.[A-Za-z0-9_.]+"), "a file suffix such as '.tosa'"
+_FORMS = {
+    "name": (re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*"), "a short name such as 'tosa'"),
+    "backend_id": (re.compile(r"[A-Za-z_]\w*"), "the name of the backend's class"),
+    "target": (re.compile(r"[\w.]+:\S+"), "'package.module:Name'"),
+    "scheme": (re.compile(r"[a-z][a-z0-9_+-]+"), "a word such as 'timm'"),
+    "suffix": (re.compile(r"\.[A-Za-z0-9_.]+"), "a file suffix such as '.tosa'"),
+}
+"""Field of a declaration -> how it is written, and what that is called."""
 
 
-def _check(spec: Any, **fields: tuple[re.Pattern[str], str]) -> None:
-    """A declaration is checked where it is written, so that the traceback shows its author the line."""
-    for field, (pattern, meaning) in fields.items():
-        value = getattr(spec, field)
-        if not isinstance(value, str) or not pattern.fullmatch(value):
-            raise ValueError(f"{type(spec).__name__}: {field} is {meaning}, not {value!r}")
-
-
-def _as_tuples(spec: Any, *fields: str) -> None:
-    for field in fields:
-        value = getattr(spec, field)
-        if not isinstance(value, (tuple, list)):
-            raise TypeError(f"{type(spec).__name__}: {field} is a tuple, not {value!r}")
-        object.__setattr__(spec, field, tuple(value))
+def _as_tuple(spec: Any, field: str) -> None:
+    value = getattr(spec, field)
+    if not isinstance(value, (tuple, list)):
+        raise TypeError(f"{type(spec).__name__}: {field} is a tuple, not {value!r}")
+    object.__setattr__(spec, field, tuple(value))
 
 
 def accepts(option: OptionSpec, value: Any) -> bool:
@@ -387,48 +364,40 @@ def expected(option: OptionSpec) -> str:
     return "one of " + ", ".join(map(repr, option.choices)) if option.choices else option.type.__name__
 
 
-class Hooks:
+class Hooks(Protocol):
     """The hooks of API version 1. Those that take nothing collect declarations, the last two are events."""
 
     @hookspec
     def delegraph_backends(self) -> Iterable[BackendSpec]:
         """The backends that this distribution offers."""
-        raise NotImplementedError
 
     @hookspec
     def delegraph_partitioners(self) -> Iterable[PartitionerSpec]:
         """The partitioners that this distribution offers."""
-        raise NotImplementedError
 
     @hookspec
     def delegraph_runtimes(self) -> Iterable[RuntimeSpec]:
         """The runtimes that this distribution offers."""
-        raise NotImplementedError
 
     @hookspec
     def delegraph_quantizers(self) -> Iterable[QuantizerSpec]:
         """The quantizers that this distribution offers."""
-        raise NotImplementedError
 
     @hookspec
     def delegraph_formats(self) -> Iterable[FormatSpec]:
         """The file formats that this distribution reads or writes."""
-        raise NotImplementedError
 
     @hookspec
     def delegraph_commands(self) -> Iterable[CommandSpec]:
         """The commands that this distribution adds to ``delegraph``."""
-        raise NotImplementedError
 
     @hookspec
     def delegraph_reports(self) -> Iterable[ReportSpec]:
         """The kinds of files that this distribution writes reports to."""
-        raise NotImplementedError
 
     @hookspec
     def delegraph_models(self) -> Iterable[ModelSpec]:
         """The models from elsewhere that this distribution reads."""
-        raise NotImplementedError
 
     @hookspec
     def delegraph_after_partition(self, report: Any) -> None:
@@ -439,16 +408,11 @@ class Hooks:
         """A program was lowered; an error raised here is a line in the report."""
 
 
+EVENTS = ("delegraph_after_partition", "delegraph_after_lower")
 DECLARATION_OF: dict[str, type[Declaration]] = {
-    "delegraph_backends": BackendSpec,
-    "delegraph_partitioners": PartitionerSpec,
-    "delegraph_runtimes": RuntimeSpec,
-    "delegraph_quantizers": QuantizerSpec,
-    "delegraph_formats": FormatSpec,
-    "delegraph_commands": CommandSpec,
-    "delegraph_reports": ReportSpec,
-    "delegraph_models": ModelSpec,
+    name: get_args(get_type_hints(hook)["return"])[0]
+    for name, hook in vars(Hooks).items()
+    if name.startswith("delegraph_") and name not in EVENTS
 }
 """Hook -> the class of declarations that it returns, in a list or tuple."""
-EVENTS = ("delegraph_after_partition", "delegraph_after_lower")
 Declarations = Sequence[Declaration]

@@ -14,6 +14,7 @@ from typing import Any
 from torch.fx import Node, map_arg
 
 from ..exported.decompose.inline import Inlining
+from ..exported.node_sets import reachable
 from ..partitioner import Refusal
 
 
@@ -78,7 +79,10 @@ class Composites:
         if any(user not in inside for part in inside - results for user in part.users):
             return False
         computed = {n for n in map(self.now, _operands(composite)) if n.op not in ("placeholder", "get_attr")}
-        return not any(n._erased for n in computed) and all(computed <= _needed(r, inside) for r in results)
+        if any(n._erased for n in computed):
+            return False
+        # each result with the parts that it is computed from, and with what these take from outside
+        return all(computed <= reachable([r], lambda n: n.all_input_nodes if n in inside else ()) for r in results)
 
     def _put_together(self, composite: Composite) -> Node:
         graph = composite.parts[0].graph
@@ -101,18 +105,6 @@ def _operands(composite: Composite) -> list[Node]:
     found: list[Node] = []
     map_arg((composite.args, composite.kwargs), found.append)
     return found
-
-
-def _needed(result: Node, inside: set[Node]) -> set[Node]:
-    """What ``result`` is computed from: of the parts ``inside``, and of what comes before them."""
-    needed: set[Node] = set()
-    waiting = [result]
-    while waiting:
-        node = waiting.pop()
-        if node not in needed:
-            needed.add(node)
-            waiting += node.all_input_nodes if node in inside else ()
-    return needed
 
 
 def _first_reason(composite: Composite, reasons: dict[Node, Refusal]) -> Iterator[str]:

@@ -16,8 +16,8 @@ from torch.fx import Node
 
 from ..exported.call_names import is_operator
 from ..exported.constant_values import ConstantValues, ancestors, constant_calls, constants_of, elements_read
+from ..exported.node_sets import find_root
 from ..exported.shared_memory import near
-from ..exported.union_find import find_root
 from ..exported_program import (
     CONSTANT_KINDS,
     add_constant,

@@ -15,13 +15,14 @@ from torch.utils import _pytree as pytree
 
 from ..exported_program import constant_placeholders, constant_tensor, placeholders
 from ..io.weights import why_no_bytes
+from .node_sets import reachable
+from .schema import overloads
 
 LARGEST = 16 * 2**20
 """Bytes of one value that is computed while lowering, and of each on the way to it."""
 aten = torch.ops.aten
-_BY_SHAPE = frozenset(
-    {aten.zeros_like.default, aten.ones_like.default, aten.full_like.default, aten.new_zeros.default}
-    | {aten.new_ones.default, aten.new_full.default}
+_BY_SHAPE = overloads(
+    "zeros_like.default ones_like.default full_like.default new_zeros.default new_ones.default new_full.default"
 )
 """Operators that read the shape of their first operand, and none of its elements."""
 
@@ -46,14 +47,9 @@ def elements_read(node: Node) -> list[Node]:
 
 def ancestors(*nodes: Node, known: Collection[Node] = ()) -> set[Node]:
     """``nodes`` and everything that they are computed from, as far as it is not ``known``."""
-    needed: set[Node] = set()
-    waiting = list(nodes)
-    while waiting:
-        node = waiting.pop()
-        if node not in needed and node not in known:
-            needed.add(node)
-            waiting += elements_read(node)
-    return needed
+    return reachable(
+        (n for n in nodes if n not in known), lambda node: [n for n in elements_read(node) if n not in known]
+    )
 
 
 def constants_of(program: ExportedProgram) -> Callable[[Node], torch.Tensor | None]:

@@ -20,24 +20,19 @@ from torch.fx import GraphModule, Node
 from ..errors import Unsupported
 from ..exported_program import output_node, user_inputs
 from ..source import source_of
+from .node_sets import reachable
 from .opaque import Opaque
-from .schema import is_view
+from .schema import is_view, overloads
 
 aten = torch.ops.aten
-READ_MEMORY = frozenset(
-    {
-        aten.as_strided.default,
-        aten.as_strided_copy.default,
-        aten.as_strided_scatter.default,
-        aten._reshape_alias.default,
-        aten._reshape_alias_copy.default,
-        aten.sym_stride.int,
-        aten.sym_storage_offset.default,
-    }
-)
+WINDOWS = overloads("as_strided.default _reshape_alias.default")
+"""Views that show memory by place."""
+COPIES_BY_PLACE = overloads("as_strided_copy.default as_strided_scatter.default _reshape_alias_copy.default")
+"""Operators that read memory by place, as such views do, and return a tensor of their own."""
+READ_MEMORY = WINDOWS | COPIES_BY_PLACE | overloads("sym_stride.int sym_storage_offset.default")
 """What these compute depends on strides."""
-_WANT_STRIDES = frozenset({aten.view.dtype, aten.view_as_complex.default})
-"""These refuse some strides."""
+NEED_PACKED = overloads("view.dtype view_as_complex.default")
+"""Views that need the elements of the last dimension side by side in memory, and so refuse some strides."""
 _VALUES_ONLY = frozenset({"aten", "prims", "quantized_decomposed"})
 """Namespaces whose other operators compute the same whatever the strides; operators of users may read memory."""
 
@@ -127,13 +122,7 @@ def result_layouts(module: GraphModule, state: Collection[Node] = (), outward: b
     program's buffers. Raises Unsupported if an operator reads memory that is neither in a result nor in a buffer.
     """
     readers = [n for n in module.graph.nodes if _reads(n, module, sees_layout)]
-    seen: set[Node] = set()
-    waiting = [*readers, *([output_node(module.graph)] if outward else [])]
-    while waiting:
-        node = waiting.pop()
-        if node not in seen:
-            seen.add(node)
-            waiting += node.all_input_nodes
+    seen = reachable([*readers, *([output_node(module.graph)] if outward else [])], lambda node: node.all_input_nodes)
     roots = {n: memory_root(n.all_input_nodes[0]) for n in readers if n.target in READ_MEMORY}
     wanted = {*(n for n in seen if _is_opaque_result(n)), *(r for r in roots.values() if r.op == "call_function")}
     for reader, root in roots.items():
@@ -211,7 +200,7 @@ def sees_layout(node: Node) -> bool:
     """Whether what an operator computes depends on strides; random numbers are drawn in the order of memory."""
     if not isinstance(node.target, OpOverload):
         return False
-    if node.target in READ_MEMORY or node.target in _WANT_STRIDES:
+    if node.target in READ_MEMORY or node.target in NEED_PACKED:
         return True
     return torch.Tag.nondeterministic_seeded in node.target.tags or node.target.namespace not in _VALUES_ONLY
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 from torch.fx import Node
+
+
+def overloads(names: str) -> frozenset[Any]:
+    """The operators of ATen of these names: ``overloads("view.default select.int")``."""
+    return frozenset(attrgetter(name)(torch.ops.aten) for name in names.split())
 
 
 def bound_arguments(node: Node) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import ContractViolation
-from ..exported.union_find import find_root
+from ..exported.node_sets import find_root
 from .levels import Unit, flatten, size, units
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from ..constant_values import ConstantValues
+from ..schema import bound_arguments
 
 aten = torch.ops.aten
 
@@ -36,18 +37,11 @@ def sees_every_row(node: Node, constants: ConstantValues | None) -> bool:
     A causal mask lets each see the first one. A mask that is added hides what it makes infinitely small; half of the
     smallest number counts as that, since the sum may overflow.
     """
-    mask = _mask(node)
-    if mask is None:
+    mask = bound_arguments(node).get("attn_mask")
+    if not isinstance(mask, Node):
         return True
     value = constants.of(mask) if constants is not None else None
     if value is None:
         return False
     seen = value if value.dtype is torch.bool else value > torch.finfo(value.dtype).min / 2
     return bool(seen.any(-1).all())
-
-
-def _mask(node: Node) -> Node | None:
-    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
-    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-    mask = given.get("attn_mask")
-    return mask if isinstance(mask, Node) else None

@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from ...source import source_of
 from ..constant_values import ConstantValues, constants_of
 from ..functionalize.writes import functionalize
+from ..node_sets import reachable
 from ..schema import is_random
 from ..tracing import unlogged
 from .attention import SEEN_ROWS, is_attention, sees_every_row
@@ -68,14 +69,8 @@ class Decomposition:
 
     def needed_for(self, results: Iterable[Any]) -> set[Node]:
         """Calls that these results need."""
-        needed: set[Node] = set()
-        waiting = [r for r in results if isinstance(r, Node)]
-        while waiting:
-            node = waiting.pop()
-            if node not in needed and node.op == "call_function":
-                needed.add(node)
-                waiting += node.all_input_nodes
-        return needed
+        needed = reachable((r for r in results if isinstance(r, Node)), lambda node: node.all_input_nodes)
+        return needed.difference(self.placeholders)
 
     def can_replace(self, node: Node) -> bool:
         """Whether all users of ``node`` can use the results instead, which then are of the same types."""

@@ -18,22 +18,15 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from ..union_find import find_root
+from ..node_sets import find_root
+from ..schema import overloads
 from .effects import aliased_arguments, effects
 
 aten = torch.ops.aten
 
-LIST_VIEWS: frozenset[Any] = frozenset(
-    {
-        aten.chunk.default,
-        aten.split.Tensor,
-        aten.split.default,
-        aten.split.sizes,
-        aten.split_with_sizes.default,
-        aten.tensor_split.sections,
-        aten.tensor_split.indices,
-        aten.unbind.int,
-    }
+LIST_VIEWS = overloads(
+    "chunk.default split.Tensor split.default split.sizes split_with_sizes.default tensor_split.sections "
+    "tensor_split.indices unbind.int"
 )
 """Operators that return a list of views of their first argument."""
 

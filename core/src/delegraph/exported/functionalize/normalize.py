@@ -34,6 +34,7 @@ from ...exported_program import (
 )
 from ...source import source_of
 from ..call_names import EXPORTED, LEFT
+from ..node_sets import reachable
 from ..shared_memory import near, share_memory
 from ..subgraphs import next_handles, rewrite_subgraphs, subgraphs_of
 from .aliases import storages
@@ -287,15 +288,9 @@ def _read_sizes_off_integers(graph: Graph) -> None:
 
 def _copy_returned_literals(graph: Graph) -> None:
     """A literal, or a view of one, that is returned is a copy: its caller may write to it, and calls again."""
-    reached = dict.fromkeys(output_node(graph).all_input_nodes)
-    pending = list(reached)
-    while pending:
-        node = pending.pop()
+    for node in reachable(output_node(graph).all_input_nodes, aliased_arguments):
         if node.target is aten.lift_fresh_copy.default:
             node.target = aten.clone.default
-        elif node.op == "call_function":
-            pending += [n for n in aliased_arguments(node) if n not in reached]
-            reached.update(dict.fromkeys(pending))
 
 
 def _is_inactive_dropout(node: Node) -> bool:

@@ -13,46 +13,21 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from ..schema import bound_arguments
+from ..schema import bound_arguments, overloads
 from .aliases import LIST_VIEWS
 
 aten = torch.ops.aten
 Call = tuple[Any, tuple[Any, ...]]
 """An operator and its arguments."""
 
-_RESHAPES = frozenset(
-    {
-        aten.view.default,
-        aten.reshape.default,
-        aten.view_as.default,
-        aten.reshape_as.default,
-        aten._unsafe_view.default,
-        aten.flatten.using_ints,
-        aten.unflatten.int,
-        aten.ravel.default,
-        aten.unsqueeze.default,
-        aten.squeeze.default,
-        aten.squeeze.dim,
-        aten.squeeze.dims,
-    }
+_RESHAPES = overloads(
+    "view.default reshape.default view_as.default reshape_as.default _unsafe_view.default flatten.using_ints "
+    "unflatten.int ravel.default unsqueeze.default squeeze.default squeeze.dim squeeze.dims"
 )
-_PERMUTES = frozenset(
-    {
-        aten.transpose.int,
-        aten.permute.default,
-        aten.t.default,
-        aten.swapaxes.default,
-        aten.swapdims.default,
-        aten.movedim.int,
-        aten.movedim.intlist,
-        aten.moveaxis.int,
-        aten.moveaxis.intlist,
-        aten.numpy_T.default,
-        aten.mT.default,
-    }
+_PERMUTES = overloads(
+    "transpose.int permute.default t.default swapaxes.default swapdims.default movedim.int movedim.intlist "
+    "moveaxis.int moveaxis.intlist numpy_T.default mT.default"
 )
-NEED_PACKED = frozenset({aten.view.dtype, aten.view_as_complex.default})
-"""Views that need the elements of the last dimension side by side in memory."""
 
 
 def insert_inverse(graph: Graph, view: Node, base: Node, new: Node) -> Node | None:

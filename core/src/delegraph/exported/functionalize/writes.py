@@ -25,19 +25,13 @@ from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
 from ...source import Source, source_of
-from ..layouts import dense_order, memory_root, sees_layout
+from ..layouts import COPIES_BY_PLACE, NEED_PACKED, WINDOWS, dense_order, memory_root, sees_layout
 from .aliases import Aliases, Unproven
 from .effects import effects, functional_form, written_arguments, written_names
-from .view_inverse import NEED_PACKED, insert_inverse, insert_inverse_by_elements, is_packed
+from .view_inverse import insert_inverse, insert_inverse_by_elements, is_packed
 
 aten = torch.ops.aten
 _TRAINED_BATCH_NORM = aten._native_batch_norm_legit_functional.default
-_WINDOWS = frozenset({aten.as_strided.default, aten._reshape_alias.default})
-"""Views that show memory by place."""
-_COPIES_BY_PLACE = frozenset(
-    {aten.as_strided_copy.default, aten.as_strided_scatter.default, aten._reshape_alias_copy.default}
-)
-"""Operators that read memory by place, as such views do, and return a tensor of their own."""
 
 
 class Reason(NamedTuple):
@@ -109,7 +103,7 @@ class _Rewrite:
     def visit(self, node: Node) -> None:
         """Let ``node`` use what its arguments hold now; then do what it writes."""
         self.here, self.after = node, node.next
-        read = node.args[0] if node.target in _COPIES_BY_PLACE else None
+        read = node.args[0] if node.target in COPIES_BY_PLACE else None
         if node.op == "output":
             self._record_last_values()
         for given in node.all_input_nodes:
@@ -158,13 +152,13 @@ class _Rewrite:
             node.target = aten.reshape.default
         elif node.target in NEED_PACKED:
             node.args = (self._insert_packed(node, node.args[0]), *node.args[1:])  # type: ignore[arg-type]
-        elif node.target in _WINDOWS:
+        elif node.target in WINDOWS:
             val = view.meta["val"]
             node.target = aten.as_strided.default
             self._read_by_place(node, view, list(val.shape), list(val.stride()), val.storage_offset())
 
     def _copy_by_place(self, node: Node, member: Node) -> None:
-        """Let ``node``, a call of ``_COPIES_BY_PLACE``, read the memory that ``member`` has now."""
+        """Let ``node``, a call of ``COPIES_BY_PLACE``, read the memory that ``member`` has now."""
         name, val = self.aliases.name_of[member], member.meta["val"]
         if node.target is aten.as_strided_copy.default:
             size, stride, *rest = node.args[1:]
