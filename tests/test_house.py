@@ -135,11 +135,11 @@ def test_every_path_in_the_architecture_page_exists():
 
 
 BUDGET = {
-    "exported": 3080, "discovery": 1720, "engine": 1590, "cli": 1070, "host": 970, "partitioner": 710,
-    "report": 780, "io": 500, "command": 480, "lowering": 370, "plugin.py": 280, "exported_program.py": 250,
-    "delegates": 220, "formats.py": 200, "lowered_program.py": 170, "named_data.py": 160, "api.py": 150,
-    "backend.py": 120, "__init__.py": 110, "summary.py": 100, "errors.py": 90, "source.py": 60,
-    "runtime.py": 50, "reports.py": 50, "__main__.py": 10,
+    "exported": 3110, "discovery": 1720, "engine": 1660, "host": 990, "cli": 830, "report": 810,
+    "partitioner": 710, "io": 500, "command": 480, "lowering": 380, "delegates": 310,
+    "exported_program.py": 270, "plugin.py": 250, "formats.py": 180, "lowered_program.py": 180,
+    "named_data.py": 160, "api.py": 150, "backend.py": 120, "__init__.py": 110, "errors.py": 90,
+    "summary.py": 60, "source.py": 60, "reports.py": 60, "runtime.py": 50, "__main__.py": 10,
 }  # fmt: skip
 """Lines of code in core/src/delegraph, by folder or module: blank lines, comments and docstrings do not count.
 

@@ -55,52 +55,42 @@ class DelegateContents(Protocol):
     @property
     def method(self) -> str:
         """The method that calls it."""
-        ...
 
     @property
     def name(self) -> str:
         """The attribute of the method's graph module that holds it; a ``get_attr`` node of the graph fetches it."""
-        ...
 
     @property
     def backend_id(self) -> str:
         """The name of the backend's class."""
-        ...
 
     @property
     def producer(self) -> str:
         """What provides the backend, and its version, such as ``acme-npu 1.0``; empty if that is not known."""
-        ...
 
     @property
     def blob(self) -> bytes | Blob:
         """What the backend compiled. A large one is not joined: stream it with ``write_to``, or ``join`` it."""
-        ...
 
     @property
     def compile_specs(self) -> Sequence[CompileSpec]:
         """The settings that the backend was given and that its runtime gets, in order, duplicates included."""
-        ...
 
     @property
     def named_data(self) -> NamedDataStoreOutput | None:
         """The data that this delegate reads by key, if there is any."""
-        ...
 
     @property
     def inputs(self) -> Sequence[Any]:
         """What it is called with, in order: each has a ``name``, a ``dtype`` and a ``shape`` (None for a number)."""
-        ...
 
     @property
     def outputs(self) -> Sequence[Any]:
         """What it returns, described as ``inputs`` are."""
-        ...
 
     @property
     def debug_handle_map(self) -> Mapping[Any, tuple[int, ...]]:
         """Delegate debug identifier -> debug handles of the operators that it stands for."""
-        ...
 
 
 class ProgramContents(Protocol):
@@ -109,27 +99,22 @@ class ProgramContents(Protocol):
     @property
     def methods(self) -> Collection[str]:
         """Names of the methods, in the order in which they were given."""
-        ...
 
     @property
     def constant_methods(self) -> Mapping[str, Any]:
         """Name -> value of the methods that only return a constant."""
-        ...
 
     @property
     def delegates(self) -> Sequence[DelegateContents]:
         """The delegates of all methods. Those of branches and loop bodies have dotted names."""
-        ...
 
     @property
     def named_data(self) -> NamedDataStoreOutput:
         """The named data of all delegates of all methods, equal contents once, as one file holds it."""
-        ...
 
     @property
     def host_operators(self) -> int:
         """Number of the operators that no delegate computes."""
-        ...
 
     def exported_program(self, name: str = "forward") -> ExportedProgram:
         """A method: functional, with debug handles and with calls of ``exported_program.CALL_DELEGATE``.
@@ -137,14 +122,12 @@ class ProgramContents(Protocol):
         What the host computes are the calls of the user's model, such as ``aten.layer_norm``. Its ``call_spec`` says
         how callers pass arguments and get results.
         """
-        ...
 
     def core_program(self, name: str = "forward", keep: Collection[Any] = ()) -> ExportedProgram:
         """The same in core ATen, for runtimes that have kernels of those operators only, and of some to ``keep``.
 
         An ``EdgeProgramManager`` gives the program as it is, which is in core ATen as far as its user wants it so.
         """
-        ...
 
 
 class LoadDelegate(Protocol):

@@ -25,7 +25,6 @@ class Command(Protocol):
         ``delegraph COMMAND --help`` calls this too, so nothing heavy is imported here. Completion knows the values of
         arguments whose metavar is BACKEND, MODEL, BACKEND.OPTION=VALUE or, of positions, FILE.
         """
-        ...
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
@@ -34,7 +33,6 @@ class Command(Protocol):
         Raise ``delegraph.errors.UsageError`` for wrong arguments (exit code 2), another DelegraphError when the work
         fails (exit code 1). Any other exception is reported as a fault of the plugin.
         """
-        ...
 
 
 def parse_options(backends: Sequence[str], assignments: Sequence[str]) -> dict[str, dict[str, Any]]:

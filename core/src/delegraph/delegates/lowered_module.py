@@ -13,9 +13,9 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from ..backend import Blob, CompileSpec, NamedDataStoreOutput, PreprocessResult
-from ..exported.call_spec import WholeCall
 from ..exported_program import CALL_DELEGATE, STATE_WRITES, is_validating
 from ..io.blob import join
+from .whole_call import WholeCall
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,13 @@ class Argument:
     name: str
     dtype: torch.dtype | None
     shape: tuple[Any, ...] | None
+
+    @classmethod
+    def of(cls, name: str, val: Any, dtype: torch.dtype | None = None) -> Argument:
+        """By the recorded value, for one that crosses the border in ``dtype``, or its own."""
+        if not isinstance(val, torch.Tensor):
+            return cls(name, None, None)
+        return cls(name, dtype or val.dtype, tuple(val.shape))
 
     @property
     def type(self) -> str:

@@ -10,7 +10,6 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -312,7 +311,4 @@ def _check_convention(backend: str, item: Work, inputs: Sequence[str]) -> None:
 
 def _type_of(value: Any) -> str | None:
     val = value.meta.get("val", value) if isinstance(value, Node) else value
-    if isinstance(val, Node):
-        return None
-    is_tensor = isinstance(val, torch.Tensor)
-    return (Argument("", val.dtype, tuple(val.shape)) if is_tensor else Argument("", None, None)).type
+    return None if isinstance(val, Node) else Argument.of("", val).type

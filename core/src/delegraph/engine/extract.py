@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, OutputKind, OutputSpec
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
 from torch.fx import Graph, Node
 
 from ..delegates.lowered_module import Argument, LoweredBackendModule
@@ -29,9 +28,10 @@ _WRITES = {InputKind.BUFFER: OutputKind.BUFFER_MUTATION, InputKind.PARAMETER: Ou
 def begin_work(method: str, plan: Plan, partition: Partition) -> Work:
     """The partition as a program, and a module for it that has no blob yet."""
     start = time.perf_counter()
-    program = extract(method, plan, partition)
+    program, border = extract(method, plan, partition), partition.boundary
     inputs, outputs = (
-        tuple(_argument(n, partition.boundary.get(n)) for n in nodes) for nodes in (partition.inputs, partition.outputs)
+        tuple(Argument.of(n.name, n.meta.get("val"), border.get(n)) for n in nodes)
+        for nodes in (partition.inputs, partition.outputs)
     )
     module = LoweredBackendModule(partition.spec.backend_id, program, partition.spec.compile_specs, inputs, outputs)
     return Work(method, plan, partition, program, module, {"extract": time.perf_counter() - start})
@@ -122,11 +122,3 @@ def as_dtype(val: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     # Lowerings of one program share the mode of its fake tensors, which computes for one thread at a time.
     with TRACING:
         return val.to(dtype)
-
-
-def _argument(node: Node, boundary: torch.dtype | None) -> Argument:
-    """Name and type, in the calling convention, of a value that crosses the border."""
-    val: Any = node.meta.get("val")
-    if isinstance(argument_of(node), ConstantArgument) or not isinstance(val, torch.Tensor):
-        return Argument(node.name, None, None)
-    return Argument(node.name, boundary or val.dtype, tuple(val.shape))

@@ -161,8 +161,7 @@ def _border(program: ExportedProgram) -> dict[str, str]:
     values = {f"input {node.name}": node for node in user_inputs(program)}
     values |= {f"output {k}": v for k, v in enumerate(returned) if isinstance(v, Node)}
     vals = {name: value.meta.get("val") for name, value in values.items()}
-    tensors = {name: val for name, val in vals.items() if isinstance(val, torch.Tensor)}
-    return {name: Argument(name, val.dtype, tuple(val.shape)).type for name, val in tensors.items()}
+    return {name: Argument.of(name, val).type for name, val in vals.items() if isinstance(val, torch.Tensor)}
 
 
 def _named(transform: Transform) -> str:

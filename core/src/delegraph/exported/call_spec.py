@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import OutputKind
-from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from ..errors import InputError
 from ..exported_program import (
-    CALL_DELEGATE,
-    MUTATIONS,
-    STATE_WRITES,
-    constant_tensor,
     flat_arguments,
-    output_values,
-    placeholders,
     user_inputs,
 )
 from .input_sizes import InputSizes, input_names
@@ -99,7 +90,7 @@ class Arguments:
         rows = zip(input_names(self._program), self._leaves, self._fits, flat, strict=True)
         name, wanted, value = next((name, wanted, value) for name, wanted, fits, value in rows if not fits(value))
         shape = named(list(wanted.shape), user_inputs(self._program)) if isinstance(wanted, torch.Tensor) else ""
-        return _wrong_input(name, wanted, shape, value)
+        return wrong_input(name, wanted, shape, value)
 
     @cached_property
     def _sizes(self) -> InputSizes:
@@ -115,17 +106,18 @@ def _leaf_check(wanted: Any) -> Callable[[Any], bool]:
         return lambda value: isinstance(value, torch.Tensor) and (value.layout, value.dtype, value.shape) == sparse
     if isinstance(wanted, _SYMBOLS):
         return lambda value: isinstance(value, (int, float, *_SYMBOLS))
-    return partial(_is_fixed, wanted)
+    return partial(is_fixed, wanted)
 
 
-def _is_fixed(wanted: Any, value: Any) -> bool:
+def is_fixed(wanted: Any, value: Any) -> bool:
     """Whether ``value`` is the constant that the program was exported for; objects of other kinds are not compared."""
     if not isinstance(wanted, (int, float, bool, str, type(None))):
         return True
     return not isinstance(value, torch.Tensor) and bool(value == wanted)
 
 
-def _wrong_input(name: str, wanted: Any, shape: str, value: Any) -> InputError:
+def wrong_input(name: str, wanted: Any, shape: str, value: Any) -> InputError:
+    """The error for ``value`` where the program was exported with ``wanted``: a tensor of ``shape``, or a constant."""
     what = "is to be a number" if isinstance(wanted, torch.SymInt) else f"was exported as {wanted!r}"
     if isinstance(wanted, torch.Tensor):
         where = f" on {wanted.device}" if wanted.device.type != "cpu" else ""
@@ -150,80 +142,3 @@ def packer(spec: pytree.TreeSpec) -> Callable[[list[Any]], Any]:
     if spec.type is tuple and all(child.is_leaf() for child in spec.children()):
         return tuple
     return partial(pytree.tree_unflatten, treespec=spec)
-
-
-class ValueOrigin(NamedTuple):
-    """Where a value comes from: the delegate's k-th result, the k-th leaf of the caller's arguments, or it is fixed."""
-
-    kind: Literal["result", "input", "fixed"]
-    at: Any
-
-
-@dataclass(frozen=True)
-class WholeCall:
-    """How a program is called that is one delegate and nothing else.
-
-    ``takes``: where the delegate's inputs come from; leaves that are no tensors and no sizes are not there.
-    ``returns``: where the leaves of what is returned come from. ``writes``: positions of the leaves that are written in
-    place, and where their new values come from. ``fixed``: name and value of those that are no tensors, by position.
-    """
-
-    in_spec: pytree.TreeSpec | None
-    out_spec: pytree.TreeSpec
-    takes: tuple[ValueOrigin, ...]
-    returns: tuple[ValueOrigin, ...]
-    writes: tuple[tuple[int, ValueOrigin], ...]
-    fixed: Mapping[int, tuple[str, Any]]
-
-    def call(self, delegate: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Call ``delegate`` with the caller's arguments; the results in the program's own structure."""
-        flat = flat_arguments(self.in_spec, args, kwargs)
-        for position, (name, wanted) in self.fixed.items():
-            if not _is_fixed(wanted, flat[position]):
-                raise _wrong_input(name, wanted, "", flat[position])
-        results = delegate(*(_value(o, (), flat) for o in self.takes))
-        for position, origin in self.writes:
-            flat[position].copy_(_value(origin, results, flat))
-        return pytree.tree_unflatten([_value(o, results, flat) for o in self.returns], self.out_spec)
-
-
-def _value(origin: ValueOrigin, results: Sequence[Any], flat: Sequence[Any]) -> Any:
-    places: dict[str, Sequence[Any]] = {"result": results, "input": flat}
-    return places[origin.kind][origin.at] if origin.kind in places else origin.at
-
-
-def whole_call(program: ExportedProgram) -> WholeCall:
-    """Read the call off a program in which one delegate computes everything.
-
-    Raises InputError if there is no such delegate, or a buffer that it cannot keep.
-    """
-    calls: list[Node] = [n for n in program.graph.nodes if n.target is CALL_DELEGATE]
-    if len(calls) != 1:
-        text = f"the program makes {len(calls)} calls of delegates: nothing is computed that one could stand for"
-        raise InputError("input-invalid", text, hint="give the module something to compute, or do not lower it")
-    for target in (s.target for s in program.graph_signature.output_specs if s.kind in STATE_WRITES):
-        text = f"the program writes {target}, but no delegate computes its new value, so none can keep it"
-        raise InputError("input-invalid", text, hint="to_backend(program, partitioner) leaves it to the program")
-    leaves = {n: k for k, n in enumerate(user_inputs(program))}
-    position = {n.name: k for n, k in leaves.items()}
-    specs = dict(placeholders(program))
-
-    def origin(value: Any) -> ValueOrigin:
-        if not isinstance(value, Node):
-            return ValueOrigin("fixed", value)
-        if value in leaves:
-            return ValueOrigin("input", leaves[value])
-        if value.op == "placeholder":
-            return ValueOrigin("fixed", constant_tensor(program, specs[value]))
-        return ValueOrigin("result", value.args[1])  # a getitem of the one call
-
-    returned = zip(program.graph_signature.output_specs, output_values(program), strict=True)
-    sources = [(s, origin(v)) for s, v in returned]
-    return WholeCall(
-        program.call_spec.in_spec,
-        program.call_spec.out_spec,
-        takes=tuple(origin(n) for n in calls[0].args[1:]),
-        returns=tuple(o for s, o in sources if s.kind not in MUTATIONS),
-        writes=tuple((position[str(s.target)], o) for s, o in sources if s.kind is OutputKind.USER_INPUT_MUTATION),
-        fixed={k: (n.name, v) for n, k in leaves.items() if not isinstance(v := n.meta.get("val"), VARYING)},
-    )

@@ -14,9 +14,7 @@ class Opaque(Protocol):
     @property
     def inner(self) -> GraphModule:
         """The graph that it computes."""
-        ...
 
     @property
     def keeps_state(self) -> bool:
         """Whether a call leaves something behind that the next one reads."""
-        ...

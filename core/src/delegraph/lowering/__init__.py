@@ -11,8 +11,8 @@ from torch.export import ExportedProgram
 from ..backend import CompileSpec
 from ..delegates.delegates import DelegateDebug, delegate_calls, delegate_map, merged_named_data
 from ..delegates.lowered_module import LoweredBackendModule
+from ..delegates.whole_call import whole_call
 from ..errors import InputError
-from ..exported.call_spec import whole_call
 from ..exported.graph_equality import is_identical_graph
 from ..partitioner import AllNodePartitioner, Partitioner
 from .edge import (

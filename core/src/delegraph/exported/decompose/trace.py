@@ -88,7 +88,7 @@ class Tracer:
 
     def __init__(self) -> None:
         self.failures: list[str] = []
-        self._known: dict[Hashable, Decomposition | str] = {}
+        self._known: dict[Hashable, Decomposition | None] = {}
         self._constants: ConstantValues | None = None
 
     def begin(self, program: ExportedProgram) -> None:
@@ -100,27 +100,30 @@ class Tracer:
 
         Operators in ``whole`` stay whole inside it, also those that torch itself decomposes.
         """
-        if how is None:
-            return None
-        table = self._simpler_parts(node)
-        key = ("step", whole, len(table), self.signature(node))
-        first = key not in self._known
-        result = self._recall(key, node, how, whole, table)
-        if first and isinstance(result, str) and to_core(node.target):
-            source = source_of(node)
-            where = f" ({source.place})" if source else ""
-            self.failures.append(f"{node.target}{where} was left whole: {result}")
-        return result if isinstance(result, Decomposition) and result.can_replace(node) else None
+        return None if how is None else self._recall(node, how, whole)
 
     def decompose_to_core(self, node: Node, whole: frozenset[Any]) -> Decomposition | None:
         """``node`` in core ATen and ``whole``, by one trace; if None, ``decompose`` may succeed, or say why not."""
         how = to_core(node.target)
-        if how is None:
-            return None
+        return None if how is None else self._recall(node, how, whole, at_once=True)
+
+    def _recall(self, node: Node, how: Decompose, whole: frozenset[Any], at_once: bool = False) -> Decomposition | None:
+        """What tracing gave, now or before, if it can take the place of ``node``."""
         table = self._simpler_parts(node)
-        key = ("core", whole, len(table), self.signature(node))
-        result = self._recall(key, node, how, whole, {**core_table(whole), **table} if table else core_table(whole))
-        return result if isinstance(result, Decomposition) and result.can_replace(node) else None
+        key = (at_once, whole, len(table), self.signature(node))
+        if key not in self._known:
+            if at_once:
+                table = {**core_table(whole), **table} if table else core_table(whole)
+            try:
+                self._known[key] = self._trace_exactly(node, how, whole, table)
+            except Untraceable as e:
+                self._known[key] = None
+                if not at_once and to_core(node.target):
+                    source = source_of(node)
+                    where = f" ({source.place})" if source else ""
+                    self.failures.append(f"{node.target}{where} was left whole: {e}")
+        known = self._known[key]
+        return known if known is not None and known.can_replace(node) else None
 
     def _simpler_parts(self, node: Node) -> Table:
         """What parts of ``node`` may be decomposed to, other than torch does it, because of what is known of a mask."""
@@ -133,17 +136,6 @@ class Tracer:
         first = {leaf: k for k, leaf in reversed(list(enumerate(operands)))}
         same = tuple(first[leaf] for leaf in operands)
         return (node.target, id(_fake_mode(node)), str(spec), same, *(_key(leaf) for leaf in flat))
-
-    def _recall(
-        self, key: Hashable, node: Node, how: Decompose, whole: frozenset[Any], table: Table
-    ) -> Decomposition | str:
-        """What tracing gave, now or before: a decomposition, or why there is none."""
-        if key not in self._known:
-            try:
-                self._known[key] = self._trace_exactly(node, how, whole, table)
-            except Untraceable as e:
-                self._known[key] = str(e)
-        return self._known[key]
 
     def _trace_exactly(self, node: Node, how: Decompose, whole: frozenset[Any], table: Table) -> Decomposition:
         """A trace that holds for every call of the signature."""

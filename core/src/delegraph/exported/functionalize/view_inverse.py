@@ -37,7 +37,7 @@ def insert_inverse(graph: Graph, view: Node, base: Node, new: Node) -> Node | No
     """
     if view.target is aten.view.dtype or view.target is aten.view_as_real.default:
         # the inverse of each of them is in NEED_PACKED
-        new = _insert(graph, new, aten.clone.default, new, memory_format=torch.contiguous_format)
+        new = insert_computed(graph, new, aten.clone.default, new, memory_format=torch.contiguous_format)
     call = _inverse(view, base, new)
     if call is None:
         return None
@@ -56,17 +56,17 @@ def insert_inverse_by_elements(graph: Graph, views: Sequence[Node], base: Node, 
     positions = _positions(views, val)
     if positions is None or positions.unique().numel() != positions.numel():  # type: ignore[no-untyped-call]
         return None
-    numbers = _insert(graph, new, aten.arange.default, val.numel(), device=val.device)
-    numbers = _insert(graph, new, aten.reshape.default, numbers, list(val.shape))
+    numbers = insert_computed(graph, new, aten.arange.default, val.numel(), device=val.device)
+    numbers = insert_computed(graph, new, aten.reshape.default, numbers, list(val.shape))
     for view in views:
-        numbers = _insert(graph, new, view.target, numbers, *view.args[1:], **view.kwargs)
-    flat = [_insert(graph, new, aten.reshape.default, n, [-1]) for n in (base, numbers, new)]
-    put = _insert(graph, new, aten.index_put.default, flat[0], flat[1:2], flat[2])
-    return _insert(graph, new, aten.reshape.default, put, list(val.shape))
+        numbers = insert_computed(graph, new, view.target, numbers, *view.args[1:], **view.kwargs)
+    flat = [insert_computed(graph, new, aten.reshape.default, n, [-1]) for n in (base, numbers, new)]
+    put = insert_computed(graph, new, aten.index_put.default, flat[0], flat[1:2], flat[2])
+    return insert_computed(graph, new, aten.reshape.default, put, list(val.shape))
 
 
-def _insert(graph: Graph, like: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
-    """A call with the metadata of ``like``, and the value that it has under fake tensors."""
+def insert_computed(graph: Graph, like: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
+    """A call at the graph's insertion point: the metadata of ``like``, and the value that it has under fake tensors."""
     node = graph.call_function(target, args, kwargs)
     vals, named = torch.fx.map_arg((args, kwargs), lambda n: n.meta["val"])
     with like.meta["val"].fake_mode:

@@ -28,7 +28,7 @@ from ...source import Source, source_of
 from ..layouts import COPIES_BY_PLACE, NEED_PACKED, WINDOWS, dense_order, memory_root, sees_layout
 from .aliases import Aliases, Unproven
 from .effects import effects, functional_form, written_arguments, written_names
-from .view_inverse import insert_inverse, insert_inverse_by_elements, is_packed
+from .view_inverse import insert_computed, insert_inverse, insert_inverse_by_elements, is_packed
 
 aten = torch.ops.aten
 _TRAINED_BATCH_NORM = aten._native_batch_norm_legit_functional.default
@@ -332,10 +332,9 @@ class _Rewrite:
 
     def _insert_computed(self, node: Node, target: Any, *args: Any) -> Node:
         """A new call in place of ``node``, with what it computes."""
-        call = self._insert(node, target, *args, like=node, origin=node)
-        given = torch.fx.map_arg(args, lambda n: n.meta["val"])
-        with node.meta["val"].fake_mode:
-            call.meta["val"] = target(*given)
+        with self.graph.inserting_before(node):
+            call = insert_computed(self.graph, node, target, *args)
+        self.mutations.origin[call] = node
         return call
 
     def _record_last_values(self) -> None:
