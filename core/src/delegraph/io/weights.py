@@ -78,5 +78,6 @@ def memory_of(tensor: torch.Tensor) -> Iterator[memoryview]:
     rows = max(1, len(tensor) if plain else _PIECE * len(tensor) // max(1, tensor.nbytes))
     for piece in torch.split(tensor, rows):
         elements = piece.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        bytes_of: Any = elements.view(torch.uint8).numpy()
+        # one element is contiguous whatever its stride, but can be seen as bytes at stride 1 only
+        bytes_of: Any = elements.as_strided(elements.shape, (1,)).view(torch.uint8).numpy()
         yield memoryview(bytes_of)
