@@ -7,7 +7,7 @@ declarations below. The ``target`` of a declaration (``"package.module:Name"``) 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Protocol, get_args, get_type_hints
 
@@ -93,6 +93,15 @@ class Declaration:
     requires: tuple[str, ...] = ()
     install_hint: str = ""
 
+    became: ClassVar[Mapping[str, str]] = {}
+    """Fields that declarations of an earlier round had -> what they have become, for authors who still give them."""
+
+    def __new__(cls, *args: Any, **given: Any) -> Any:
+        for name in cls.became.keys() & given.keys():
+            told = "docs/compatibility.md, Renamed since 0.1.0"
+            raise TypeError(f"{cls.__name__} has no {name!r} any more: {cls.became[name]} ({told})")
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         """Check the fields where they are written, so that the traceback shows their author the line."""
         for field in fields(self):  # type: ignore[arg-type]  # each kind of declaration is a dataclass
@@ -174,6 +183,7 @@ class BackendSpec(Declaration):
 
     noun = "backend"
     base = "delegraph.backend:BackendDetails"
+    became: ClassVar = {"formats": "declare FormatSpec(suffix, target) in the hook delegraph_formats"}
     rule = "backend_id is the class's name"
 
     name: str
@@ -259,6 +269,7 @@ class FormatSpec(BySuffix):
     """
 
     noun = "file format"
+    became: ClassVar = {"backend": "its DelegateFormat names it as backend_id"}
     base = "delegraph.formats:ProgramFormat"
 
     suffix: str

@@ -64,6 +64,14 @@ class BackendRuntime:
     from one. Program files with delegates of the backend then run in that runtime on this host."""
 
     @staticmethod
+    def is_available() -> bool:
+        """Whether delegates can be run now: False, or NoRuntime that says why, for example without a device.
+
+        ``delegraph backends --available`` asks; nothing else does.
+        """
+        return True
+
+    @staticmethod
     def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:
         """Make a blob callable. Raises FormatError if it is damaged.
 

@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from ..command.outcome import Outcome, progress
+from ..discovery.attribution import AtWork
 from ..discovery.index import BackendInfo
 from ..discovery.record import PluginRecord, Status
 from ..discovery.registry import default_registry
-from ..errors import DelegraphWarning
+from ..errors import DelegraphError, DelegraphWarning
 from ..io.escape import printable, table
 from ..plugin import OptionSpec
 from .lookup import list_collisions
@@ -23,6 +24,8 @@ class Backends:
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("-v", "--verbose", action="store_true", help="also options, formats and origin")
+        text = "ask the runtimes which backends can run programs here and now; imports them"
+        parser.add_argument("--available", action="store_true", help=text)
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
@@ -31,8 +34,12 @@ class Backends:
             infos = default_registry().backends()
         told = (Status.OK, Status.CONFLICT)
         silent = [p for p in default_registry().plugins() if p.status not in told and not p.faults]
-        content = {"backends": [*map(_backend_json, infos)], "plugins_without_backends": [*map(_plugin_json, silent)]}
-        return Outcome("delegraph.backends/1", content, _table_of_backends(infos, silent, args.verbose))
+        now = {i.full_name: _available(i) for i in infos} if args.available else {}
+        backends = [_backend_json(i) | ({"available": now[i.full_name]} if now else {}) for i in infos]
+        content = {"backends": backends, "plugins_without_backends": [*map(_plugin_json, silent)]}
+        shown = [_table_of_backends(infos, silent, args.verbose)]
+        rows = [[f"{i.name} here:", now[i.full_name] or "can run programs"] for i in infos if now]
+        return Outcome("delegraph.backends/1", content, "\n".join([*shown, *([table(rows)] if rows else [])]))
 
 
 class Doctor:
@@ -50,6 +57,18 @@ class Doctor:
             report = default_registry().doctor(args.timeout)
             report = replace(report, notes=(*report.notes, *list_collisions()))
         return Outcome("delegraph.doctor/1", report.to_json(), str(report), 0 if report.healthy else 1)
+
+
+def _available(info: BackendInfo) -> str:
+    """Why programs of the backend cannot be run here and now; "" if they can."""
+    if info.status is not Status.OK:
+        return f"is {info.status}"
+    try:
+        runtime = default_registry().runtime_for(info.full_name)
+        with AtWork(runtime, "is_available", registry=default_registry()):
+            return "" if runtime.is_available() else f"{runtime.__name__} says that it is not available"
+    except DelegraphError as e:
+        return e.message
 
 
 def _seconds(text: str) -> float:

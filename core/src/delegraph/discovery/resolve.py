@@ -81,6 +81,10 @@ def _expect_fitting(declaration: Declaration, given: Any) -> None:
     """Raise PluginBroken unless the object that was given is of the kind declared; a partitioner may be ready made."""
     ready_made = isinstance(declaration, PartitionerSpec) and not isinstance(given, type)
     reason = _why_not(declaration, type(given) if ready_made else given)
+    if reason is not None and ready_made and callable(given):
+        text = f"a partitioner is a class or an instance of one, and {declaration.target!r} is a function"
+        hint = "call it and give what it returns, or derive a class from the Partitioner, which options are given to"
+        raise PluginBroken("plugin-broken", text, hint=hint)
     if reason is not None:
         raise PluginBroken("plugin-broken", f"{declaration.noun} {declaration.target!r} {reason}")
 

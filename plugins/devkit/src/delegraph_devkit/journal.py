@@ -14,7 +14,8 @@ from delegraph.errors import UsageError
 from .check_result import CheckResult, Status
 from .trial import Fault, Kind, Outcome
 
-SCHEMA = "delegraph.check-journal/1"
+KIND = "delegraph check, journal 1"
+"""The first line says it. It is for the same version of the kit, and no form that others read."""
 
 
 class Journal:
@@ -28,7 +29,7 @@ class Journal:
         self._path, self._lock = path, Lock()
         self.results: dict[str, CheckResult] = {}
         self._outcomes: dict[tuple[str, int], list[list[Outcome]]] = {}
-        wanted = json.loads(json.dumps({"schema": SCHEMA, "run": dict(of)}, default=str))
+        wanted = json.loads(json.dumps({"kind": KIND, "run": dict(of)}, default=str))
         kept = (
             [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
             if path.exists()
@@ -86,5 +87,5 @@ def _read(entry: Mapping[str, Any]) -> Outcome:
 def _difference(first: Any, wanted: Any) -> str:
     """The first thing in which two runs differ."""
     was, now = first["run"], wanted["run"]
-    changed = next((name for name in {**was, **now} if was.get(name) != now.get(name)), "schema")
+    changed = next((name for name in {**was, **now} if was.get(name) != now.get(name)), "kind")
     return f"{changed} was {was.get(changed)!r}, and is {now.get(changed)!r}"

@@ -1,0 +1,90 @@
+"""What authors of a plugin are told who wrote it for an earlier round, or register a backend; and if it can run now."""
+
+import json
+import pickle
+from dataclasses import replace
+
+import delegraph
+import pytest
+from delegraph.cli import main
+from delegraph.discovery.registry import Registry
+from delegraph.errors import DelegraphWarning, NoRuntime, PluginBroken
+from delegraph.partitioner import CapabilityPartitioner
+from delegraph.plugin import BackendSpec, FormatSpec
+from delegraph.runtime import BackendRuntime
+
+from core.tests.conftest import EchoBackend, EchoRuntime
+
+OLD = """
+from delegraph.plugin import BackendSpec, hookimpl
+
+@hookimpl
+def delegraph_backends():
+    return [BackendSpec(name="old", target="old:OldBackend", backend_id="OldBackend", api=1, formats=(".old",))]
+"""
+
+
+def test_a_plugin_of_an_earlier_round_is_told_what_its_field_became(site):
+    site.plugin("old-plugin", OLD, name="old")
+    with pytest.warns(DelegraphWarning, match="no 'formats' any more"):
+        (record,) = (p for p in Registry().plugins() if p.name == "old")
+    assert record.status.value == "broken"
+    assert "BackendSpec has no 'formats' any more: declare FormatSpec(suffix, target) in the hook" in record.error
+    assert "docs/compatibility.md, Renamed since 0.1.0" in record.error
+
+
+def test_the_other_fields_and_copies():
+    with pytest.raises(TypeError, match="FormatSpec has no 'backend' any more: its DelegateFormat names it"):
+        FormatSpec(".old", "old:Format", backend="old")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
+        BackendSpec("a", "a:A", "A", 1, colour="red")
+    spec = BackendSpec("a", "a:A", "A", 1)
+    assert pickle.loads(pickle.dumps(spec)) == spec == replace(spec)
+
+
+def make_partitioner():
+    return CapabilityPartitioner(lambda node: None, "EchoBackend")
+
+
+def test_a_factory_says_what_to_give():
+    for factory in (make_partitioner, lambda: None):
+        with pytest.raises(PluginBroken, match="a partitioner is a class or an instance of one") as error:
+            Registry(discover=False).register(EchoBackend, partitioner=factory)
+        assert "call it and give what it returns" in error.value.hint
+    Registry(discover=False).register(EchoBackend, partitioner=make_partitioner())
+
+
+def runtime(available):
+    class Runtime(BackendRuntime):
+        @staticmethod
+        def is_available():
+            if isinstance(available, Exception):
+                raise available
+            return available
+
+    return Runtime
+
+
+@pytest.mark.parametrize(
+    "made, said",
+    [
+        (EchoRuntime, ""),
+        (runtime(True), ""),
+        (runtime(False), "Runtime says that it is not available"),
+        (runtime(NoRuntime("no-runtime", "no device is attached")), "no device is attached"),
+        (runtime(ValueError("a defect")), "a defect"),
+        (None, "declares no runtime for this host"),
+    ],
+)
+def test_backends_shows_whether_one_can_be_used_now(made, said, monkeypatch, capsys):
+    registry = Registry(discover=False)
+    registry.register(EchoBackend, runtime=made)
+    monkeypatch.setattr("delegraph.discovery.registry._default", registry)
+    assert main(["backends", "--available", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["backends"]
+    assert said in row["available"] and bool(said) == bool(row["available"])
+    assert main(["backends", "--available"]) == 0
+    assert (said or "can run programs") in capsys.readouterr().out
+    assert main(["backends", "--json"]) == 0
+    assert "available" not in json.loads(capsys.readouterr().out)["backends"][0]
+    assert delegraph.default_registry() is registry
