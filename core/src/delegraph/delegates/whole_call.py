@@ -1,4 +1,4 @@
-"""How a program is called that is one delegate and nothing else."""
+"""How to call a program that is one delegate and nothing else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ from ..exported_program import (
 
 
 class ValueOrigin(NamedTuple):
-    """Where a value comes from: the delegate's k-th result, the k-th leaf of the caller's arguments, or it is fixed."""
+    """Where a value comes from.
+
+    ``at`` is a position among the delegate's results or the caller's leaves, or a fixed value.
+    """
 
     kind: Literal["result", "input", "fixed"]
     at: Any
@@ -34,11 +37,11 @@ class ValueOrigin(NamedTuple):
 
 @dataclass(frozen=True)
 class WholeCall:
-    """How a program is called that is one delegate and nothing else.
+    """How to call a program that is one delegate and nothing else.
 
-    ``takes``: where the delegate's inputs come from; leaves that are no tensors and no sizes are not there.
-    ``returns``: where the leaves of what is returned come from. ``writes``: positions of the leaves that are written in
-    place, and where their new values come from. ``fixed``: name and value of those that are no tensors, by position.
+    ``takes``: where the delegate's inputs come from; leaves that are neither tensors nor sizes are not among them.
+    ``returns``: where the returned leaves come from. ``writes``: positions of leaves that are written in place, and
+    where their new values come from. ``fixed``: position of a leaf that is no tensor -> its name and value.
     """
 
     in_spec: pytree.TreeSpec | None
@@ -49,7 +52,7 @@ class WholeCall:
     fixed: Mapping[int, tuple[str, Any]]
 
     def call(self, delegate: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Call ``delegate`` with the caller's arguments; the results in the program's own structure."""
+        """Call ``delegate`` with the caller's arguments; returns the results in the program's own structure."""
         flat = flat_arguments(self.in_spec, args, kwargs)
         for position, (name, wanted) in self.fixed.items():
             if not is_fixed(wanted, flat[position]):
@@ -61,14 +64,15 @@ class WholeCall:
 
 
 def _value(origin: ValueOrigin, results: Sequence[Any], flat: Sequence[Any]) -> Any:
+    """The value that ``origin`` says, of these results and these flat arguments."""
     places: dict[str, Sequence[Any]] = {"result": results, "input": flat}
     return places[origin.kind][origin.at] if origin.kind in places else origin.at
 
 
 def whole_call(program: ExportedProgram) -> WholeCall:
-    """Read the call off a program in which one delegate computes everything.
+    """How to call ``program``, in which one delegate computes everything.
 
-    Raises InputError if there is no such delegate, or a buffer that it cannot keep.
+    Raises InputError if there is no such delegate, or if a buffer is written that it cannot keep.
     """
     calls: list[Node] = [n for n in program.graph.nodes if n.target is CALL_DELEGATE]
     if len(calls) != 1:
@@ -82,6 +86,7 @@ def whole_call(program: ExportedProgram) -> WholeCall:
     specs = dict(placeholders(program))
 
     def origin(value: Any) -> ValueOrigin:
+        """Where the value of a node, or a literal, comes from."""
         if not isinstance(value, Node):
             return ValueOrigin("fixed", value)
         if value in leaves:

@@ -32,11 +32,14 @@ if TYPE_CHECKING:
     from .partition import Work
 
 _MOMENT = 0.05
-"""Seconds that an executor has to begin a call; after that the caller makes one itself, if none is running."""
+"""How many seconds an executor has to begin a call.
+
+After that, if none of its calls runs, this thread makes the call.
+"""
 
 
 class _Call:
-    """One call of a backend, which a thread of the executor or the caller makes: whoever begins it first."""
+    """One call of a backend. A thread of the executor or the thread that lowers makes it: whichever begins it first."""
 
     def __init__(
         self, backend: type[BackendDetails], work: Sequence[Work], registry: Registry, may_refuse: bool
@@ -47,10 +50,11 @@ class _Call:
 
     @property
     def begun(self) -> bool:
+        """Whether some thread has begun the call; the lock is taken then, and never given back."""
         return self._first.locked()
 
     def begin(self) -> None:
-        """Make the call, unless it was begun before."""
+        """Make the call, unless another thread has begun it."""
         if not self._first.acquire(blocking=False):
             return
         try:
@@ -60,36 +64,41 @@ class _Call:
             self.outcome.set_exception(e)
 
     def drop(self) -> bool:
-        """Keep the call from being begun; False if it was begun already."""
+        """Keep every thread from beginning the call; False if one has begun it."""
         return self._first.acquire(blocking=False) and self.outcome.cancel()
 
     def submit(self, executor: Executor) -> None:
         """Let the executor make the call. Raises OptionError, here or as the outcome, if it cannot in this process."""
         try:
-            executor.submit(self.begin).add_done_callback(partial(self._left, executor))
+            executor.submit(self.begin).add_done_callback(partial(self._finished_by_executor, executor))
         except Exception as e:
             raise _no_threads(executor, e) from e
 
-    def _left(self, executor: Executor, future: Future[None]) -> None:
-        """Fail if the executor reports as done what it never began. What it cancelled is left to the caller."""
+    def _finished_by_executor(self, executor: Executor, future: Future[None]) -> None:
+        """The executor says that it is done with the call: fail if it has never begun it.
+
+        A call that the executor cancelled is left to the thread that lowers.
+        """
         if not future.cancelled() and self._first.acquire(blocking=False):
             self.outcome.set_exception(_no_threads(executor, future.exception()))
 
     def __reduce__(self) -> Any:
+        """Refuse to be pickled, as an executor of processes would do to send the call to another one."""
         raise TypeError("partitions are compiled in this process and interpreter, and cannot be sent to another")
 
 
 def compile_all(
     work: Sequence[Work], registry: Registry, executor: Executor | None = None, may_refuse: bool = False
 ) -> None:
-    """Hand each program of ``work`` to its backend, and keep what that returns as the ``result`` of the work.
+    """Hand each program of ``work`` to its backend, and keep what the backend returns as the ``result`` of that work.
 
-    Where a backend ``may_refuse``, Unsupported is noted as ``not_compiled`` of the work, and the others go on.
+    Backends are called in the order in which they first appear: once if they compile all methods jointly, else once for
+    each partition. Backends that say they are thread-safe are called in ``executor``, if there is one; all others on
+    this thread, while no other thread lowers. If the executor cannot begin a call, because its threads all wait for
+    this one, the call is made here.
 
-    Backends are called in the order in which they first appear. One that compiles all methods jointly is called once;
-    any other once a partition. Backends that say they are thread-safe are called in ``executor``, if there is one, all
-    others on this thread, while no other thread lowers. Calls that the executor cannot begin, because its threads all
-    wait for this one, are made here.
+    ``may_refuse``: if a backend raises Unsupported for a partition, that is noted as ``not_compiled`` of its work, and
+    the other calls go on.
     """
     if not isinstance(executor, Executor | None):
         raise _no_threads(executor, None)
@@ -106,11 +115,12 @@ def compile_all(
             call.outcome.result()
         for call in aside:
             _await(call, aside)
-    finally:  # the first error, in the order of the calls, is raised once nothing runs any more
+    finally:  # before the first error is raised, calls that run have to end, and the others must not begin
         wait([call.outcome for call in calls if not call.drop()])
 
 
 def _no_threads(executor: Any, why: BaseException | None) -> OptionError:
+    """The error for something that is no executor of threads."""
     reason = "" if why is None else f", which cannot run calls of this process: {type(why).__name__}: {why}"
     hint = "for example concurrent.futures.ThreadPoolExecutor(4)"
     text = f"executor is to run threads; it is a {type(executor).__name__}{reason}"
@@ -129,7 +139,10 @@ def _calls(backend_id: str, work: Sequence[Work], registry: Registry, may_refuse
 
 
 def _await(call: _Call, others: Sequence[_Call]) -> None:
-    """Wait for ``call``. If the executor, after a moment, runs none of ``others``, the call is made here."""
+    """Wait for ``call``. If after a moment the executor runs none of ``others``, make the call on this thread.
+
+    ``others`` are all calls that were given to the executor.
+    """
     while not call.outcome.done():
         running = [c.outcome for c in others if c.begun and not c.outcome.done()]
         wait(running or [call.outcome], None if running else _MOMENT, FIRST_COMPLETED)
@@ -139,7 +152,11 @@ def _await(call: _Call, others: Sequence[_Call]) -> None:
 
 
 def _compile(backend: type[BackendDetails], work: Sequence[Work], registry: Registry, may_refuse: bool) -> None:
-    """Call the backend with ``work``, check what it did, and note the results, or why there are none."""
+    """Call the backend with the programs of ``work``, check what it did and returned, and note the results.
+
+    If it raises Unsupported and ``may_refuse``, the reason is noted instead, and it is called again with the other
+    programs.
+    """
     by_method = {m: [w for w in work if w.method == m] for m in dict.fromkeys(w.method for w in work)}
     work = [item for items in by_method.values() for item in items]
     before = [(Snapshot(w.program, w.plan.snapshot), _handles(w.program)) for w in work]
@@ -154,6 +171,7 @@ def _compile(backend: type[BackendDetails], work: Sequence[Work], registry: Regi
             start = time.perf_counter()
             with AtWork(backend, "preprocess", places, nodes, registry):
                 returned = backend.preprocess_multimethod(programs, specs)
+            # seconds for each partition; a joint call cannot be told apart
             share = (time.perf_counter() - start) / len(work)
     except Unsupported as refusal:
         if not may_refuse:
@@ -175,9 +193,9 @@ def _compile(backend: type[BackendDetails], work: Sequence[Work], registry: Regi
 
 
 def _note_refusal(work: Sequence[Work], refusal: Unsupported) -> list[Work]:
-    """Note the refusal of one call of a backend; returns the work that it is not about, which can be tried without.
+    """Note in the work why a backend refused it; returns the work that the refusal is not about.
 
-    It is about the program of which it names a node, and where it names none, about all.
+    It is about the program that contains ``refusal.node``, or about all of ``work`` if it names no node.
     """
     node: Any = refusal.node if isinstance(refusal.node, Node) else None
     about = [w for w in work if node is not None and any(n is node for n in all_nodes(w.program.graph_module))] or work
@@ -199,7 +217,10 @@ def _handles(program: ExportedProgram) -> set[int]:
 
 
 def _flat_results(backend: str, programs: Mapping[str, Sequence[Any]], returned: Any) -> list[Any]:
-    """What ``preprocess_multimethod`` returned: for each method as many results as programs, as one list."""
+    """What ``preprocess_multimethod`` returned, as one list in the order of ``programs``.
+
+    Raises ContractViolation unless there are as many results for each method as there are programs.
+    """
     wanted = {m: len(p) for m, p in programs.items()}
     given: Any = f"{returned!r:.80}"
     if isinstance(returned, Mapping):
@@ -211,7 +232,10 @@ def _flat_results(backend: str, programs: Mapping[str, Sequence[Any]], returned:
 
 
 def _check_result(backend: str, tag: str, handles: Collection[int], result: Any) -> None:
-    """The contract of ``preprocess``: a PreprocessResult whose fields have their types, and only known ``handles``."""
+    """Raise ContractViolation unless ``result`` is a PreprocessResult with fields of the right types.
+
+    Debug handles in it have to be among ``handles``.
+    """
     data = getattr(result, "processed_bytes", None)
     what, wanted, hint = "", "a PreprocessResult with bytes (or a Blob) is wanted", None
     if not isinstance(result, PreprocessResult):
@@ -236,6 +260,7 @@ def _check_result(backend: str, tag: str, handles: Collection[int], result: Any)
 
 
 def _why_not_debug_map(given: Any, handles: Collection[int]) -> str | None:
+    """What is wrong with a ``debug_handle_map``; None if nothing is."""
     if given is None:
         return None
     if not isinstance(given, Mapping):
@@ -270,9 +295,10 @@ def _why_not_told(result: PreprocessResult) -> str | None:
 
 
 def _check_untouched(backend: str, item: Work, before: Snapshot) -> None:
-    """A backend may rewrite the graph that it was given (the host then gets its own), but not what others rely on.
+    """Raise ContractViolation if a backend changed what is not its own, compared with ``before``.
 
-    That is what `_check_others` looks at, and the inputs and outputs that the delegate is called with.
+    It may rewrite the graph that it was given; the module then gets a fresh one for the host. It may not change what
+    others use (`_check_others`), nor the inputs and outputs with which the delegate is called.
     """
     _check_others(backend, item, before)
     if before.is_rewritten():
@@ -282,7 +308,10 @@ def _check_untouched(backend: str, item: Work, before: Snapshot) -> None:
 
 
 def _check_others(backend: str, item: Work, before: Snapshot) -> None:
-    """The caller's weights, and subgraphs of branches and loops, which the host's graph has too, are as they were."""
+    """Raise ContractViolation if a backend changed what it shares with others.
+
+    That is the caller's weights, and the subgraphs of branches and loops, which the host's graph contains too.
+    """
     written, edited, tag = before.written_tensors(), before.edited_subgraphs(), item.partition.tag
     if written:
         text = f"{backend}.preprocess changed weights of partition {tag}, which are the caller's: {written[0]}"
@@ -294,12 +323,15 @@ def _check_others(backend: str, item: Work, before: Snapshot) -> None:
 
 
 def _check_convention(backend: str, item: Work, inputs: Sequence[str]) -> None:
-    """A program that lost, swapped or gained inputs or outputs was compiled to something that is called differently."""
+    """Raise ContractViolation if a backend removed, reordered or added inputs or outputs of its program.
+
+    What it compiled would then be called differently than the host calls it.
+    """
     inputs_left = [n.name for n in item.program.graph.nodes if n.op == "placeholder" and n.name in inputs]
     outputs = [a.type for a in item.module.outputs]
     specs = zip(item.program.graph_signature.output_specs, output_values(item.program), strict=False)
     values = [value for spec, value in specs if spec.kind not in MUTATIONS]
-    known = [*outputs, *["?"] * len(values)]  # a node of a backend's own pass may have no type: taken as it was
+    known = [*outputs, *["?"] * len(values)]  # a node of a backend's pass may have no recorded type: it is not compared
     outputs_left = [_type_of(v) or was for v, was in zip(values, known, strict=False)]
     for what, wanted, left in (("inputs", inputs, inputs_left), ("outputs", outputs, outputs_left)):
         if wanted != left:
@@ -310,5 +342,6 @@ def _check_convention(backend: str, item: Work, inputs: Sequence[str]) -> None:
 
 
 def _type_of(value: Any) -> str | None:
+    """The type of an output, as ``Argument`` writes it; None for a node without a recorded value."""
     val = value.meta.get("val", value) if isinstance(value, Node) else value
     return None if isinstance(val, Node) else Argument.of("", val).type

@@ -1,7 +1,8 @@
-"""Operators that were decomposed for a partitioner that cannot be asked, and of which it then took nothing.
+"""Putting operators together again that were decomposed in vain.
 
-The host calls them as eager PyTorch does, so they are put together again. A partitioner with a support check is asked
-before anything is decomposed, and never leaves such operators behind.
+A partitioner that only tags cannot be asked about single operators, so it sees them decomposed. If it then takes no
+part of one, the host calls it whole, as eager PyTorch does. A partitioner with a support check is asked before anything
+is decomposed, and never leaves such operators behind.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from ..partitioner import Refusal
 
 @dataclass(frozen=True)
 class Composite:
-    """A call that was decomposed, as it was, with its parts and the results that stand for its own, by position."""
+    """A call that was decomposed: what it was, the parts that took its place, and those that stand for its results.
+
+    ``single``: it returns one value, not a tuple. ``results``: position of a result that is used -> the part.
+    """
 
     target: Any
     args: tuple[Any, ...]
@@ -33,26 +37,34 @@ class Composite:
 
 
 class Composites:
-    """The calls of one program that were decomposed, in the order in which that happened."""
+    """The calls of one program that were decomposed, in the order in which that happened.
+
+    ``_replaced_by``: a node that is gone -> the node that stands for its value.
+    """
 
     def __init__(self) -> None:
-        self._listed: list[Composite] = []
-        self._became: dict[Node, Node] = {}
+        self._decomposed: list[Composite] = []
+        self._replaced_by: dict[Node, Node] = {}
 
     def add(self, inlining: Inlining) -> None:
-        """Remember what is about to be committed."""
+        """Remember a decomposition that is about to take the place of its call."""
         node, parts = inlining.node, list(inlining.inserted())
         users: dict[Node, Any] = {node: 0} if inlining.single else {u: u.args[1] for u in node.users}
         results = {k: value for k, value in enumerate(inlining.results()) if k in users.values()}
-        self._became.update({user: results[k] for user, k in users.items() if isinstance(results[k], Node)})
+        self._replaced_by.update({user: results[k] for user, k in users.items() if isinstance(results[k], Node)})
         whole = node.target, node.args, dict(node.kwargs), dict(node.meta), node.name, inlining.single
+        # one of its results may be an operand: then there is nothing to put together
         if parts and all(result in parts for result in results.values()):
-            self._listed.append(Composite(*whole, parts, results))
+            self._decomposed.append(Composite(*whole, parts, results))
 
     def restore(self, taken: Collection[Node], named: Collection[str], refusals: Sequence[Refusal]) -> list[Refusal]:
-        """Make calls whole again of which no part is ``taken`` or ``named``; returns the refusals as they are then."""
+        """Put calls together again of which no part is delegated, and return the refusals for the graph as it is then.
+
+        ``taken`` are the nodes that partitions compute; ``named`` are names of nodes that a partitioner asked a
+        boundary type for. ``refusals`` of the parts of a call become one refusal of the call.
+        """
         restored = {}
-        there = [c for c in self._listed if not any(part._erased for part in c.parts)]
+        there = [c for c in self._decomposed if not any(part._erased for part in c.parts)]
         for composite in sorted(there, key=lambda c: c.parts[0]):
             if self._can_be_whole(composite, taken, named):
                 restored[self._put_together(composite)] = composite
@@ -62,15 +74,16 @@ class Composites:
         return [*(r for r in refusals if r.node not in gone), *refused]
 
     def now(self, node: Node) -> Node:
-        """What stands for a result, by now, after its call was decomposed or made whole."""
-        while node in self._became:
-            node = self._became[node]
+        """The node that stands for the value of ``node`` now, after calls were decomposed or put together again."""
+        while node in self._replaced_by:
+            node = self._replaced_by[node]
         return node
 
     def _can_be_whole(self, composite: Composite, taken: Collection[Node], named: Collection[str]) -> bool:
-        """Whether nothing of it was taken, nothing else uses a part of it, and every result needs every operand.
+        """Whether no part is delegated, nothing outside uses an inner part, and every result needs every operand.
 
-        Otherwise a delegate may lie between two of its parts, which it cannot do inside of one call.
+        If a result does not need all operands, a delegate may lie between two parts: it uses one result and computes an
+        operand of another. That cannot be if both parts are in one call.
         """
         parts = composite.parts
         if any(part in taken or part.name in named for part in parts):
@@ -85,6 +98,7 @@ class Composites:
         return all(computed <= reachable([r], lambda n: n.all_input_nodes if n in inside else ()) for r in results)
 
     def _put_together(self, composite: Composite) -> Node:
+        """Insert the call before its parts, let users use its results, and erase the parts; returns the call."""
         graph = composite.parts[0].graph
         with graph.inserting_before(composite.parts[0]):
             args, kwargs = map_arg((composite.args, composite.kwargs), self.now)
@@ -95,18 +109,19 @@ class Composites:
                 whole = call if composite.single else graph.call_function(operator.getitem, (call, k))
                 whole.meta = call.meta if composite.single else {**result.meta, "val": composite.meta["val"][k]}
                 result.replace_all_uses_with(whole)
-                self._became[result] = whole
+                self._replaced_by[result] = whole
         for part in reversed(composite.parts):
             graph.erase_node(part)
         return call
 
 
 def _operands(composite: Composite) -> list[Node]:
+    """The nodes among the arguments of the call."""
     found: list[Node] = []
     map_arg((composite.args, composite.kwargs), found.append)
     return found
 
 
 def _first_reason(composite: Composite, reasons: dict[Node, Refusal]) -> Iterator[str]:
-    """Why the first of the parts that was refused was."""
+    """The reason of the first part that was refused, if one was."""
     yield from [reasons[part].reason for part in composite.parts if part in reasons][:1]

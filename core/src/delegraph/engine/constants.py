@@ -1,9 +1,9 @@
 """Calls on constants alone that a backend leaves to the host are computed now, where that makes no file larger.
 
-A backend that takes such calls gets them: it may compute them when it compiles, or on the device. What it refuses would
-be computed again with every call of the program. A value is computed now if it is at most as large as what goes away
-with it: the calls, and the constants that only they read. So an embedding of known positions becomes a constant, and
-a mask made of numbers, which is a few calls in a file, does not become a table of megabytes.
+A backend may take such calls: then it computes them when it compiles, or on the device. A call that it refuses would be
+computed again whenever the program is called. It is computed now if its value is at most as large as what goes away
+with it: the calls, and the constants that only they read. So the embedding of known positions becomes a constant; but a
+mask that is made of a few numbers, by calls that take few bytes in a file, does not become a table of megabytes.
 """
 
 from __future__ import annotations
@@ -30,30 +30,32 @@ from ..report.facts import format_size, pluralize
 from .partition import Plan
 
 TOGETHER = 64 * 2**20
-"""Bytes of all values that are computed now for one plan."""
+"""The most bytes of all values together that are computed now for one plan."""
 CALL = 128
-"""Bytes that a call takes at least in a program file, with the description of its result."""
+"""How many bytes a call is taken to need in a program file, with the description of its result."""
 SHARE = 128
-"""Values that are small beside a constant that stays may take this part of the bytes of all constants, together."""
+"""Values smaller than what they are computed from may together take this part of the bytes of all constants."""
 aten = torch.ops.aten
 
 
 def compute_constants(plan: Plan, taken_too: bool) -> str:
-    """Put constants in the place of calls that need nothing but constants and that ``plan`` leaves to the host.
+    """Compute calls that need nothing but constants and that ``plan`` leaves to the host; constants take their place.
 
-    ``taken_too``: also of those that the backend takes, for one that cannot be asked, and so never said that it
-    computes them when it compiles: it would do so with every call, and see no constant weights behind them.
-    Returns what was done, for the report, and "" if there was nothing to do. The program then has to be planned again.
+    ``taken_too``: also compute calls that the backend takes. That is for a backend that cannot be asked, and so never
+    said that it computes them when it compiles: it would compute them in every call, and behind them see no constant
+    weights. Returns what was done, for the report; "" if nothing was. The program has to be planned again afterwards.
     """
     program, given = plan.program, constant_placeholders(plan.program)
     every = [n for n in program.graph.nodes if n.op == "call_function"]
     calls = every if taken_too else [n for n in every if None in plan.tags.get(n, (None,))]
-    if not calls or not any(given.issuperset(elements_read(n)) for n in every):  # most programs
+    if not calls or not any(given.issuperset(elements_read(n)) for n in every):  # so it is with most programs
         return ""
     known = constant_calls(program)
     left = known.intersection(calls)
     values, replaced = ConstantValues(constants_of(program)), list[torch.Tensor]()
-    for node in _worth_computing([n for n in calls if n in left and _is_end(n, left)], _sizes(program)):
+    for node in _worth_computing(
+        [n for n in calls if n in left and _is_used_outside(n, left)], _bytes_of_constants(program)
+    ):
         value = values.of(node)
         if value is not None and value.nbytes + sum(v.nbytes for v in replaced) <= TOGETHER:
             constant = add_constant(program, value, f"{node.name}_computed")
@@ -66,22 +68,24 @@ def compute_constants(plan: Plan, taken_too: bool) -> str:
     return f"{count} on constants alone computed while lowering, {format_size(sum(v.nbytes for v in replaced))}"
 
 
-def _sizes(program: ExportedProgram) -> dict[Node, int]:
-    """Bytes of each constant of a program; 0 for those whose memory others share, which a file has once."""
+def _bytes_of_constants(program: ExportedProgram) -> dict[Node, int]:
+    """The bytes of each constant of a program; 0 for constants that share memory, which a file has only once."""
     tensors = {n: constant_tensor(program, s) for n, s in placeholders(program) if s.kind in CONSTANT_KINDS}
     shared = {n for pair in near(tensors) for n in pair if tensors[n].numel()}
     return {n: 0 if n in shared else t.numel() * t.element_size() for n, t in tensors.items()}
 
 
 def _worth_computing(ends: Sequence[Node], sizes: Mapping[Node, int]) -> list[Node]:
-    """Those of ``ends`` whose values take no more bytes than the calls and constants that nobody needs any more then.
+    """Those of ``ends`` whose values take no more bytes than what nothing needs any more once they are computed.
 
-    Ends that share a call or a constant are weighed together first, since that may go away with all of them only.
-    Then small ones for which nothing goes away, such as the norms of a weight. ``sizes``: bytes of constants.
+    ``ends`` are calls whose values are used outside; ``sizes`` are the bytes of constants. Ends that share a call or a
+    constant are weighed together first, because the shared node may go away only with all of them. In the end small
+    values are chosen for which nothing goes away, such as the norms of a weight, up to a share of all constants
+    (``SHARE``).
     """
     chosen: set[Node] = set()
     gone: set[Node] = set()
-    for group in _connected(ends):
+    for group in _groups_sharing_nodes(ends):
         for tried in (group, *([end] for end in group)):
             if chosen.issuperset(tried):
                 continue
@@ -97,8 +101,8 @@ def _worth_computing(ends: Sequence[Node], sizes: Mapping[Node, int]) -> list[No
     return [end for end in ends if end in chosen]
 
 
-def _connected(ends: Sequence[Node]) -> list[list[Node]]:
-    """``ends`` in groups: two that need the same node are in one."""
+def _groups_sharing_nodes(ends: Sequence[Node]) -> list[list[Node]]:
+    """``ends`` in groups: two that need the same node are in one group."""
     parent: dict[Node, Node] = {}
     for end in ends:
         parent.setdefault(end, end)
@@ -111,7 +115,7 @@ def _connected(ends: Sequence[Node]) -> list[list[Node]]:
 
 
 def _unneeded(ends: Sequence[Node], gone: Collection[Node]) -> set[Node]:
-    """What nobody needs once ``ends`` are constants, beyond what is ``gone`` already."""
+    """The nodes that nothing needs once ``ends`` are constants, without those that are ``gone`` already."""
     unneeded: set[Node] = set(ends)
     for node in sorted(ancestors(*ends) - unneeded, reverse=True):  # users before what they use
         if all(user in unneeded or user in gone for user in node.users):
@@ -120,18 +124,25 @@ def _unneeded(ends: Sequence[Node], gone: Collection[Node]) -> set[Node]:
 
 
 def _bytes(node: Node) -> int:
+    """The bytes of the value that the call returns."""
     val = node.meta["val"]
     return int(val.numel() * val.element_size())
 
 
-def _is_end(node: Node, left: Collection[Node]) -> bool:
-    """Whether anything uses the value besides calls that are replaced as well."""
+def _is_used_outside(node: Node, left: Collection[Node]) -> bool:
+    """Whether a tensor is used by something else than ``left``, the calls that are replaced as well.
+
+    A copy of a constant does not count: to compute it would only be another copy.
+    """
     copies = node.target is aten.clone.default and node.all_input_nodes[0].op == "placeholder"
     return isinstance(node.meta["val"], torch.Tensor) and not copies and any(u not in left for u in node.users)
 
 
 def _replace(node: Node, constant: Node) -> None:
-    """Let users of ``node`` use ``constant``. A program returns a copy of it, since callers may write to results."""
+    """Let users of ``node`` use ``constant``.
+
+    The program itself returns a copy, because callers may write to results.
+    """
     if any(u.op == "output" for u in node.users):
         with node.graph.inserting_before(node):
             copy = node.graph.call_function(aten.clone.default, (constant,))
@@ -141,7 +152,7 @@ def _replace(node: Node, constant: Node) -> None:
 
 
 def _erase_unused(program: ExportedProgram, known: Collection[Node]) -> int:
-    """Erase calls that nobody uses any more; returns how many operators on constants they were."""
+    """Erase calls without users. Returns how many of them were operators among ``known``, the calls on constants."""
     erased = 0
     for node in reversed(program.graph.nodes):
         if node.op == "call_function" and not node.users and not has_effect(node):

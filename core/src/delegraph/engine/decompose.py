@@ -1,9 +1,9 @@
 """Step 2 of a lowering: decomposition on demand.
 
-What a backend keeps stays whole. Every other call that has a decomposition is traced alone, under fake tensors; the
-decomposition takes its place, and the backend is asked about the new calls. What no backend takes any part of is whole
-in the end, and called as eager PyTorch calls it; who needs it in core ATen, such as a program file, asks for that. The
-program is never retraced as a whole, and where a backend refuses nothing, nothing is done.
+An operator that a backend keeps stays whole. Every other call that has a decomposition is traced by itself, under fake
+tensors; the decomposition takes its place, and the backend is asked about the new calls. If no backend takes any part,
+the call stays whole, and the host calls it as eager PyTorch does. Program files that need core ATen ask for that
+afterwards (``finish``). The program is never retraced as a whole, and where a backend refuses nothing, nothing is done.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ from .partition import ON_HOST, Plan
 from .plan import Answer, ask, make_plan
 
 Keeps = Callable[[Node], bool]
-"""Whether some backend takes a call as it is."""
+"""A function that says whether some backend takes a call as it is."""
 
 
 class Decomposer:
-    """The decompositions of one lowering: what was traced, and what turned out useless.
+    """The decompositions of one lowering: what was traced, and which decompositions turned out to be useless.
 
-    The programs that it is given are the lowering's own; their graphs change. ``watched``: partitioners are, see `ask`.
+    It changes the graphs of the programs that it is given, so they must be the lowering's own. ``watched``: whether
+    partitioners are checked to change nothing but tags (``plan.ask``).
     """
 
     def __init__(self, watched: bool = True) -> None:
@@ -53,7 +54,10 @@ class Decomposer:
         return list(dict.fromkeys(self.tracer.failures))
 
     def plan(self, program: ExportedProgram, partitioner: Partitioner, later: Sequence[Partitioner] = ()) -> Plan:
-        """The plan of ``partitioner`` once everything that neither it nor one of ``later`` keeps was decomposed."""
+        """The plan of ``partitioner`` for ``program``, in which calls that no backend keeps are decomposed.
+
+        ``later`` are the partitioners of the backends that come after it: what one of them keeps is left to it.
+        """
         composites = Composites()
         answer = self.ask(program, partitioner, later, composites)
         result = answer.result
@@ -69,9 +73,10 @@ class Decomposer:
         later: Sequence[Partitioner] = (),
         composites: Composites | None = None,
     ) -> Answer:
-        """What ``partitioner`` answers about the program of which the plan is made.
+        """What ``partitioner`` answers about ``program``, with refused calls decomposed as far as that helps.
 
-        ``composites`` remembers what had to be decomposed before it could be asked.
+        ``later`` are the partitioners of the backends that come after it: what one of them keeps is left whole.
+        ``composites`` remembers what is decomposed before the partitioner is asked, for a partitioner that only tags.
         """
         composites = composites or Composites()
         self.tracer.begin(program)
@@ -93,11 +98,15 @@ class Decomposer:
             program = rebuild(program)
 
     def finish(self, program: ExportedProgram, keep: Collection[Any] = ()) -> ExportedProgram:
-        """``program``, subgraphs too, with what the host computes in core ATen; operators in ``keep`` stay whole."""
+        """``program`` and its subgraphs, with everything that the host computes in core ATen.
+
+        Operators in ``keep`` stay whole.
+        """
         rewrite_subgraphs(program, lambda subgraph: self.finish(subgraph, keep))
         self.tracer.begin(program)
         nodes = [n for n in _calls(program) if n.target not in keep and to_core(n.target)]
         for node in nodes:
+            # the report counts the user's call, not what it is decomposed to here
             node.meta[LEFT] = (node.meta.get("debug_handle", 0), node.name, operator_name(node))
         reducer = _Reducer(self.tracer, lambda node: node.target in keep, frozenset(keep), at_once=True)
         changed = [n for n in nodes if reducer.decompose(n)]
@@ -106,7 +115,11 @@ class Decomposer:
     def _decompose_for_tags(
         self, program: ExportedProgram, who: Partitioner, later: Sequence[Partitioner], composites: Composites
     ) -> ExportedProgram:
-        """A partitioner that only tags cannot be asked, so it sees core ATen and what it, or a later one, keeps."""
+        """Decompose ``program`` for a partitioner that only tags.
+
+        It cannot be asked, so it gets core ATen, and whole only what it or a later partitioner lists as operators to
+        keep.
+        """
         whole = [] if support_of(who) else [n for n in _calls(program) if to_core(n.target)]
         if not whole:
             return program
@@ -122,33 +135,37 @@ class Decomposer:
         left: Sequence[Node],
         composites: Composites,
     ) -> bool:
-        """Decompose what ``who`` left behind and none of ``later`` keeps; returns whether anything changed."""
+        """Decompose the calls in ``left``, which ``who`` refused, unless one of ``later`` keeps them.
+
+        Returns whether any was.
+        """
         others, _ = _kept(program, later)
         unwanted = [n for n in left if not others(n)]
         support = support_of(who)
         if support is None:
             reducer = _Reducer(self.tracer, *_kept(program, [who, *later]))
             return any([reducer.decompose(n, composites) for n in unwanted])
-        keeps = AtWork(who, "support check").around(_Answers(support))
+        keeps = AtWork(who, "support check").around(_KeepsByAsking(support))
         attempts = _Attempts(self.tracer, lambda node: keeps(node) or others(node), self._useless)
         return any([attempts.decompose(n, composites) for n in unwanted])
 
 
 def in_core_aten(program: ExportedProgram, keep: Collection[Any] = ()) -> ExportedProgram:
-    """A copy of ``program``, subgraphs too, with what the host computes in core ATen, apart from operators in ``keep``.
+    """A copy of ``program`` and its subgraphs with the host's calls in core ATen, apart from operators in ``keep``.
 
-    Operators that torch cannot decompose for their arguments stay whole.
+    A call that torch cannot decompose for its arguments stays whole.
     """
     with TRACING, pause_collection():
         return Decomposer().finish(copy_program(program), keep)
 
 
 def _calls(program: ExportedProgram) -> list[Node]:
+    """The calls of operators of a program, without those of control flow and of delegates."""
     return [n for n in program.graph.nodes if n.op == "call_function" and isinstance(n.target, OpOverload)]
 
 
 def rebuild(program: ExportedProgram) -> ExportedProgram:
-    """The program after its graph changed, with a signature that says so and without tags."""
+    """The program after its graph was changed: with a signature that fits, and without the tags of the last answer."""
     graph, signature = program.graph, program.graph_signature
     for node in graph.nodes:
         node.meta.pop("delegation_tag", None)
@@ -157,14 +174,17 @@ def rebuild(program: ExportedProgram) -> ExportedProgram:
 
 
 def _kept(program: ExportedProgram, partitioners: Sequence[Partitioner]) -> tuple[Keeps, frozenset[Any]]:
-    """Which calls one of ``partitioners`` keeps, and the operators that a trace must leave whole to ask about them."""
+    """A function that says whether one of ``partitioners`` keeps a call, and operators that a trace has to leave whole.
+
+    A trace must not go through those operators, because the partitioners are to be asked about them.
+    """
     answers: list[Keeps] = []
     whole: set[Any] = set()
     for who in partitioners:
         work, support = AtWork(who, "support check"), support_of(who)
         with work:
             if support:
-                keeps: Keeps = _Answers(support, program)
+                keeps: Keeps = _KeepsByAsking(support, program)
                 whole |= LINEAR
             else:
                 operators, wanted = who.ops_to_not_decompose(program)
@@ -175,19 +195,21 @@ def _kept(program: ExportedProgram, partitioners: Sequence[Partitioner]) -> tupl
 
 
 def _is_listed(operators: Collection[Any], wanted: Callable[[Node], bool] | None, node: Node) -> bool:
+    """Whether a partitioner that only tags wants this call whole: ``operators`` and ``wanted`` are what it returned."""
     return node.target in operators and (wanted is None or wanted(node))
 
 
 def support_of(who: Partitioner) -> Support | None:
-    """What can be asked about single nodes, where a partitioner has it; the others only tag."""
+    """The support check of a partitioner, which answers questions about single nodes; None for one that only tags."""
     support = getattr(who, "support", None)
     return support if isinstance(support, Support) else None
 
 
-class _Answers:
-    """A backend's answers about the calls of a program, and about calls of decompositions that are put into it.
+class _KeepsByAsking:
+    """Whether a backend takes a call, by its support check.
 
-    Without ``program`` it continues with the one that the partitioner asked the backend about last.
+    Of the calls of a program, and of decompositions put into it. Answers are remembered. Without ``program``, it
+    continues with the program that the partitioner asked about last.
     """
 
     def __init__(self, support: Support, program: ExportedProgram | None = None) -> None:
@@ -195,31 +217,34 @@ class _Answers:
         self._known: dict[Node, bool] = {}
         if program is not None:
             support.begin(program)
-            for node in _calls(program):  # in graph order, as `Support` is promised
+            for node in _calls(program):  # the contract of `Support`: every call, in graph order
                 self(node)
 
     def __call__(self, node: Node) -> bool:
+        """Whether the backend takes the call ``node``."""
         if node.target is operator.getitem:
             return self(node.args[0])  # type: ignore[arg-type]
         if node not in self._known:
             self._known[node] = self._support.why_not(node) is None
             if self._known[node]:
-                self._support.is_constant(node)  # the backend has to know this before it is asked about the users
+                # part of the contract too: the backend may need its own answer when it is asked about the users
+                self._support.is_constant(node)
         return self._known[node]
 
 
 class _Reducer:
-    """Decomposes calls, and the calls that they consist of, until each is kept or is core ATen.
+    """Decomposes calls, and the calls in their decompositions, until each one is kept or is core ATen.
 
-    ``whole``: operators that a trace leaves whole, so that ``keeps`` is asked about them. ``at_once``: go down to core
-    ATen in a single trace where that succeeds, because nobody is asked about the operators in between.
+    ``keeps`` says whether a call is kept. ``whole`` are operators that a trace leaves whole, so that ``keeps`` is asked
+    about them. ``at_once``: trace down to core ATen in one go where that succeeds; nobody is asked about the operators
+    in between then.
     """
 
     def __init__(self, tracer: Tracer, keeps: Keeps, whole: frozenset[Any], at_once: bool = False) -> None:
         self.tracer, self.keeps, self.whole, self.at_once = tracer, keeps, whole, at_once
 
     def decompose(self, node: Node, composites: Composites | None = None) -> bool:
-        """Put the decomposition of ``node`` in its place, of which ``composites`` is told; False if it has none."""
+        """Put the decomposition of ``node`` in its place and tell ``composites`` of it; False if there is none."""
         decomposition = self.tracer.decompose_to_core(node, self.whole) if self.at_once else None
         decomposition = decomposition or self.tracer.decompose(node, to_core(node.target), self.whole)
         if decomposition is None:
@@ -235,9 +260,9 @@ class _Reducer:
 
 
 class _Attempts:
-    """Decomposes calls for a backend that can be asked, only where it takes some of what they consist of.
+    """Decomposes calls for a backend that can be asked, and only if it takes some of the parts.
 
-    Operators of core ATen are decomposed only where it takes all of the result: what it left would run on the host,
+    A core ATen operator is decomposed only if the backend takes all parts: parts that it leaves would run on the host,
     which runs the whole operator just as well.
     """
 
@@ -245,7 +270,7 @@ class _Attempts:
         self.tracer, self.keeps, self._useless = tracer, keeps, useless
 
     def decompose(self, node: Node, composites: Composites) -> bool:
-        """Decompose ``node`` if a backend takes more of the program then; returns whether it was decomposed."""
+        """Decompose ``node`` if a backend then takes more of the program; returns whether it was decomposed."""
         # An answer may depend on where an operand comes from, for example on whether it is a constant: so does the key.
         producers = ((i.op, i.target) for i in node.all_input_nodes if i.op != "placeholder")
         key = (self.tracer.signature(node), *producers)
@@ -260,13 +285,16 @@ class _Attempts:
         return False
 
     def attempt(self, node: Node) -> _Attempt | None:
-        """The decomposition of ``node``, put into the graph for the backend to be asked; None if there is none."""
+        """Put the decomposition of ``node`` into the graph, to ask the backend about it; None if there is none."""
         decomposition = self.tracer.decompose(node, to_core(node.target) or beyond_core(node.target))
         return None if decomposition is None else _Attempt(node, decomposition, self)
 
 
 class _Attempt(Inlining):
-    """An inlining with the backend's answers: it takes all of the calls (``complete``), or some (``gains``)."""
+    """A decomposition in the graph, with the backend's answers about it.
+
+    ``complete``: the backend takes all parts. ``gains``: it takes at least one that is no view and no constant.
+    """
 
     def __init__(self, node: Node, decomposition: Decomposition, attempts: _Attempts) -> None:
         super().__init__(node, decomposition)
@@ -277,9 +305,11 @@ class _Attempt(Inlining):
 
     @property
     def is_worthwhile(self) -> bool:
+        """Whether the decomposition should stay."""
         return self.complete or (self.gains and to_core(self.node.target) is not None)
 
     def _ask(self, call: Node, attempts: _Attempts) -> None:
+        """Ask about one part of the decomposition. If the backend refuses it, try to decompose that part in turn."""
         if all(i in self._constant for i in call.all_input_nodes):
             self._constant.add(call)
         if attempts.keeps(call):

@@ -1,4 +1,4 @@
-"""Modules become exported programs, one a method; programs that the caller exported are checked."""
+"""The step ``export``: modules become exported programs, one for each method; programs of the caller are checked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _EXPLANATION = re.compile(r"^ *Explanation: (.*)", re.MULTILINE)
 
 
 class Source(NamedTuple):
-    """What a method is lowered from: a module with what torch.export wants besides it, or a program alone."""
+    """What a method is lowered from: a module with its arguments for torch.export, or an exported program alone."""
 
     program: Any
     inputs: Any
@@ -34,7 +34,10 @@ class Source(NamedTuple):
 
 
 def sources_by_method(program: Any, inputs: Any, kwargs: Any, shapes: Any) -> dict[str, Source]:
-    """The arguments of ``lower``, of which each may be a table by method, for each method."""
+    """The arguments of ``lower`` for each method.
+
+    If the program is a table by method, each other argument may be one, too.
+    """
     if not isinstance(program, Mapping):
         return {"forward": Source(program, inputs, kwargs, shapes)}
     if not program:
@@ -69,7 +72,10 @@ def export_method(method: str, source: Source) -> ExportedProgram:
 
 
 def _expect_no_data_assigned(program: ExportedProgram) -> None:
-    """Raise InputError for ``tensor.data = other``: torch.export drops it, and leaves no trace but a check of types."""
+    """Raise InputError if the model assigns ``tensor.data = other``.
+
+    torch.export drops the assignment. All that it leaves is a check of the types, by which it is found here.
+    """
     modules = (m for m in program.graph_module.modules() if isinstance(m, GraphModule))
     assigned = (n for m in modules for n in m.graph.nodes if n.target is _CHECK_OF_DATA)
     for node in assigned:
@@ -79,7 +85,9 @@ def _expect_no_data_assigned(program: ExportedProgram) -> None:
 
 
 def _export_module(module: torch.nn.Module, inputs: Any, kwargs: Any, shapes: Any) -> ExportedProgram:
+    """Export a module; InputError, with torch's reason and advice, if that fails."""
     kind = type(module).__name__
+    # torch forbids .eval() on the module of an ExportedProgram
     exported = "eval" in vars(module)  # torch forbids it for the module of an ExportedProgram
     in_training = (name or kind for name, m in module.named_modules() if m.training and (exported or reads_mode(m)))
     training = next(in_training, None)
@@ -95,7 +103,7 @@ def _export_module(module: torch.nn.Module, inputs: Any, kwargs: Any, shapes: An
         with TRACING, unlogged(("torch.export._trace",)), warnings.catch_warnings():
             warnings.filterwarnings("ignore", _OF_TORCHS_RNNS, UserWarning)
             return torch.export.export(module, args, kwargs, dynamic_shapes=shapes)
-    except Exception as e:  # what torch and the code of the model raise
+    except Exception as e:  # torch and the code of the model may raise anything
         first, _, rest = str(e).strip().partition("\n")
         first = first.removesuffix(", but expected one of:")  # torch goes on with its list of signatures
         if first.endswith(":"):
@@ -115,7 +123,7 @@ def _export_module(module: torch.nn.Module, inputs: Any, kwargs: Any, shapes: An
 
 
 def arguments_of(inputs: Any) -> tuple[Any, ...]:
-    """The arguments that ``example_inputs`` are: a tensor alone is one, a list is as a tuple, None is none."""
+    """``example_inputs`` as a tuple of arguments: it may be a tuple, a list, a tensor alone, or None."""
     if isinstance(inputs, torch.Tensor):
         return (inputs,)
     if not isinstance(inputs, tuple | list | None):
@@ -124,7 +132,8 @@ def arguments_of(inputs: Any) -> tuple[Any, ...]:
 
 
 def _user_line(error: BaseException) -> SourceLine | None:
-    """The innermost line of the user's program that torch was tracing when it failed."""
-    frames = [*traceback.extract_tb(error.__traceback__), *getattr(error, "real_stack", ())]  # Dynamo's, further in
-    tracing = [f for f in frames if f.filename not in (__file__, "<string>")]  # the second is code that torch generates
+    """The innermost line of the user's program that torch was tracing when it failed; None if there is none."""
+    # Dynamo keeps the frames of the user's code in ``real_stack``; code that torch generates is in "<string>".
+    frames = [*traceback.extract_tb(error.__traceback__), *getattr(error, "real_stack", ())]
+    tracing = [f for f in frames if f.filename not in (__file__, "<string>")]
     return innermost((f.filename, f.lineno or 0, f.name, f.line or "") for f in tracing)

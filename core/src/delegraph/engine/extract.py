@@ -1,4 +1,4 @@
-"""The step ``extract``: one ExportedProgram a partition, its tensors by reference."""
+"""The step ``extract``: each partition becomes an ExportedProgram of its own, with its tensors by reference."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WRITES = {InputKind.BUFFER: OutputKind.BUFFER_MUTATION, InputKind.PARAMETER: Ou
 
 
 def begin_work(method: str, plan: Plan, partition: Partition) -> Work:
-    """The partition as a program, and a module for it that has no blob yet."""
+    """The partition as a program, and the module that will stand for it, which has no blob yet."""
     start = time.perf_counter()
     program, border = extract(method, plan, partition), partition.boundary
     inputs, outputs = (
@@ -38,12 +38,11 @@ def begin_work(method: str, plan: Plan, partition: Partition) -> Work:
 
 
 def extract(method: str, plan: Plan, partition: Partition) -> ExportedProgram:
-    """The partition as a program: placeholders are its constants, then its inputs; it returns a flat tuple.
+    """The partition as a program. Its placeholders are its constants, then its inputs; it returns a flat tuple.
 
-    ``meta`` of its graph says where it comes from.
-
-    A value with a boundary type arrives (or leaves) in that dtype and is cast inside. The new values of buffers that it
-    owns and writes come first, as mutations of the signature; their tensors are its own.
+    A value with a boundary type arrives (or leaves) in that dtype and is cast inside. New values of buffers that the
+    partition owns and writes are returned first, as mutations; the tensors of these buffers are copied for it. ``meta``
+    of the graph module has the ``method`` and the tag, for the backend.
     """
     build = _Build(plan, partition)
     call = flat_call(len(partition.inputs), len(partition.outputs))
@@ -62,7 +61,10 @@ def extract(method: str, plan: Plan, partition: Partition) -> ExportedProgram:
 
 
 class _Build:
-    """The graph of one partition and its signature, built in one pass."""
+    """Builds the graph of one partition and its signature, in one pass.
+
+    ``env``: node of the plan's program -> its copy.
+    """
 
     def __init__(self, plan: Plan, partition: Partition) -> None:
         self.graph, self.partition = Graph(owning_module=plan.program.graph_module), partition
@@ -79,6 +81,7 @@ class _Build:
         self.outputs = self._return([(last, specs[n]) for n, last in partition.state.items()])
 
     def _placeholder(self, node: Node) -> Node:
+        """A placeholder that stands for ``node``."""
         new = placeholder_of(self.graph, node)
         new.meta.pop("delegation_tag", None)
         new.meta.pop("debug_handle", None)
@@ -86,6 +89,10 @@ class _Build:
         return new
 
     def _input(self, node: Node) -> InputSpec:
+        """A placeholder for an input, and its spec.
+
+        Inside of the partition, the value has the dtype that the program recorded.
+        """
         arrives = self._placeholder(node)
         if node in self.partition.boundary:
             inside = arrives.meta["val"].dtype
@@ -96,6 +103,10 @@ class _Build:
         return InputSpec(InputKind.USER_INPUT, argument_of(arrives), None)
 
     def _return(self, state: list[tuple[Node, InputSpec]]) -> list[OutputSpec]:
+        """The graph's output, and its specs.
+
+        New values of ``state``, then the results, cast to their boundary types.
+        """
         stored = [(self.env[last], spec) for last, spec in state]
         boundary = self.partition.boundary
         values = [
@@ -118,7 +129,7 @@ def cast(graph: Graph, node: Node, dtype: torch.dtype) -> Node:
 
 
 def as_dtype(val: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A recorded value in another dtype."""
+    """The recorded value ``val`` (a fake tensor) in another dtype."""
     # Lowerings of one program share the mode of its fake tensors, which computes for one thread at a time.
     with TRACING:
         return val.to(dtype)

@@ -1,8 +1,7 @@
-"""Partitions that a compiler refused leave their plan, as if the support check had refused their operators.
+"""Partitions that a compiler refused are taken out of their plan, as if the support check had refused their operators.
 
-What a backend takes, it says before anything is compiled, and a compiler may still find that one partition does not fit
-its device. Its operators are then the host's, where the partitioners of the next backends meet them together with what
-else is there.
+A backend says what it takes before anything is compiled. Its compiler may still find that one partition does not fit
+the device. The partition's operators then stay on the host, and the next backends are asked about them.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from .partition import Plan, Work
 
 
 def give_back(plan: Plan, refused: Sequence[Work]) -> None:
-    """Take the partitions of ``refused``, all of this plan, out of it."""
+    """Take the partitions of ``refused`` out of ``plan``, to which they all belong."""
     if not refused:
         return
     gone = {work.partition.tag for work in refused}
@@ -39,10 +38,10 @@ def give_back(plan: Plan, refused: Sequence[Work]) -> None:
 
 
 def _tags_left(node: Node, tags: tuple[str | None, ...], gone: Collection[str]) -> tuple[str | None, ...]:
-    """Where a node is computed without the partitions that are ``gone``.
+    """Where ``node`` is computed, without the partitions in ``gone``.
 
-    A constant that others have copies of is the host's now, too: it must not become an output of one of them, since
-    they are compiled.
+    A constant that other partitions have copies of is now computed on the host as well. These partitions are compiled
+    already, so none of them can be given another output to provide it.
     """
     left = tuple(tag for tag in tags if tag is not None and tag not in gone)
     copied = node.op != "placeholder" and len(left) < len(tags)
@@ -50,14 +49,17 @@ def _tags_left(node: Node, tags: tuple[str | None, ...], gone: Collection[str]) 
 
 
 def _reason(work: Work) -> Reason:
-    """For the report: refusals of one reason are one cause there, whatever the partition."""
+    """The reason that the report gives for operators of a refused partition.
+
+    Refusals with one ``cause`` are one row of the report, whatever partition they are about.
+    """
     assert work.not_compiled is not None
     reason, hint, _ = work.not_compiled
     return Reason(f"its compiler refused the partition: {reason}", hint=hint, cause=f"not compiled: {reason}")
 
 
 def given_back_row(backend: str, work: Work) -> GivenBack:
-    """What a report says of a refused partition; ``backend``: its name there."""
+    """The row of the report about a refused partition; ``backend`` is the backend's name there."""
     assert work.not_compiled is not None
     reason, _, source = work.not_compiled
     nodes, lines = work.partition.nodes, map(source_of, work.partition.nodes)

@@ -1,4 +1,4 @@
-"""The step ``insert``: the host's program, rebuilt once for all partitions, with calls of their modules."""
+"""The step ``insert``: the host's program is built anew, with a call of a module in the place of each partition."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from .state import stored_by_delegates
 
 
 def insert_delegates(plan: Plan, work: Sequence[Work], handles: Iterator[int], names: Iterator[str]) -> ExportedProgram:
-    """The program with every partition replaced by a call of its module, in subgraphs first.
+    """The program of ``plan`` in which every partition is replaced by a call of its module; in subgraphs too.
 
-    The calls get debug handles from ``handles``, and the modules names from ``names``, this graph's first.
+    ``handles`` gives debug handles for the calls, ``names`` gives names for the modules, first to this graph's own.
     """
     taken = {n.target for n in plan.program.graph.nodes if n.op == "get_attr"}
     own = list(islice((name for name in names if name not in taken), len(plan.partitions)))
@@ -47,15 +47,18 @@ def insert_delegates(plan: Plan, work: Sequence[Work], handles: Iterator[int], n
 
 
 def _is_delegated(plan: Plan, node: Node) -> bool:
-    """Whether a node fetches a subgraph that only calls inside delegates use; those have a copy of their own."""
+    """Whether a node fetches a subgraph that only calls inside delegates use.
+
+    Delegates have copies of their subgraphs.
+    """
     fetches = node.op == "get_attr" and bool(node.users)
     return fetches and all(None not in plan.tags.get(user, (None,)) for user in node.users)
 
 
 class _HostProgram:
-    """The new graph of the host, its signature, and the modules that it calls.
+    """Builds the host's new graph, its signature, and the table of modules that it calls.
 
-    ``dropped``: constants that calls no longer pass to their subgraphs, because delegates in those own them.
+    ``dropped`` are constants that calls no longer pass to their subgraphs, because delegates in there own them.
     """
 
     def __init__(self, plan: Plan, dropped: Collection[Node], names: Iterator[str]) -> None:
@@ -71,22 +74,29 @@ class _HostProgram:
             self.copy(node)
 
     def _stays(self, node: Node) -> bool:
-        """A constant that only delegates use goes with them, and so does a buffer that one of them keeps."""
+        """Whether the host keeps the placeholder ``node``.
+
+        A constant that only delegates use goes with them, and so does a buffer that a delegate keeps.
+        """
         if node in self.state:
             return False
-        if not node.users:  # the model had it unused, or calls pass it to a delegate no longer
+        if not node.users:  # the model has it unused, or calls no longer pass it
             return node not in self.dropped
         tags = self.plan.tags
         owners = {*tags.get(node, ())}
         return not all(user in tags and {*tags[user]} <= owners for user in node.users)
 
     def copy(self, node: Node) -> None:
+        """Copy a node that the host computes."""
         new = copy_node(self.graph, node, lambda n: self.env[n])
         new.meta.pop("delegation_tag", None)
         self.env[node] = new
 
     def call(self, partition: Partition, module: LoweredBackendModule, handle: int) -> None:
-        """Call ``module``, with a cast wherever a value crosses the border in another type than it has."""
+        """Call ``module`` for its partition.
+
+        Values that cross the border in another dtype are cast before and behind.
+        """
         name = next(self.names)
         self.modules[name] = module
         owner = self.graph.create_node("get_attr", name, name=name)
@@ -102,11 +112,13 @@ class _HostProgram:
             self.env[node] = self._cast(new, node.meta["val"].dtype) if node in dtypes else new
 
     def _cast(self, node: Node, dtype: torch.dtype) -> Node:
+        """A cast at a border, marked so that reports do not count it as an operator."""
         new = cast(self.graph, node, dtype)
         new.meta["boundary"] = True
         return new
 
     def build(self) -> ExportedProgram:
+        """The finished program, without the outputs that only stored buffers which delegates keep now."""
         program = self.plan.program
         stored = stored_by_delegates(program, self.state)
         pairs = enumerate(zip(program.graph_signature.output_specs, output_values(program), strict=True))

@@ -1,4 +1,7 @@
-"""The order in which the host's calls and the delegates run: what needs what, and who draws random numbers when."""
+"""The order in which the host's calls and the delegates run.
+
+Operands first, and random numbers in the order of eager.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,10 @@ from .partition import Partition, Plan, Unit
 
 
 def order(plan: Plan) -> list[Unit]:
-    """Host calls and partitions so that each comes after what it needs, otherwise in graph order.
+    """The host's calls and the partitions in an order in which each comes after what it needs, else in graph order.
 
-    What draws random numbers does so in graph order wherever partitions allow it.
-    Raises ContractViolation, with the path, if a partition would need its own result.
+    Calls that draw random numbers stay in graph order wherever partitions allow that. Raises ContractViolation, with
+    the path, if a partition would need its own result.
     """
     nodes = plan.program.graph.nodes
     units: dict[int, Unit] = {}  # position of the first node -> the unit that it belongs to
@@ -35,13 +38,14 @@ def order(plan: Plan) -> list[Unit]:
     def position_of(node: Node) -> int:
         return position[id(plan.provider.get(node, node))]
 
+    # units are known by the position of their first node, which also says which may come first
     needs = {k: set(map(position_of, _computed_inputs(unit))) for k, unit in units.items()}
     drawing = dict.fromkeys(position_of(n) for n in nodes if n.op == "call_function" and draws(n))
     in_turn = {after: {before} for before, after in pairwise(drawing)}
     try:
         try:
             places = _sorted({k: needs[k] | in_turn.get(k, set()) for k in needs})
-        except CycleError:  # a partition has calls from before and after another's draws: the report says so
+        except CycleError:  # partitions draw in turns, which cannot be kept: ``random_notes`` tells the user
             places = _sorted(needs)
     except CycleError as e:
         path = [units[k] for k in e.args[1]]
@@ -53,13 +57,13 @@ def order(plan: Plan) -> list[Unit]:
 
 
 def _computed_inputs(unit: Unit) -> list[Node]:
-    """What a unit needs of other units."""
+    """The nodes whose values a unit gets from other units."""
     inputs = unit.inputs if isinstance(unit, Partition) else unit.all_input_nodes
     return [node for node in inputs if node.op != "placeholder"]
 
 
 def _sorted(needs: Mapping[int, set[int]]) -> list[int]:
-    """The keys of ``needs``, each after those that it needs; of those that could be next, the smallest."""
+    """The keys of ``needs``, each after the keys that it needs; where several may be next, the smallest comes first."""
     sorter = TopologicalSorter(needs)
     sorter.prepare()
     ready: list[int] = []
@@ -73,14 +77,18 @@ def _sorted(needs: Mapping[int, set[int]]) -> list[int]:
 
 
 def draws(node: Node) -> bool:
-    """Whether a call draws random numbers, itself or in its subgraphs."""
+    """Whether a call draws random numbers, itself or in one of its subgraphs."""
     if isinstance(node.target, OpOverload):
         return is_random(node)
     return any(map(draws, (n for subgraph in subgraphs_of(node) for n in all_nodes(subgraph))))
 
 
 def random_notes(programs: Mapping[str, ExportedProgram], delegates: Sequence[DelegateInfo]) -> Iterator[str]:
-    """Where random numbers differ from eager's: they come from one generator, in the order of the calls."""
+    """Notes for the report about random numbers that differ from eager's.
+
+    They come from one generator, in the order of the calls, so a delegate that draws by itself, or another order,
+    matters.
+    """
     for delegate in delegates:
         if any(map(draws, delegate.nodes)):
             place = f"{delegate.name} of {delegate.method}"

@@ -1,4 +1,4 @@
-"""A partition, the plan of a graph's partitions, and the tags that a partitioner put on its nodes."""
+"""The data of a lowering: a partition, the plan of all partitions of a graph, and the work on one partition."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ from .snapshot import Snapshot
 ON_HOST = "checked_on_host"
 """Metadata of a call that only checks something: its tags do not count."""
 Tags = dict[Node, tuple[str | None, ...]]
-"""Node -> where it is computed: partitions, by tag, and None for the host."""
+"""Node -> where it is computed: tags of partitions, and None for the host."""
 
 
 @dataclass
 class Partition:
     """What one delegate computes. Lists are in graph order, but for ``inputs``.
 
-    ``nodes``: its calls; ``constants``: placeholders of parameters, buffers and constants that it owns; ``state``:
-    those of them that it writes, with their last values; ``inputs``: values that it gets at run time, in the order in
-    which its calls first use them; ``outputs``: values that others use. ``boundary``: dtypes in which values cross.
+    ``nodes`` are its calls. ``constants`` are the placeholders of parameters, buffers and constants that it owns, and
+    ``state`` maps those of them that it writes to their last values. ``inputs`` are values that it gets at run time, in
+    the order in which its calls first use them. ``outputs`` are values that others use. ``boundary`` has the dtypes in
+    which values cross its border, where these are not the recorded ones.
     """
 
     tag: str
@@ -47,16 +48,16 @@ class Partition:
 
 
 Unit = Partition | Node
-"""What the host runs as one: a call of a delegate, or of an operator."""
+"""What the host runs in one go: a call of a delegate, or a call of an operator."""
 
 
 @dataclass
 class Plan:
-    """The partitions of one program, who provides each delegated value, and what stayed behind.
+    """The partitions of one program, which of them provides each delegated value, and what stayed behind.
 
-    ``tags``: where a node is computed; None is the host, for a constant that partitions have copies of. ``snapshot``:
-    the program as the partitioner was given it. ``units``: the order in which host calls and partitions run. ``inner``:
-    the plans of subgraphs whose calls the host makes.
+    ``tags``: where each node is computed; None stands for the host, beside tags for a constant that partitions have
+    copies of. ``snapshot``: the program as the partitioner was given it. ``units``: host calls and partitions in the
+    order in which they run. ``inner``: plans of the subgraphs of calls that the host makes.
 
     A buffer that the program writes stays with the host, which passes it to delegates as an input and stores what they
     return, unless the partitioner tagged its placeholder. Then the one delegate that reads and writes it owns it: it is
@@ -81,7 +82,7 @@ class Plan:
 
 
 class NotCompiled(NamedTuple):
-    """Why a compiler refused a partition, what can be done about it, and the user's line, where they are known."""
+    """Why a compiler refused a partition: its reason, its hint and the user's line, as far as they are known."""
 
     reason: str
     hint: str
@@ -90,9 +91,10 @@ class NotCompiled(NamedTuple):
 
 @dataclass
 class Work:
-    """One partition on its way: its program for the backend, the module that will stand for it, seconds per step.
+    """One partition on its way through the steps.
 
-    ``result`` is what the backend made of the program, once it has; ``not_compiled`` is why it made nothing of it.
+    Its program for the backend, its module for the host, seconds by step. ``result`` is what the backend returned for
+    the program, once it has. ``not_compiled`` is there instead if the backend refused the program.
     """
 
     method: str
@@ -105,11 +107,14 @@ class Work:
     not_compiled: NotCompiled | None = None
 
     def info(self, name: str) -> DelegateInfo:
-        """The delegate that the partition has become; ``name`` is where the method's program has it."""
+        """The delegate that the partition has become.
+
+        ``name`` is the attribute under which the method's program has its module.
+        """
         operators = tuple(filter(is_operator, self.partition.nodes))
         return DelegateInfo(self.method, name, self.module, operators, self.seconds)
 
 
 def broken(text: str, node: Node | None = None, hint: str | None = None) -> ContractViolation:
-    """What a partitioner did against its contract."""
+    """The error for a partitioner that broke its contract."""
     return ContractViolation("contract-violation", text, node, source_of(node) if node else None, hint)

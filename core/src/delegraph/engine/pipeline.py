@@ -1,7 +1,7 @@
 """The steps of a lowering, in order, and the one driver that runs and times them.
 
 ``delegraph.lower``, ``to_backend``, ``to_edge`` and ``EdgeProgramManager`` each make a ``Lowering``, call ``run`` for
-all steps or for a range of them, and read the results off it.
+all steps or for some of them, and read the results from it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from .state import shared_state_notes
 class Round(NamedTuple):
     """One backend's turn: its name for the report, and its partitioner for each method that it is asked about.
 
-    ``own``: the partitioners were made for this lowering, so that its report may ask them again, whenever it is read.
+    ``own``: the partitioners were made for this lowering, not by the caller. Its report may then ask them again later.
     """
 
     name: str
@@ -65,18 +65,24 @@ class Round(NamedTuple):
 
 @dataclass
 class Lowering:
-    """What travels through the steps: one object for each lowering, whatever face began it.
+    """What travels through the steps: one object for each lowering, whichever entry point began it.
 
-    The first group is what the face sets: ``sources`` for the export step or, where that is skipped, ``programs``;
-    ``transforms`` by method; one round for each backend, in order of preference; whether operators that no backend
-    keeps are ``decomposed`` for it; whether what the host computes is to be ``in_core_aten``, apart from operators to
-    ``keep`` whole; whether calls on constants alone that a backend refuses are computed now (``folds_constants``); an
-    ``executor`` to compile in; whether a backend ``gives_back`` partitions that its compiler refuses, which is an error
-    where there is no report to say so; whether plugins that listen are told of each round (``notifies``); whether the
-    one partition stands for the ``whole`` program, and is called with all of its inputs. The second group is what steps
-    leave for later steps and for the report. ``plans`` and ``work`` are those of the current round; ``given_back`` has
-    the refused partitions of all rounds, with the names of their backends; ``changed`` says of a method what transforms
-    made of its border.
+    The first group of fields is set by the entry point:
+
+    - ``sources``: what the export step exports; where that step is skipped, ``programs``.
+    - ``transforms``: those of the user, by method. ``rounds``: one for each backend, in order of preference.
+    - ``decomposed``: operators that no backend keeps are decomposed for it.
+    - ``in_core_aten``: what the host computes becomes core ATen, apart from operators to ``keep`` whole.
+    - ``folds_constants``: calls on constants alone that a backend refuses are computed now.
+    - ``executor``: where backends compile.
+    - ``gives_back``: a partition that its compiler refuses goes to the next backend or to the host. Otherwise that is an
+      error, because an entry point without a report could not tell the user.
+    - ``notifies``: plugins that listen are told of each round.
+    - ``whole``: the one partition stands for the whole program, and is called with all of its inputs.
+
+    The second group is what steps leave for later steps and for the report. ``plans`` and ``work`` are those of the
+    current round; ``given_back`` has the refused partitions of all rounds, with the names of their backends;
+    ``changed`` says of a method how transforms changed the types of its inputs and outputs.
     """
 
     registry: Registry
@@ -107,15 +113,15 @@ class Lowering:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def report(self) -> Report:
-        """What went where so far, in the rounds up to the current one."""
+        """The report of the rounds up to the current one."""
         backends = [r.name for r in self.rounds[: self.turn + 1]]
         given_back = [given_back_row(name, work) for name, work in self.given_back]
         origin = ReportOrigin(self.programs, self.delegates, self.reasons, backends, self.asked, given_back)
-        # now, since a backend may be taken out of the registry before the report is read
+        # read now, because a backend may be taken out of the registry before the report is read
         names = {d.backend_id: self.registry.spec(d.backend_id).name for d in self.delegates}
 
         def rows() -> Rows:
-            from ..report.build import build_rows  # nobody may ever read the report
+            from ..report.build import build_rows  # imported late: many reports are never read
 
             with pause_collection():
                 nodes = {method: all_nodes(program.graph_module) for method, program in origin.programs.items()}
@@ -125,10 +131,12 @@ class Lowering:
 
 
 def _export(lowering: Lowering) -> None:
+    """Step ``export``."""
     lowering.programs = {method: export_method(method, source) for method, source in lowering.sources.items()}
 
 
 def _normalize(lowering: Lowering) -> None:
+    """Step ``normalize``, and the transforms of the user, each of whose results is normalized again."""
     for method, given in lowering.programs.items():
         # before writes become functional: batch norm that writes its statistics is another operator then
         training = training_note(given)
@@ -139,12 +147,13 @@ def _normalize(lowering: Lowering) -> None:
         for transform in transforms:
             changed = transform(program)
             if not isinstance(changed, ExportedProgram):
-                text = f"{_named(transform)} returned {type(changed).__name__}, not an ExportedProgram"
+                text = f"{_name_of_transform(transform)} returned {type(changed).__name__}, not an ExportedProgram"
                 raise ContractViolation("contract-violation", text)
             program = _normalized(lowering, method, changed)
             if (why := why_not_valid(program)) is not None:
-                text = f"{_named(transform)} returned a program that torch does not take for valid: {why}"
+                text = f"{_name_of_transform(transform)} returned a program that torch does not take for valid: {why}"
                 raise ContractViolation("contract-violation", text)
+        # a transform changed the type of an input or output: the result can no longer be compared with eager
         others = [(name, kind) for name, kind in _border(program).items() if border.get(name, kind) != kind]
         for name, kind in others[:1]:
             text = f"{name} is {kind} since a transform changed it, and {border[name]} in eager PyTorch"
@@ -155,7 +164,7 @@ def _normalize(lowering: Lowering) -> None:
 
 
 def _border(program: ExportedProgram) -> dict[str, str]:
-    """Types of the tensors that callers pass and get, by what they are called: ``input x`` and ``output 0``."""
+    """The types of the tensors that callers pass and get, by a name for people: ``input x``, ``output 0``."""
     results = zip(program.graph_signature.output_specs, output_values(program), strict=True)
     returned = [value for spec, value in results if spec.kind is OutputKind.USER_OUTPUT]
     values = {f"input {node.name}": node for node in user_inputs(program)}
@@ -164,24 +173,27 @@ def _border(program: ExportedProgram) -> dict[str, str]:
     return {name: Argument.of(name, val).type for name, val in vals.items() if isinstance(val, torch.Tensor)}
 
 
-def _named(transform: Transform) -> str:
+def _name_of_transform(transform: Transform) -> str:
+    """What errors call a transform."""
     return f"transform {getattr(transform, '__name__', type(transform).__name__)}"
 
 
 def _normalized(lowering: Lowering, method: str, program: ExportedProgram) -> ExportedProgram:
+    """The normalized copy of a program; what had to be done for it becomes a note of the report."""
     normal, notes = normalize(program)
     lowering.notes += [f"{method} was {text}" for text in notes]
     return normal
 
 
 def _partition(lowering: Lowering) -> None:
+    """Step ``decompose-and-partition``, for the methods that the current backend is asked about."""
     asked = lowering.rounds[lowering.turn].partitioners
     with attributing(lowering.registry):
         lowering.plans = {m: _plan_all(lowering, m, p) for m, p in lowering.programs.items() if m in asked}
 
 
 def _plan_all(lowering: Lowering, method: str, program: ExportedProgram) -> Plan:
-    """The plan of a method's program, without calls on constants alone that the backend left to the host."""
+    """The plan of a method's program, after calls on constants alone that the backend refused have been computed."""
     plan, asked = _plan(lowering, method, program), lowering.rounds[lowering.turn].partitioners[method]
     changed, note = settle_checks(plan)
     lowering.notes += [f"{method}: {note}"] if note else []
@@ -191,38 +203,42 @@ def _plan_all(lowering: Lowering, method: str, program: ExportedProgram) -> Plan
         plan = _plan(lowering, method, rebuild(plan.program))
     if lowering.whole:
         inputs = [n for n in user_inputs(plan.program) if isinstance(n.meta.get("val"), VARYING)]
+        # the one delegate is called with all inputs of the program, in their order
         for partition in plan.partitions:
             partition.inputs = inputs
     return plan
 
 
 def _plan(lowering: Lowering, method: str, program: ExportedProgram) -> Plan:
-    """The plan of a program, with those of the subgraphs of calls that it leaves to the host."""
+    """The plan of a program, and of the subgraphs of calls that it leaves to the host."""
     who, *later = [r.partitioners[method] for r in lowering.rounds[lowering.turn :] if method in r.partitioners]
     plan = lowering.decomposer.plan(program, who, later) if lowering.decomposed else make_plan(ask(program, who))
     plan.units = order(plan)
     left = [s for s in extract_subgraphs(plan.program) if not any(call in plan.tags for call in s.calls)]
     plan.inner = [(subgraph, _plan(lowering, method, subgraph.program)) for subgraph in left]
-    whole = [(subgraph, rebuild(inner.program)) for subgraph, inner in plan.inner if _was_decomposed(subgraph, inner)]
+    whole = [(subgraph, rebuild(inner.program)) for subgraph, inner in plan.inner if _is_now_delegated(subgraph, inner)]
     if not whole:
         return plan
-    # The backend refused the calls for what their subgraphs were, and takes all of what those have become.
+    # The backend refused these calls because of what was in their subgraphs. Now that it takes all of what these have
+    # become, ask about the calls again.
     put_back(plan.program, whole)
     return _plan(lowering, method, rebuild(plan.program))
 
 
-def _was_decomposed(subgraph: Subgraph, plan: Plan) -> bool:
-    """Whether all of a subgraph is delegated, because of its decompositions."""
+def _is_now_delegated(subgraph: Subgraph, plan: Plan) -> bool:
+    """Whether a subgraph had to be decomposed, and all of it is delegated now."""
     calls = [n for n in plan.program.graph.nodes if n.op == "call_function"]
     return plan.program is not subgraph.program and all(call in plan.tags for call in calls)
 
 
 def _extract(lowering: Lowering) -> None:
+    """Step ``extract``."""
     plans = [(method, plan) for method, top in lowering.plans.items() for plan in top.all()]
     lowering.work = [begin_work(method, plan, partition) for method, plan in plans for partition in plan.partitions]
 
 
 def _compile(lowering: Lowering) -> None:
+    """Step ``compile``."""
     compile_all(lowering.work, lowering.registry, lowering.executor, lowering.gives_back)
     refused = [work for work in lowering.work if work.not_compiled is not None]
     lowering.work = [work for work in lowering.work if work.not_compiled is None]
@@ -235,6 +251,7 @@ def _compile(lowering: Lowering) -> None:
 
 
 def _insert(lowering: Lowering) -> None:
+    """Step ``insert``, and what the report needs to know of the current backend's turn."""
     current = lowering.rounds[lowering.turn]
     name = current.name
     for method, top in lowering.plans.items():
@@ -250,6 +267,7 @@ def _insert(lowering: Lowering) -> None:
 
 
 def _finish(lowering: Lowering) -> None:
+    """Step ``finish``."""
     decomposer = lowering.decomposer
     if lowering.given_back and lowering.folds_constants:  # what the last backend gave back, nobody was asked about
         for method, program in lowering.programs.items():
@@ -263,9 +281,9 @@ def _finish(lowering: Lowering) -> None:
 
 
 class Step(NamedTuple):
-    """A named step; ``each_round``: it runs once for each backend, together with its neighbours that do too.
+    """A named step. ``each_round``: it runs once for each backend, together with its neighbours that do so too.
 
-    ``alone``: no other thread lowers meanwhile, since torch, a partitioner or a transform may trace.
+    ``alone``: no other thread lowers meanwhile, because torch, a partitioner or a transform may trace in it.
     """
 
     name: str
@@ -298,6 +316,8 @@ def run(lowering: Lowering, first: str = "export", last: str = "finish") -> Lowe
     steps = STEPS[names.index(first) : names.index(last) + 1]
     lowering.seconds = {step.name: 0.0 for step in steps}
     with pause_collection():
+        # neighbouring steps that run for each backend are one loop: all of them for the first backend, then all for the
+        # second
         for repeated, group in groupby(steps, key=lambda step: step.each_round):
             together = tuple(group)
             for turn in range(len(lowering.rounds)) if repeated else (lowering.turn,):

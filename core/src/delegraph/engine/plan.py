@@ -1,4 +1,4 @@
-"""Which nodes go where: the partitioner's tags, checked, as one plan from which host and delegates are built."""
+"""Which nodes go where: the partitioner's tags, checked, become one plan, from which host and delegates are built."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .state import give_state, returned_values
 
 
 class Answer(NamedTuple):
-    """What a partitioner said of a program, and the tags that it put on its nodes.
+    """What a partitioner said about a program, and the tags that it put on the program's nodes.
 
     ``before``: the program as the partitioner was given it; None if it was not watched.
     """
@@ -32,9 +32,9 @@ class Answer(NamedTuple):
 
 
 def ask(program: ExportedProgram, partitioner: Partitioner, watched: bool = True) -> Answer:
-    """Ask ``partitioner`` about ``program`` and check that it did what the contract allows.
+    """Ask ``partitioner`` about ``program``, and check that it did only what the contract allows.
 
-    It is not ``watched``, for changes to what is not its own, where ``program`` was made for a question only.
+    It is ``watched``, that is checked for changes to what belongs to others, unless ``program`` was made just to ask.
     """
     before = Snapshot(program) if watched else None
     with AtWork(partitioner, "partition"):
@@ -47,7 +47,7 @@ def ask(program: ExportedProgram, partitioner: Partitioner, watched: bool = True
 
 
 def make_plan(answer: Answer) -> Plan:
-    """The partitions of an answer, with what crosses their borders. Raises ContractViolation if there can be none."""
+    """The partitions of an answer, with the values that cross their borders. ContractViolation if that cannot be."""
     program, result, tags, before = answer
     assert before is not None, "what is lowered is watched"
     partitions = connected_partitions(program, result, tags)
@@ -56,7 +56,10 @@ def make_plan(answer: Answer) -> Plan:
 
 
 def connected_partitions(program: ExportedProgram, result: PartitionResult, tags: Tags) -> dict[str, Partition]:
-    """The partitions of a program by tag, with what crosses their borders."""
+    """The partitions of a program by tag, each with its inputs, outputs and state.
+
+    ``tags`` says where each node is computed. A partition without ``nodes`` has only constants.
+    """
     partitions = _collect(tags, result)
     position = {n: k for k, n in enumerate(program.graph.nodes)}
     give_state(program, tags, partitions)
@@ -71,7 +74,10 @@ def connected_partitions(program: ExportedProgram, result: PartitionResult, tags
 
 
 def _check_untouched(who: str, before: Snapshot) -> None:
-    """A partitioner may only set tags: the graph, its subgraphs and the weights belong to others."""
+    """Raise ContractViolation if a partitioner changed more than tags.
+
+    The graph, its subgraphs and the weights are others'.
+    """
     subgraphs, tensors = before.edited_subgraphs(), before.written_tensors()
     if subgraphs:
         raise broken(f"{who} changed the graph of {subgraphs[0]}; it may only set meta['delegation_tag']")
@@ -85,7 +91,7 @@ def _check_untouched(who: str, before: Snapshot) -> None:
 
 
 def _tags(program: ExportedProgram, known: Mapping[str, Any], who: str) -> Tags:
-    """Node -> its tags; checks that only what may be delegated is tagged."""
+    """Node -> its tags. Raises ContractViolation for a tag on a node that cannot be delegated, or an unknown tag."""
     ownable = constant_placeholders(program) | set(written_values(program))
     tags: Tags = {}
     for node in program.graph.nodes:
@@ -106,6 +112,7 @@ def _tags(program: ExportedProgram, known: Mapping[str, Any], who: str) -> Tags:
 
 
 def _tags_of(node: Node, tags: Tags, who: str) -> tuple[str | None, ...]:
+    """The tags of one node as a tuple, empty if it has none; ContractViolation for a tag that is no str."""
     given = node.meta.get("delegation_tag")
     listed = tuple(given) if isinstance(given, (tuple, list)) else (given,)
     if not all(tag is None or isinstance(tag, str) for tag in listed):
@@ -123,13 +130,14 @@ def _tags_of(node: Node, tags: Tags, who: str) -> tuple[str | None, ...]:
 
 
 def _collect(tags: Tags, result: PartitionResult) -> dict[str, Partition]:
-    """Partitions with their calls and the constants that they own."""
+    """The partitions by tag, with their calls and the constants that they own."""
     partitions = {tag: Partition(tag, spec, []) for tag, spec in result.partition_tags.items()}
     for node, listed in tags.items():  # in graph order
         for tag in listed if node.op != "placeholder" else ():
             if tag is not None:
                 partitions[tag].nodes.append(node)
     for tag, partition in partitions.items():
+        # its calls, and their operands: constants and values with a boundary type are among these
         near = {n for call in partition.nodes for n in (call, *call.all_input_nodes)}
         partition.constants = [n for n in near if n.op == "placeholder" and n in tags]
         partition.boundary = {n: result.boundary_types[n.name] for n in near if n.name in result.boundary_types}
@@ -142,7 +150,7 @@ def _collect(tags: Tags, result: PartitionResult) -> dict[str, Partition]:
 
 
 def _connect(partition: Partition, tags: Tags, position: Mapping[Node, int], returned: Collection[Node]) -> None:
-    """Find what crosses the partition's border."""
+    """Find the values that cross the partition's border: its inputs and outputs."""
     inside = {*partition.nodes, *partition.constants}
     incoming = (i for n in partition.nodes for i in n.all_input_nodes if i not in inside and i.op != "get_attr")
     partition.constants.sort(key=position.__getitem__)
@@ -153,7 +161,7 @@ def _connect(partition: Partition, tags: Tags, position: Mapping[Node, int], ret
 
 
 def _result_positions(program: ExportedProgram) -> dict[Node, int]:
-    """Calls that the program returns, with their position, the first if one is returned several times."""
+    """Calls that the program returns -> position among the outputs, the first one if it is returned several times."""
     positions: dict[Node, int] = {}
     for k, (spec, value) in enumerate(zip(program.graph_signature.output_specs, output_values(program), strict=True)):
         if spec.kind is OutputKind.USER_OUTPUT and isinstance(value, Node):
@@ -162,7 +170,10 @@ def _result_positions(program: ExportedProgram) -> dict[Node, int]:
 
 
 def _leaves(node: Node, tags: Tags, returned: Collection[Node]) -> bool:
-    """Whether a user elsewhere, with no copy of its own, needs ``node``; what returns several is unpacked first."""
+    """Whether ``node`` is an output of its partition: something elsewhere needs it and has no copy of its own.
+
+    A call that returns several values is never an output; the nodes that unpack it are.
+    """
     several = isinstance(node.meta.get("val"), (list, tuple))
     users = [u for u in node.users if u.op != "output"]
     elsewhere = any(not tags.get(u) or not {*tags[u]} <= {*tags[node]} for u in users)

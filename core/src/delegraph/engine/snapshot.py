@@ -1,4 +1,4 @@
-"""What a plugin was given, to see afterwards what it changed."""
+"""Snapshots of what a plugin is given, to find out afterwards what it changed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ..io.weights import State, is_written, state_of
 class Snapshot:
     """The graph of a program, the subgraphs of its calls and its tensors, as they are when the snapshot is taken.
 
-    Takes time linear in the graphs, and a fixed time for each tensor: elements are neither copied nor hashed. What an
-    ``earlier`` snapshot knows of a tensor holds for this one, too.
+    It takes time linear in the graphs, and a fixed time for each tensor: elements are neither copied nor hashed. What
+    an ``earlier`` snapshot knows about a tensor is taken over from it.
     """
 
     def __init__(self, program: ExportedProgram, earlier: Snapshot | None = None) -> None:
@@ -30,15 +30,16 @@ class Snapshot:
         self._states: dict[int, State] = {id(t): known.get(id(t)) or state_of(t) for t in self._tensors.values()}
 
     def is_rewritten(self) -> bool:
-        """Whether the program's own graph, literal arguments included, or its table of tensors has changed."""
+        """Whether the program's own graph, with its literal arguments, or its table of tensors has changed."""
         now = _tensors(self._program)
         kept = now.keys() == self._tensors.keys() and all(now[name] is t for name, t in self._tensors.items())
         return not kept or _Nodes(self._program.graph) != self._graph
 
     def put_values_back(self) -> Node | None:
-        """Give each node the recorded value that it had; the first whose type was taken away or changed, if any.
+        """Give each node the recorded value that it had. Returns the first node whose type was changed, or None.
 
-        Values may be computed anew, as passes of torch do that look at a graph; that makes others of the same types.
+        Passes of torch that only look at a graph may compute values anew: other objects of the same types, which is no
+        change.
         """
         changed = None
         for node, val in self._values:
@@ -49,34 +50,36 @@ class Snapshot:
         return changed
 
     def edited_subgraphs(self) -> list[str]:
-        """Names of the changed graphs of branches and loops, which the programs of others contain too."""
+        """Names of the subgraphs (branches, loop bodies) that have changed; other programs contain them too."""
         return [name for name, module, before in self._subgraphs if _Nodes(module.graph) != before]
 
     def written_tensors(self) -> list[str]:
-        """Names of the tensors that were written since, of those that were there."""
+        """Names of the tensors that were there and have been written since."""
         return [name for name, t in self._tensors.items() if is_written(t, self._states[id(t)])]
 
 
 def _type_of(val: Any) -> Any:
+    """The type of a recorded value, to compare it. Sizes known at run time only count as equal: their names change."""
     if isinstance(val, (list, tuple)):
         return [_type_of(v) for v in val]
-    if isinstance(val, torch.Tensor):  # a size that is known at run time only has a new name each time
+    if isinstance(val, torch.Tensor):
         return val.dtype, [size if isinstance(size, int) else None for size in val.shape]
     return type(val)
 
 
 def _tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:
+    """The parameters, buffers and constants of a program, by name."""
     named = [*program.state_dict.items(), *program.constants.items()]
     return {name: t for name, t in named if isinstance(t, torch.Tensor)}
 
 
 class _Nodes:
-    """The nodes of a graph, column by column: which they are, what they call, and with what arguments."""
+    """The nodes of a graph in columns, made to be compared: the nodes, what they call, and their arguments."""
 
     def __init__(self, graph: Graph) -> None:
         nodes = list(graph.nodes)
         fetches = [(n.graph.owning_module, str(n.target)) for n in nodes if n.op == "get_attr"]
-        # another object under the same name is another program
+        # a graph that fetches another object under the same name has changed
         self.what = nodes, [(n.op, n.target) for n in nodes], [id(getattr(*fetch, None)) for fetch in fetches]
         self.arguments = [n.args for n in nodes], [n.kwargs for n in nodes]
 
@@ -84,5 +87,5 @@ class _Nodes:
         if not isinstance(other, _Nodes) or self.what != other.what:
             return False
         pairs = zip(self.arguments, other.arguments, strict=True)
-        # nearly always they are the same objects, and to compare those is much faster
+        # arguments are nearly always the same objects, and comparing identities is much faster
         return all(all(map(is_, mine, theirs)) or same_arguments(mine, theirs) for mine, theirs in pairs)

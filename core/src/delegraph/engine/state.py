@@ -21,9 +21,9 @@ from .partition import Partition, Tags, broken
 
 
 def give_state(program: ExportedProgram, tags: Tags, partitions: Mapping[str, Partition]) -> None:
-    """Let partitions own the written buffers that are tagged for them.
+    """Let partitions own the written buffers whose placeholders are tagged for them.
 
-    Raises ContractViolation if a tagged buffer is read, or last written, outside its partition.
+    Raises ContractViolation if anything outside of the partition reads such a buffer, or writes it last.
     """
     for buffer, last in written_values(program).items():
         if buffer not in tags:
@@ -36,7 +36,7 @@ def give_state(program: ExportedProgram, tags: Tags, partitions: Mapping[str, Pa
         strangers = [f"{u.name} reads it" for u in buffer.users if u.op == "output" or tags.get(u) != inside]
         if tags.get(last) != inside or last.op == "placeholder":
             strangers.append(f"{last.name} is its last value")
-        if strangers:  # they would need what only the delegate knows
+        if strangers:  # these need the buffer's value, which only the delegate would know
             text = f"buffer {buffer.name} is written and tagged with {partition.tag}, but outside of that partition "
             hint = "leave its placeholder untagged: the host then passes it to the delegate and stores what comes back"
             raise broken(text + ", ".join(strangers), buffer, hint)
@@ -46,7 +46,7 @@ def give_state(program: ExportedProgram, tags: Tags, partitions: Mapping[str, Pa
 
 
 def shared_state_notes(programs: Mapping[str, ExportedProgram]) -> Iterator[str]:
-    """A note for each tensor that one method writes and another uses: each lowered method has a copy of its own."""
+    """A note for each tensor that one method writes and another one uses: each lowered method has a copy of its own."""
     if len(programs) == 1:
         return
     users: dict[int, dict[str, str]] = {}
@@ -65,13 +65,13 @@ def shared_state_notes(programs: Mapping[str, ExportedProgram]) -> Iterator[str]
 
 
 def returned_values(program: ExportedProgram, kept: Collection[Node]) -> set[Node]:
-    """What the host returns or stores itself: all outputs but the last values of the buffers in ``kept``."""
+    """The nodes whose values the host returns or stores. Delegates store the buffers in ``kept`` themselves."""
     stored = stored_by_delegates(program, kept)
     return {v for k, v in enumerate(output_values(program)) if isinstance(v, Node) and k not in stored}
 
 
 def stored_by_delegates(program: ExportedProgram, kept: Collection[Node]) -> set[int]:
-    """Positions of the outputs that are writes of the buffers in ``kept``."""
+    """Positions of the program's outputs that are the new values of the buffers in ``kept``."""
     if not kept:
         return set()
     targets = {s.target for n, s in placeholders(program) if n in kept}

@@ -1,4 +1,4 @@
-"""Programs of ``torch.export``: what they are made of and how they are rewritten. Nothing here knows a backend.
+"""Programs of ``torch.export``: what they are made of and how they are rewritten. Nothing here knows about backends.
 
 The names below are public; the modules are not.
 """

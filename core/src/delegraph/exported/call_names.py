@@ -1,4 +1,4 @@
-"""How the calls of a program are called: operators, what counts as one, and our own keys of a node's metadata."""
+"""Names of calls: which operator a call is, whether it counts as one, and our own keys in the metadata of nodes."""
 
 from __future__ import annotations
 
@@ -33,34 +33,37 @@ aten = torch.ops.aten
 # Beside them, ``graph_module.meta`` of a partition's program has "method" and "partition" (engine/extract.py), which
 # are for the backend.
 LEFT = "left_to_host"
-"""Metadata of what a call is decomposed to for the host alone: the handle, name and operator of that call."""
+"""Key on calls that are decomposed for the host only: handle, name and operator of the call that they come from."""
 EXPORTED = "exported_name"
-"""Metadata of a call: the name of the node of the user's program that it is, or is a part of."""
+"""Key on calls: the name of the node in the user's program that the call is, or is a part of."""
 _NO_OPERATORS = {operator.getitem, aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default}
 _NO_OPERATORS |= {aten.sym_storage_offset.default, aten._assert_scalar.default, aten._assert_tensor_metadata.default}
 _NO_OPERATORS |= {aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default}
 
 
 def unpacked(node: Node) -> Node | None:
-    """The node that ``node`` takes one of several results of; None if it computes."""
+    """The node of which ``node`` takes one of several results; None if ``node`` is no such getitem."""
     return node.args[0] if node.target is operator.getitem and isinstance(node.args[0], Node) else None
 
 
 def operator_name(node: Node) -> str:
-    """``aten.add.Tensor`` and the like."""
+    """The operator of a call as text: ``aten.add.Tensor`` and the like."""
     if isinstance(node.target, OpOverload):
-        return _written(node.target)
+        return _cached_name(node.target)
     return getattr(node.target, "__name__", str(node.target))
 
 
 @cache
-def _written(op: OpOverload) -> str:
-    """torch writes the name anew each time, and all that a report has is written for each of thousands of calls."""
+def _cached_name(op: OpOverload) -> str:
+    """``str(op)``, remembered: torch composes it anew each time, and reports ask for it for thousands of calls."""
     return str(op)
 
 
 def is_operator(node: Node) -> bool:
-    """Whether a call counts as an operator: not what unpacks results, nor arithmetic and checks of symbolic sizes."""
+    """Whether a call counts as an operator.
+
+    Unpacking of results, and arithmetic and checks of symbolic sizes, do not.
+    """
     if node.target in _NO_OPERATORS:
         return False
     if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)):

@@ -1,4 +1,7 @@
-"""How a program is called: arguments as the flat list that its graph takes, results in the structure it returns."""
+"""How a program is called.
+
+Arguments become the flat list that its graph takes, results the structure that it returns.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +24,24 @@ from .size_names import named
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 VARYING = (torch.Tensor, *_SYMBOLS)
-"""What a leaf of the arguments may be that is not the same in every call."""
+"""Types of leaves (single arguments) that may differ from call to call; all other leaves are fixed by the export."""
 
 
 class TensorCheck:
-    """What a tensor has to be, prepared so that looking at one costs next to nothing."""
+    """What a tensor argument has to be, prepared so that checking one costs next to nothing."""
 
     def __init__(self, dtype: torch.dtype, sizes: Sequence[Any], device: str | None = None) -> None:
         self.dtype, self.sizes, self.device = dtype, tuple(sizes), device
         self._shape = self.sizes if all(isinstance(d, int) for d in self.sizes) else None
-        # symbolic sizes are not compared: that would fix them in the program
+
+        # only these are compared: comparing symbolic sizes would fix them in the program
         self._fixed = [(k, d) for k, d in enumerate(self.sizes) if isinstance(d, int)]
 
     def fits(self, value: Any) -> bool:
-        """Dense, of the dtype, with the sizes that are fixed, in memory of the device (None: in any memory)."""
+        """Whether ``value`` is dense, of the dtype, with the sizes that are fixed, and on the device.
+
+        A device of None stands for any one that has memory.
+        """
         kind = type(value)
         if kind is not torch.Tensor and not (isinstance(value, torch.Tensor) and _is_plain(kind)):
             return False
@@ -51,14 +58,24 @@ class TensorCheck:
 
 
 def _is_plain(kind: type[torch.Tensor]) -> bool:
-    """Whether it computes as a tensor does; subclasses with a dispatch of their own may hold no memory at all."""
+    """Whether this class of tensors computes as torch.Tensor does.
+
+    One with a dispatch of its own may hold no memory at all.
+    """
     return kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
 class Arguments:
-    """A call's arguments as the flat list that a program takes, checked; prepared once a program."""
+    """Turns the arguments of a call into the flat list that a program takes, and checks them.
+
+    Made once for each program.
+    """
 
     def __init__(self, program: ExportedProgram) -> None:
+        """Read from ``program`` how it is called.
+
+        ``_plain``: no argument contains other arguments, so a call needs no walk through nested structures.
+        """
         self._program, self._spec = program, program.call_spec.in_spec
         signature: Any = program.module_call_graph[0].signature
         self._arguments = signature.forward_arg_names or ()
@@ -70,7 +87,7 @@ class Arguments:
         self._names = dict.fromkeys(parts[1].context or ()) if self._plain else {}
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """Raises InputError if the structure, a leaf, or a size is not as the program was exported for it."""
+        """The flat list; InputError if the structure, a leaf or a size is not what the program was exported for."""
         if self._plain and len(args) == self._count and (kwargs.keys() == self._names.keys()):
             # no leaf contains anything, so there is no structure to look at
             flat = [*args, *(kwargs[name] for name in self._names)]
@@ -85,7 +102,10 @@ class Arguments:
         return flat
 
     def _wrong(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> InputError:
-        """What is wrong: the structure, if a leaf contains something, or the first leaf that does not fit."""
+        """The error for arguments of which some leaf does not fit.
+
+        About the structure if that is wrong, else about the leaf.
+        """
         flat = flat_arguments(self._spec, args, kwargs, self._arguments)
         rows = zip(input_names(self._program), self._leaves, self._fits, flat, strict=True)
         name, wanted, value = next((name, wanted, value) for name, wanted, fits, value in rows if not fits(value))
@@ -94,11 +114,12 @@ class Arguments:
 
     @cached_property
     def _sizes(self) -> InputSizes:
+        """The sizes that are not fixed; read at the first call, because that takes a while."""
         return InputSizes(self._program)
 
 
 def _leaf_check(wanted: Any) -> Callable[[Any], bool]:
-    """Whether a leaf of a call's arguments is what the program was exported for, as a function of the leaf."""
+    """A function that says whether a leaf is what the program was exported for. ``wanted`` is the recorded value."""
     if isinstance(wanted, torch.Tensor) and wanted.layout is torch.strided:
         return TensorCheck(wanted.dtype, wanted.shape, wanted.device.type).fits
     if isinstance(wanted, torch.Tensor):
@@ -110,14 +131,14 @@ def _leaf_check(wanted: Any) -> Callable[[Any], bool]:
 
 
 def is_fixed(wanted: Any, value: Any) -> bool:
-    """Whether ``value`` is the constant that the program was exported for; objects of other kinds are not compared."""
+    """Whether ``value`` is the number or text that the program was exported for. Other objects are not compared."""
     if not isinstance(wanted, (int, float, bool, str, type(None))):
         return True
     return not isinstance(value, torch.Tensor) and bool(value == wanted)
 
 
 def wrong_input(name: str, wanted: Any, shape: str, value: Any) -> InputError:
-    """The error for ``value`` where the program was exported with ``wanted``: a tensor of ``shape``, or a constant."""
+    """The error for an argument that is not what the program was exported for; ``shape`` is the wanted one as text."""
     what = "is to be a number" if isinstance(wanted, torch.SymInt) else f"was exported as {wanted!r}"
     if isinstance(wanted, torch.Tensor):
         where = f" on {wanted.device}" if wanted.device.type != "cpu" else ""
@@ -127,6 +148,7 @@ def wrong_input(name: str, wanted: Any, shape: str, value: Any) -> InputError:
 
 
 def _given(value: Any) -> str:
+    """An argument in words, for an error."""
     if not isinstance(value, torch.Tensor):
         return repr(value) if isinstance(value, (int, float, str, type(None))) else f"of type {type(value).__name__}"
     kind = "" if _is_plain(type(value)) else f"{type(value).__name__} of "
@@ -136,7 +158,10 @@ def _given(value: Any) -> str:
 
 
 def packer(spec: pytree.TreeSpec) -> Callable[[list[Any]], Any]:
-    """How results become what the program returns. A single value and a plain tuple do without torch's walk."""
+    """A function that packs flat results into what the program returns.
+
+    One value and plain tuples skip torch's slow walk.
+    """
     if spec.is_leaf():
         return lambda values: values[0]
     if spec.type is tuple and all(child.is_leaf() for child in spec.children()):

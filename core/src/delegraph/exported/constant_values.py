@@ -1,4 +1,4 @@
-"""The values of calls on constants alone: what follows from a program itself, whatever it is called with."""
+"""The values of calls on constants alone: what follows from the program itself, whatever inputs it gets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .node_sets import reachable
 from .schema import overloads
 
 LARGEST = 16 * 2**20
-"""Bytes of one value that is computed while lowering, and of each on the way to it."""
+"""The most bytes of a value that is computed while lowering, and of each value on the way to it."""
 aten = torch.ops.aten
 _BY_SHAPE = overloads(
     "zeros_like.default ones_like.default full_like.default new_zeros.default new_ones.default new_full.default"
@@ -28,7 +28,10 @@ _BY_SHAPE = overloads(
 
 
 def constant_calls(program: ExportedProgram) -> set[Node]:
-    """Calls whose results follow from the program alone: pure, the same every time, on the CPU, of known size."""
+    """Calls whose results follow from the program alone.
+
+    They are pure, give the same every time, and have a known size.
+    """
     given, calls = constant_placeholders(program), set[Node]()
     for node in program.graph.nodes:
         if (
@@ -41,28 +44,31 @@ def constant_calls(program: ExportedProgram) -> set[Node]:
 
 
 def elements_read(node: Node) -> list[Node]:
-    """The operands whose elements a call reads."""
+    """The operands whose elements a call reads, and not just their shapes."""
     return node.all_input_nodes[1:] if node.target in _BY_SHAPE else node.all_input_nodes
 
 
 def ancestors(*nodes: Node, known: Collection[Node] = ()) -> set[Node]:
-    """``nodes`` and everything that they are computed from, as far as it is not ``known``."""
+    """``nodes`` and all nodes that they are computed from, without those in ``known`` and what only those need."""
     return reachable(
         (n for n in nodes if n not in known), lambda node: [n for n in elements_read(node) if n not in known]
     )
 
 
 def constants_of(program: ExportedProgram) -> Callable[[Node], torch.Tensor | None]:
-    """The tensors that a program's placeholders stand for; None for inputs, and for what the program writes."""
+    """A function that returns the tensor of a constant placeholder.
+
+    None for inputs, and for tensors that are written.
+    """
     specs, constant = dict(placeholders(program)), constant_placeholders(program)
     return lambda node: constant_tensor(program, specs[node]) if node in constant else None
 
 
 class ConstantValues:
-    """The values of constant calls, each computed once, when it is asked for, and kept in ``by_node``.
+    """The values of constant calls. Each is computed when it is first asked for, and kept in ``by_node``.
 
-    ``given`` says what a node stands for that calls nothing, None if that is no constant; of a program, it is
-    ``constants_of(program)``. ``largest``: bytes of one value, and of each on the way to it; None for no limit.
+    ``given`` returns the tensor of a node that is no call, or None if that is no constant (``constants_of(program)``).
+    ``largest`` limits the bytes of a value, and of each value on the way to it; None is no limit.
     """
 
     def __init__(self, given: Callable[[Node], torch.Tensor | None], largest: int | None = LARGEST) -> None:
@@ -70,13 +76,16 @@ class ConstantValues:
         self.by_node: dict[Node, Any] = {}
 
     def of(self, node: Node) -> torch.Tensor | None:
-        """The value of a constant or a constant call; None for others, for several, and where weights are fake."""
+        """The value of a constant or a constant call.
+
+        None for other nodes, several results, and weights without elements.
+        """
         value, expected = self.results(node), node.meta["val"]
         fits = isinstance(value, torch.Tensor) and value.shape == expected.shape and value.dtype is expected.dtype
         return value if fits else None
 
     def results(self, node: Node) -> Any:
-        """What a constant call returns, which may be several tensors; None where ``of`` says None."""
+        """What a constant call returns, which may be several tensors; None as in ``of``."""
         needed = self._missing(node)
         if not all(self._can_be_known(n) for n in needed):
             return None
@@ -84,24 +93,27 @@ class ConstantValues:
             with torch.no_grad():
                 for each in needed:
                     self.by_node[each] = self._compute(each)
-        except (RuntimeError, ValueError, IndexError, TypeError):  # it raises the same when the program runs
+        except (RuntimeError, ValueError, IndexError, TypeError):  # the call fails when the program runs, too
             return None
         return self.by_node[node]
 
     def _can_be_known(self, node: Node) -> bool:
+        """Whether the value of ``node`` can be computed, once those of its operands are."""
         return _is_repeatable(node, self._largest) if node.op == "call_function" else self._given(node) is not None
 
     def _missing(self, node: Node) -> list[Node]:
-        """What ``node`` needs that is not computed yet, then itself."""
+        """The nodes that have to be computed for ``node``, in order, ``node`` last."""
         return sorted(ancestors(node, known=self.by_node))
 
     def _compute(self, node: Node) -> Any:
+        """The value of one node whose operands are computed."""
         if node.op != "call_function":
             tensor = self._given(node)
             assert tensor is not None
             if isinstance(tensor, FakeTensor) or why_no_bytes(tensor):
                 raise ValueError(f"the elements of {node.name} are not there")
             return tensor.detach()
+        # operands of which the call reads only the shape need not be computed: an empty tensor will do
         shaped: dict[Any, Any] = {}
         for val in _shapes_read(node):
             shaped[node.args[0]] = torch.empty_strided(val.shape, val.stride(), dtype=val.dtype)
@@ -110,6 +122,7 @@ class ConstantValues:
 
 
 def _is_repeatable(node: Node, largest: int | None) -> bool:
+    """Whether a call is pure, gives the same result every time, and no value that it reads or makes is too large."""
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:
@@ -124,12 +137,13 @@ def _is_repeatable(node: Node, largest: int | None) -> bool:
 
 
 def _shapes_read(node: Node) -> Iterator[Any]:
+    """The recorded value of an operand of which the call reads only the shape, if it has such an operand."""
     if node.target in _BY_SHAPE:
         yield node.args[0].meta["val"]  # type: ignore[union-attr]
 
 
 def _is_storable(val: Any, largest: int | None) -> bool:
-    """A plain tensor on the CPU whose size is known, and is not too large."""
+    """Whether a recorded value is a plain tensor on the CPU, of known size, with ``largest`` bytes at most."""
     if not isinstance(val, torch.Tensor) or val.layout is not torch.strided or val.device.type != "cpu":
         return False
     if not all(type(size) is int for size in val.shape):

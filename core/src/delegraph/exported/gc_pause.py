@@ -1,4 +1,7 @@
-"""Garbage collection pauses while programs are lowered and drawn: graphs are full of cycles that live on."""
+"""Garbage collection is paused while programs are lowered and drawn.
+
+Their graphs are full of cycles, all still in use.
+"""
 
 from __future__ import annotations
 
@@ -9,46 +12,50 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _LOCK = threading.Lock()
-_were_enabled: list[tuple[int, bool]] = []
-"""Each caller's thread, and whether collection was on when it entered, in that order; later ones find it on if the user
-wants it so."""
+_pauses: list[tuple[int, bool]] = []
+"""One entry for each block of ``pause_collection`` that is running: its thread, and whether collection was on before.
+
+The first pause switches it off, so later ones find it on only if the user has switched it on meanwhile.
+"""
 
 
 @contextmanager
 def pause_collection() -> Iterator[None]:
-    """No garbage collection inside: one full collection costs more than a lowering.
+    """A block without garbage collection: one full collection takes longer than a whole lowering.
 
-    The collector belongs to the process, and several threads may lower: the last one to leave switches it on again.
+    The collector belongs to the process, and blocks of several threads may overlap. So the last block that ends
+    switches collection on again, if it was on before the first.
     """
     with _LOCK:
-        _were_enabled.append((threading.get_ident(), gc.isenabled()))
+        _pauses.append((threading.get_ident(), gc.isenabled()))
         gc.disable()
     try:
         yield
     finally:
         with _LOCK:
-            _, enabled = _were_enabled.pop()
-            _leave(enabled)
+            _, enabled = _pauses.pop()
+            _restore(enabled)
 
 
-def _leave(enabled: bool) -> None:
-    """Collection was ``enabled`` when one entered who leaves: that is for the others to put back, if there are any."""
-    if enabled and _were_enabled:
-        _were_enabled[0] = _were_enabled[0][0], True
+def _restore(enabled: bool) -> None:
+    """Undo one pause, of a block that found collection ``enabled`` (or not) when it began."""
+    # Others are still pausing. The one that began first takes over the duty to switch it on.
+    if enabled and _pauses:
+        _pauses[0] = _pauses[0][0], True
     elif enabled:
         gc.enable()
 
 
 def _after_fork() -> None:
-    """The other threads are not in the forked process and will never leave."""
+    """Forget the blocks of other threads: these do not exist in the forked process, so their blocks will never end."""
     global _LOCK
     _LOCK = threading.Lock()
-    enabled = any(was for _, was in _were_enabled)
-    gone = [entry for entry in _were_enabled if entry[0] != threading.get_ident()]
+    enabled = any(was for _, was in _pauses)
+    gone = [entry for entry in _pauses if entry[0] != threading.get_ident()]
     for entry in gone:
-        _were_enabled.remove(entry)
+        _pauses.remove(entry)
     if gone:
-        _leave(enabled)
+        _restore(enabled)
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows

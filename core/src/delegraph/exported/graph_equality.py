@@ -8,11 +8,11 @@ from typing import Any
 from torch.fx import GraphModule, Node
 
 Counterpart = Callable[[Node], Node | None]
-"""The node of the other graph that a node corresponds to."""
+"""A function that returns the node of the other graph that a node corresponds to."""
 
 
 def is_identical_graph(left: GraphModule, right: GraphModule) -> bool:
-    """Whether both graphs have the same nodes in the same order: operations, targets and all arguments, literals too.
+    """Whether both graphs have the same nodes in the same order: operations, targets, and all arguments, literals too.
 
     Names and metadata do not count; the graphs of branches and loops do. Takes time linear in the graphs.
     """
@@ -22,6 +22,7 @@ def is_identical_graph(left: GraphModule, right: GraphModule) -> bool:
 
 
 def _is_alike(ours: Node, theirs: Node, counterpart: Counterpart) -> bool:
+    """Whether two nodes do the same, given the ``counterpart`` of each operand."""
     if ours.op != theirs.op or (ours.op != "output" and ours.target != theirs.target):
         return False
     if ours.op == "get_attr":
@@ -32,7 +33,10 @@ def _is_alike(ours: Node, theirs: Node, counterpart: Counterpart) -> bool:
 
 
 def same_arguments(ours: Any, theirs: Any, counterpart: Counterpart = lambda node: node) -> bool:
-    """Whether two arguments have one meaning. Python takes 1, 1.0 and True for equal, and 0.0 and -0.0."""
+    """Whether two arguments mean the same. Python takes 1, 1.0 and True for equal, and 0.0 and -0.0.
+
+    These differ here.
+    """
     if isinstance(ours, Node):
         return counterpart(ours) is theirs
     if isinstance(ours, (list, tuple)):

@@ -1,6 +1,6 @@
-"""The sizes that a program was exported for, where they are not fixed: within bounds, equal, multiples of a number.
+"""The sizes that a program was exported for, where they are not fixed: bounds, equalities, multiples of a number.
 
-What torch recorded with symbols becomes one Python expression, so that to check a call takes a microsecond.
+What torch recorded with symbols is compiled into one Python function, so that checking a call takes a microsecond.
 """
 
 from __future__ import annotations
@@ -21,11 +21,15 @@ from .size_names import named
 
 _HINT = "call it with sizes that it was exported for, or export it with other dynamic_shapes"
 _MULTIPLE = re.compile(r"\(+(?:(\d+)\*)?(.+?)\)* % (\d+)\) == 0")
-"""How torch writes that a size, or a number times it, is a multiple."""
+"""How torch writes the guard that a size, or a number times a size, is a multiple of a number."""
 
 
 class Place(NamedTuple):
-    """A size in the flat inputs: that of a dimension or, where ``dim`` is None, an input that is a number."""
+    """Where a size stands in the flat inputs.
+
+    A dimension of a tensor or, if ``dim`` is None, an input that is a number. ``expression`` is the size in torch's
+    symbols.
+    """
 
     position: int
     dim: int | None
@@ -33,18 +37,21 @@ class Place(NamedTuple):
 
     @property
     def code(self) -> str:
-        """Python for the size in a call."""
+        """The Python expression for the size in a call."""
         return f"flat[{self.position}]" + ("" if self.dim is None else f".shape[{self.dim}]")
 
     def text(self, names: Sequence[str], size: int) -> str:
-        """What a call has there, for people."""
+        """In words, that a call has ``size`` there. ``names`` are the names of the inputs."""
         if self.dim is None:
             return f"input {names[self.position]} is {size}"
         return f"input {names[self.position]} has size {size} in dimension {self.dim}"
 
 
 class Condition(NamedTuple):
-    """What has to hold in a call, as Python; if not, ``place`` is at fault, which was exported for ``sizes``."""
+    """What has to hold in a call, as a Python expression. If it does not, ``place`` is wrong.
+
+    ``sizes`` says what it wants.
+    """
 
     code: str
     place: Place
@@ -52,9 +59,10 @@ class Condition(NamedTuple):
 
 
 class InputSizes:
-    """The sizes of a program's inputs that are not fixed.
+    """Checks the sizes of a program's inputs that are not fixed.
 
-    Sizes of 0 and 1 are below no bound of 2: torch traces for two and more, and lets them through as well (``sizes``).
+    torch traces for sizes of two and more, and lets 0 and 1 through as well. So a lower bound of 2 is no condition
+    here.
     """
 
     def __init__(self, program: ExportedProgram) -> None:
@@ -71,10 +79,10 @@ class InputSizes:
         if self._conditions:
             exec("\n".join(lines), scope)
         self.fits: Callable[[Sequence[Any]], bool] | None = scope.get("fits")
-        """Whether inputs that are right but for such sizes have those of the export; None if any do."""
+        """A function of the flat inputs that says whether these sizes fit; None if there is no condition."""
 
     def explain(self, flat: Sequence[Any], names: Sequence[str]) -> InputError:
-        """What is wrong with inputs that do not fit. ``names``: what the caller calls them."""
+        """The error for flat inputs that do not fit. ``names``: what the caller calls them."""
         scope: dict[str, Any] = {"flat": flat}
         scope |= {symbol: eval(code, scope) for symbol, (_, code) in self._sources.items()}
         failed = next(c for c in self._conditions if not eval(c.code, scope))
@@ -89,6 +97,7 @@ class InputSizes:
 
 
 def _symbolic_places(program: ExportedProgram) -> Iterator[Place]:
+    """All places in the inputs whose size is symbolic."""
     for position, node in enumerate(user_inputs(program)):
         val = node.meta.get("val")
         if isinstance(val, torch.SymInt):
@@ -99,7 +108,10 @@ def _symbolic_places(program: ExportedProgram) -> Iterator[Place]:
 
 
 def _sources(places: Sequence[Place]) -> dict[str, tuple[Place, str]]:
-    """Symbol -> a place that says its value, and Python for that: a place that is the symbol, or a multiple of it."""
+    """Symbol -> a place from which its value can be read, and the Python expression for that.
+
+    It is a place whose size is the symbol itself, or a linear expression of it alone.
+    """
     sources: dict[str, tuple[Place, str]] = {}
     for place in places:
         if place.expression.is_Symbol:
@@ -114,6 +126,7 @@ def _sources(places: Sequence[Place]) -> dict[str, tuple[Place, str]]:
 
 
 def _bounds(program: ExportedProgram, sources: Mapping[str, tuple[Place, str]]) -> Iterator[Condition]:
+    """Conditions that symbols lie between the bounds that torch recorded."""
     for symbol, bounds in program.range_constraints.items():
         if str(symbol) in sources:
             low, high = bounds.lower > 2, bounds.upper < int_oo
@@ -128,7 +141,7 @@ def _bounds(program: ExportedProgram, sources: Mapping[str, tuple[Place, str]]) 
 
 
 def _relations(places: Sequence[Place], sources: Mapping[str, tuple[Place, str]]) -> Iterator[Condition]:
-    """What a place has that is no source, or a source that is a multiple, given all symbols in it."""
+    """Conditions that a place has the size that its expression gives, for all places that are no source of a symbol."""
     for place in places:
         symbols = [str(s) for s in place.expression.free_symbols]
         known = all(symbol in sources for symbol in symbols)
@@ -138,7 +151,10 @@ def _relations(places: Sequence[Place], sources: Mapping[str, tuple[Place, str]]
 
 
 def _multiples(program: ExportedProgram, places: Sequence[Place]) -> Iterator[Condition]:
-    """What torch's guards say of multiples; its others mostly tell sizes of 0 and 1 from those it traced for."""
+    """Conditions that sizes are multiples of a number, read off torch's guards.
+
+    Its other guards mostly tell sizes of 0 and 1 from those that it traced for.
+    """
     matches = [match for guard in program._guards_code if (match := _MULTIPLE.fullmatch(guard))]
     names = input_names(program) if matches else []
     known = {f"{_guarded(names[p.position])}.size()[{p.dim}]": p for p in places if names}
@@ -155,7 +171,7 @@ def _guarded(name: str) -> str:
 
 
 def input_names(program: ExportedProgram) -> list[str]:
-    """What a caller calls each flat input; the graph's names where torch did not record these."""
+    """What a caller calls each flat input; the names in the graph where torch did not record the caller's."""
     nodes = [node.name for node in user_inputs(program)]
     signature: Any = program.module_call_graph[0].signature
     names = leaf_names(signature.in_spec, signature.forward_arg_names or ())

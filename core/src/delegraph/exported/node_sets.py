@@ -1,4 +1,4 @@
-"""Sets of nodes: what others lead to, and groups that are joined one pair at a time."""
+"""Sets of nodes: those that can be reached from others, and groups that are joined pair by pair."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
 
 def find_root(parent: dict[Node, Node], node: Node) -> Node:
-    """The node that stands for all that ``node`` was joined with (union-find)."""
+    """The node that stands for the group of ``node``; ``parent`` leads from each node towards it (union-find)."""
     while parent[node] is not node:
         parent[node] = node = parent[parent[node]]
     return node
 
 
 def reachable(starts: Iterable[Node], onward: Callable[[Node], Iterable[Node]]) -> set[Node]:
-    """``starts``, the nodes that ``onward`` names for each of them, those that it names for these, and so on."""
+    """``starts``, and every node that can be reached from them; ``onward`` gives the next nodes of a node."""
     reached: set[Node] = set()
     waiting = list(starts)
     while waiting:

@@ -1,4 +1,4 @@
-"""What a call holds that runs a program of its own elsewhere, as this floor sees it: a delegate, whoever makes it."""
+"""A delegate as this floor sees it: something that a call holds and that runs a program of its own elsewhere."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Opaque(Protocol):
 
     @property
     def inner(self) -> GraphModule:
-        """The graph that it computes."""
+        """The graph that the module computes."""
 
     @property
     def keeps_state(self) -> bool:
-        """Whether a call leaves something behind that the next one reads."""
+        """Whether a call leaves something behind that the next call reads."""

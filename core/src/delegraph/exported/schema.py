@@ -1,4 +1,7 @@
-"""What the schema of an operator says of a call: which argument is what, whether it gives a view, or random numbers."""
+"""What an operator's schema says about a call.
+
+Its arguments by name, whether it returns a view, or draws random numbers.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +20,20 @@ def overloads(names: str) -> frozenset[Any]:
 
 
 def bound_arguments(node: Node) -> dict[str, Any]:
-    """The arguments of a call of an operator by name, in the order of the schema, defaults included."""
+    """The arguments of a call by name, in the schema's order, defaults included."""
     schema = node.target._schema.arguments  # type: ignore[union-attr]
     given = {a.name: a.default_value for a in schema}
     return given | dict(zip(given, node.args, strict=False)) | node.kwargs
 
 
 def is_view(node: Node) -> bool:
-    """Whether a call returns its first argument or a view of it, as far as the schema says."""
+    """Whether a call returns its first argument or a view of it, as far as the schema tells."""
     arguments = node.target._schema.arguments if isinstance(node.target, OpOverload) else []
     return bool(arguments) and arguments[0].alias_info is not None
 
 
 def is_random(node: Node) -> bool:
-    """Whether a call draws random numbers itself. Attention and dropout do not where nothing is dropped out."""
+    """Whether a call draws random numbers itself. Attention and dropout that drop nothing do not."""
     if not isinstance(node.target, OpOverload) or not _is_seeded(node.target):
         return False
     given = bound_arguments(node)
@@ -41,4 +44,5 @@ def is_random(node: Node) -> bool:
 
 @cache
 def _is_seeded(op: OpOverload) -> bool:
+    """Whether torch tags the operator as one that may draw random numbers."""
     return torch.Tag.nondeterministic_seeded in op.tags

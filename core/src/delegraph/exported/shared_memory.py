@@ -1,4 +1,4 @@
-"""Tensors that share memory: a lowered program is functional, and so a write reaches no other input or buffer."""
+"""Tensors that share memory. A lowered program is functional, so its writes reach no other input or buffer."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Key = TypeVar("Key")
 
 
 def expect_written_apart(inputs: Sequence[Node], flat: Sequence[Any], written: Sequence[int]) -> None:
-    """Raise InputError if an input that the program writes shares memory with another one that it uses.
+    """Raise InputError if an input that the program writes shares memory with another input that it uses.
 
-    In eager PyTorch the other would change as well. ``written``: positions in ``flat``.
+    In eager PyTorch the other one would change as well. ``written``: positions in ``flat``, the flat inputs.
     """
     tensors = {k: value for k, value in enumerate(flat) if isinstance(value, torch.Tensor)}
     for k in written:
@@ -29,19 +29,20 @@ def expect_written_apart(inputs: Sequence[Node], flat: Sequence[Any], written: S
 
 
 def near(tensors: Mapping[Key, torch.Tensor]) -> Iterator[tuple[Key, Key]]:
-    """Pairs of tensors whose spans of bytes overlap: all that may share memory."""
+    """Pairs of tensors whose address ranges overlap: all that may share memory."""
     spans = [(span, key) for key, tensor in tensors.items() if (span := addresses(tensor)) is not None]
     reaching: list[tuple[int, Key]] = []
     for (first, end), key in sorted(spans, key=lambda pair: pair[0]):
+        # tensors that reach beyond where this one begins
         reaching = [(last, other) for last, other in reaching if last > first]
         yield from ((other, key) for _, other in reaching)
         reaching.append((end, key))
 
 
 def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether an element of one is an element, or a part of one, of the other.
+    """Whether both tensors have an element in the same place in memory, or partly in the same place.
 
-    Storages are not compared: two that were made of one numpy array, or of one buffer, are two views of its memory.
+    Comparing storages would not do: two storages made of one numpy array are two views of its memory.
     """
     ours, theirs = addresses(a), addresses(b)
     if ours is None or theirs is None or a.device != b.device:
@@ -52,13 +53,14 @@ def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.element_size() != b.element_size() or (start - first) % a.element_size():
         return True
     origin = min(first, start)
+    # mark the elements of ``a`` in an array that stands for the memory, and look whether ``b`` has one of them
     taken = torch.zeros((max(end, last) - origin) // a.element_size(), dtype=torch.bool)
     taken.as_strided(a.shape, a.stride(), (first - origin) // a.element_size()).fill_(True)
     return bool(taken.as_strided(b.shape, b.stride(), (start - origin) // a.element_size()).any())
 
 
 def addresses(tensor: torch.Tensor) -> tuple[int, int] | None:
-    """(first, end) of the bytes between which the elements lie; None without any: sparse, fake and empty tensors."""
+    """(first, end) of the bytes among which the elements lie; None for tensors without memory: sparse, fake, empty."""
     if tensor.layout is not torch.strided or isinstance(tensor, FakeTensor) or not tensor.numel():
         return None
     memory = tensor.untyped_storage().data_ptr()

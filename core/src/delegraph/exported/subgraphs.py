@@ -1,14 +1,14 @@
 """Subgraphs of higher-order calls (cond, while_loop, map, scan and the like), as programs of their own.
 
-A branch or a loop's body is a GraphModule that the call takes as an operand. It is found as such an operand, and not by
-a list of operators, so that new operators work. Every step of a lowering takes an ExportedProgram; so a subgraph is
-extracted as one, goes through the steps as its parent does, and is put back.
+A branch or a loop's body is a GraphModule that the call takes as an operand. It is found because it is such an operand,
+and not by a list of operators, so that new operators work. Every step of a lowering takes an ExportedProgram. So a
+subgraph is extracted as one, goes through the steps as its parent does, and is put back.
 
-What a subgraph is given are plain values, weights too. A parameter, buffer or constant of the parent that all calls of
-a subgraph pass alike becomes one of the extracted program, so that a delegate in a branch can own its weights. The call
-must then stop passing what no subgraph of it takes any more, and all subgraphs of one call take the same values: so
-``put_back`` settles, call by call, which placeholders stay. A tensor that is an attribute of a subgraph, as one that
-the user's branch makes of numbers, becomes a constant of the extracted program, and an attribute again.
+A subgraph gets all its values as inputs, weights too. A parameter, buffer or constant of the parent that all calls of a
+subgraph pass alike becomes one of the extracted program, so that a delegate in a branch can own its weights. The call
+must then stop passing what none of its subgraphs takes any more; and since all subgraphs of one call take the same
+inputs, ``put_back`` decides for each call which placeholders stay. A tensor that is an attribute of a subgraph, made
+from numbers in the user's branch, becomes a constant of the extracted program, and an attribute again afterwards.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from ..exported_program import (
 )
 
 _SHARED = {"cond": 3, "while_loop": 3, "map_impl": 2, "scan": 3}
-"""Operator -> position of the argument that lists what its subgraphs get as their last inputs, the same every time.
+"""Operator -> position of the argument that lists the last inputs of its subgraphs, which are the same every time.
 
-The inputs before these change from call to call of the subgraph: what a loop carries, the slices of a map. A ``cond``
-has no such inputs.
+The inputs before these change from one call of the subgraph to the next: what a loop carries, the slices of a map. A
+``cond`` has no such inputs.
 """
 _POINTWISE = frozenset({"flex_attention", "flex_attention_backward", "associative_scan"})
-"""Operators that apply their subgraphs to single elements: there is nothing to delegate inside."""
+"""Operators that apply their subgraphs to single elements, so that there is nothing to delegate in them."""
 
 
 @dataclass
 class Subgraph:
-    """One subgraph: the attribute of the parent that holds it, the calls that it belongs to, and it as a program.
+    """One subgraph: the parent's attribute that holds it, the calls that use it, and the subgraph as a program.
 
-    ``names``: its placeholders, by position. ``single``: it returns a value that is not in a tuple, as the condition of
-    a ``while_loop`` does; the program returns a tuple of one. ``tensors``: attributes of it that are tensors, by the
-    name of the placeholder that stands for them in the program.
+    ``names``: its placeholders, by position. ``single``: it returns a value that is in no tuple, as the condition of a
+    ``while_loop`` does; the program returns a tuple of one. ``tensors``: its attributes that are tensors, by the name
+    of the placeholder that stands for them in the program.
     """
 
     attribute: str
@@ -71,16 +71,16 @@ def extract_subgraphs(program: ExportedProgram) -> list[Subgraph]:
         return []
     known = constant_placeholders(program)
     constants = {n: s for n, s in placeholders(program) if n in known}
-    return [_extract(program, attribute, users, constants) for attribute, users in calls.items()]
+    return [_as_program(program, attribute, users, constants) for attribute, users in calls.items()]
 
 
 def rewrite_subgraphs(program: ExportedProgram, rewrite: Callable[[ExportedProgram], ExportedProgram]) -> None:
-    """Replace every subgraph of ``program``, whose graph may be changed, by what ``rewrite`` makes of it."""
+    """Replace every subgraph of ``program`` by what ``rewrite`` makes of it; the program's graph may change."""
     put_back(program, [(subgraph, rewrite(subgraph.program)) for subgraph in extract_subgraphs(program)])
 
 
 def put_back(program: ExportedProgram, rewritten: Sequence[tuple[Subgraph, ExportedProgram]]) -> set[Node]:
-    """Replace subgraphs by what they were rewritten to, and let calls pass only what some subgraph still takes.
+    """Replace subgraphs by what they were rewritten to; calls then pass only what one of their subgraphs takes.
 
     Returns the placeholders of ``program`` that some call no longer passes.
     """
@@ -114,7 +114,7 @@ def all_nodes(module: GraphModule) -> Iterator[Node]:
 
 
 def next_handles(module: GraphModule) -> Iterator[int]:
-    """Debug handles that no call of ``module`` has."""
+    """Debug handles that no call of ``module`` has yet."""
     return itertools.count(1 + max((n.meta.get("debug_handle", 0) for n in all_nodes(module)), default=0))
 
 
@@ -125,12 +125,15 @@ def subgraphs_of(call: Node) -> list[GraphModule]:
 
 
 def _calls(graph: Graph) -> Iterable[Node]:
-    """The nodes among which are all calls with subgraphs: most graphs have none, as they fetch no attribute."""
+    """Nodes among which are all calls with subgraphs.
+
+    Most graphs fetch no attribute, so there is nothing to look through.
+    """
     return graph.nodes if graph.find_nodes(op="get_attr", sort=False) else ()
 
 
 def _owners(call: Node, module: Any = None) -> Iterator[Node]:
-    """The ``get_attr`` nodes of a higher-order call that hold its subgraphs."""
+    """The ``get_attr`` nodes that fetch the subgraphs of a higher-order call."""
     if isinstance(call.target, HigherOrderOperator) and str(call.target) not in _POINTWISE:
         root = module or call.graph.owning_module
         for given in call.all_input_nodes:
@@ -138,9 +141,13 @@ def _owners(call: Node, module: Any = None) -> Iterator[Node]:
                 yield given
 
 
-def _extract(
+def _as_program(
     program: ExportedProgram, attribute: str, calls: list[Node], constants: Mapping[Node, InputSpec]
 ) -> Subgraph:
+    """The subgraph ``attribute`` as a program. ``calls`` use it.
+
+    ``constants`` are the parent's constant placeholders.
+    """
     module: Any = getattr(program.graph_module, attribute)
     graph = Graph(owning_module=module)
     copies, tensors = _tensor_placeholders(module, graph)
@@ -157,14 +164,17 @@ def _extract(
     inputs = made + [_input_spec(n, {given.get(k) for given in shared}, constants) for k, n in enumerate(nodes)]
     outputs = [OutputSpec(OutputKind.USER_OUTPUT, argument_of(v), None) for v in values]
     call_spec = flat_call(sum(s.kind is InputKind.USER_INPUT for s in inputs), len(values))
-    # Not checked here: whoever rewrites the subgraph checks what comes out.
+    # Not checked here: the step that rewrites the subgraph checks its result.
     extracted = build_program(module, graph, inputs, outputs, program, call_spec, check=False)
     extracted.constants.update({str(s.target): t for s, t in zip(made, tensors.values(), strict=True)})
     return Subgraph(attribute, calls, extracted, [n.name for n in nodes], single, tensors)
 
 
 def _tensor_placeholders(module: Any, graph: Graph) -> tuple[dict[Node, Node], dict[str, torch.Tensor]]:
-    """Placeholders in ``graph`` for the tensors that are attributes of ``module``, which a program cannot have."""
+    """Placeholders in ``graph`` for tensor attributes of ``module``, which programs cannot have.
+
+    By node, and by name.
+    """
     placeholders: dict[Node, Node] = {}
     tensors: dict[str, torch.Tensor] = {}
     for node in module.graph.nodes:
@@ -176,7 +186,7 @@ def _tensor_placeholders(module: Any, graph: Graph) -> tuple[dict[Node, Node], d
 
 
 def _fetch_tensors(module: GraphModule, tensors: Mapping[str, torch.Tensor]) -> None:
-    """The way back: what is left of those placeholders fetches the tensors again."""
+    """Undo ``_tensor_placeholders``: placeholders that are left become nodes that fetch the tensors again."""
     first = next(n for n in module.graph.nodes if n.op != "placeholder")
     for node in [n for n in module.graph.nodes if n.op == "placeholder" and n.name in tensors]:
         setattr(module, node.name, tensors[node.name])
@@ -188,14 +198,17 @@ def _fetch_tensors(module: GraphModule, tensors: Mapping[str, torch.Tensor]) -> 
 
 
 def _shared_inputs(call: Node, count: int) -> dict[int, Any]:
-    """Position among a subgraph's ``count`` inputs -> what ``call`` passes there every time."""
+    """Position among a subgraph's ``count`` inputs -> the value that ``call`` passes there every time."""
     position = _SHARED.get(str(call.target))
     given: Any = () if position is None else call.args[position]
     return dict(enumerate(given, start=count - len(given)))
 
 
 def _input_spec(node: Node, passed: set[Any], constants: Mapping[Node, InputSpec]) -> InputSpec:
-    """A constant if all calls pass the same constant of the parent; otherwise something that arrives at run time."""
+    """The spec of a subgraph's input.
+
+    A constant if all calls pass the same one of the parent, otherwise a run-time input.
+    """
     spec = constants.get(next(iter(passed))) if len(passed) == 1 else None
     if spec is None:
         return InputSpec(InputKind.USER_INPUT, argument_of(node), None)
@@ -203,10 +216,10 @@ def _input_spec(node: Node, passed: set[Any], constants: Mapping[Node, InputSpec
 
 
 def _align_inputs(call: Node, pairs: Sequence[tuple[Subgraph, ExportedProgram]], may_drop: bool) -> set[Node]:
-    """Drop operands of ``call`` that no subgraph uses any more; give back a placeholder that only some dropped.
+    """Drop operands of ``call`` that no subgraph uses any more; restore a placeholder that only some dropped.
 
-    Operands stay if a subgraph has other calls, which pass them still, or if ``may_drop`` is false, since not all
-    subgraphs of the call were rewritten.
+    Returns the dropped operands. None is dropped if a subgraph has other calls, which still pass them, or if
+    ``may_drop`` is false because not all subgraphs of the call were rewritten.
     """
     may_drop = may_drop and all(len(subgraph.calls) == 1 for subgraph, _ in pairs)
     shared = _shared_inputs(call, len(pairs[0][0].names)) if may_drop else {}
@@ -228,7 +241,7 @@ def _align_inputs(call: Node, pairs: Sequence[tuple[Subgraph, ExportedProgram]],
 
 
 def _align_placeholders(subgraph: Subgraph, graph: Graph, dropped: set[int]) -> None:
-    """Let the placeholders of ``graph`` be those of ``subgraph`` that are not ``dropped``, in order."""
+    """Give ``graph`` the placeholders of ``subgraph`` that are not ``dropped``, in order."""
     present = {n.name: n for n in graph.nodes if n.op == "placeholder"}
     original = {n.name: n for n in subgraph.program.graph.nodes if n.op == "placeholder"}
     for name in (subgraph.names[k] for k in dropped):

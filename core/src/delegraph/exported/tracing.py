@@ -1,4 +1,4 @@
-"""What every trace by torch needs here: one lock, and torch's log kept quiet about failures that are answers."""
+"""What every trace by torch needs here: one lock, and a filter for torch's log, since we report failures ourselves."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..errors import DelegraphError
 
 
 class Turn:
-    """A re-entrant lock around work that a fork may cut in two.
+    """A re-entrant lock around work that a fork may interrupt.
 
-    In a process that was forked while another thread had it, nobody will ever release it, and what it guards is left
-    as it was in the middle of ``work``: whoever asks for it there gets a DelegraphError instead of waiting forever.
-    Without ``work``, what it guards is whole at any moment, and a forked process finds it free.
+    If a process is forked while another thread holds the lock, nobody will ever release it in the new process. With
+    ``work``, what the lock guards is then left half done: acquiring it there raises a DelegraphError instead of waiting
+    forever. Without ``work``, what it guards is whole at any moment, and the new process finds the lock free.
     """
 
     def __init__(self, work: str | None = None) -> None:
@@ -26,7 +26,7 @@ class Turn:
         _turns.add(self)
 
     def acquire(self, blocking: bool = True) -> bool:
-        """As that of a lock. Raises DelegraphError in a process that was forked in the middle of the work."""
+        """Acquire the lock. Raises DelegraphError in a process that was forked in the middle of the work."""
         if self._torn:
             text = f"this process was forked while another thread was {self._work}, whose work is left half done here"
             hint = "fork while no thread does so, or start processes by multiprocessing's 'spawn' or 'forkserver'"
@@ -34,7 +34,7 @@ class Turn:
         return self._lock.acquire(blocking)
 
     def release(self) -> None:
-        """As that of a lock."""
+        """Release the lock."""
         self._lock.release()
 
     def __enter__(self) -> bool:
@@ -44,14 +44,15 @@ class Turn:
         self._lock.release()
 
     def is_mine(self) -> bool:
-        """Whether this thread has it."""
+        """Whether this thread holds the lock."""
         return self._lock._is_owned()  # type: ignore[attr-defined, no-any-return]
 
     def after_fork(self) -> None:
-        """In the forked process, whose only thread is the one that forked."""
+        """Make the lock usable in the forked process, whose only thread is the one that forked."""
         if self._lock.acquire(blocking=False):
             self._lock.release()
         else:
+            # some other thread held it, which does not exist here
             self._torn, self._lock = self._work is not None, threading.RLock()
 
 
@@ -67,10 +68,10 @@ if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_after_fork)
 
 TRACING = Turn("lowering")
-"""Held by the one thread that lowers, but for the compiling of thread-safe backends, and by others that trace.
+"""Held by the one thread that lowers, except while thread-safe backends compile, and by others that trace.
 
-torch's tracers keep state per process: a trace in one thread takes the modes of a torch.export in another away, and
-puts them back for good after that has ended. Plugins trace as well, mostly without knowing it.
+torch's tracers keep their state in the process: a trace in one thread takes away the modes of a torch.export in another
+one, and restores them for good after that has ended. Plugins trace as well, mostly without knowing it.
 """
 
 _LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
@@ -78,9 +79,12 @@ _LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_sha
 
 @contextmanager
 def unlogged(names: Sequence[str] = _LOGGERS) -> Iterator[None]:
-    """Drop what torch warns of in its log, by default of calls that fail under fake tensors: the caller reports it."""
+    """A block in which torch's warnings do not reach its log; by default those of calls that fail under fake tensors.
+
+    The caller reports such failures itself.
+    """
     loggers = [logging.getLogger(name) for name in names]
-    quiet = partial(_is_no_warning)  # another one each time: a logger adds the same filter once only
+    quiet = partial(_is_no_warning)  # a new object for each block: a logger adds the same filter only once
     for logger in loggers:
         logger.addFilter(quiet)
     try:
@@ -91,4 +95,5 @@ def unlogged(names: Sequence[str] = _LOGGERS) -> Iterator[None]:
 
 
 def _is_no_warning(record: logging.LogRecord) -> bool:
+    """Whether the log may have the record."""
     return record.levelno < logging.WARNING

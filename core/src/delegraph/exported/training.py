@@ -1,6 +1,6 @@
-"""What tells that training mode makes a difference: to a module, and to a program that was exported in it.
+"""Whether training mode makes a difference, to a module, and to a program that was exported in it.
 
-Of a program, torch keeps no mark of it but arguments of some calls.
+torch marks neither: a module is judged by what its code reads, a program by the arguments of some calls.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .schema import bound_arguments
 from .subgraphs import all_nodes
 
 _MODES = ("train", "training", "use_input_stats", "dropout_p")
-"""What torch calls the argument that a module in training mode sets: to True, or to a chance above 0."""
+"""Names of the arguments by which torch passes training mode to a call: True, or a probability above 0."""
 
 
 def training_note(program: ExportedProgram) -> str | None:
@@ -39,6 +39,7 @@ def training_note(program: ExportedProgram) -> str | None:
 
 
 def _is_in_training(node: Node) -> bool:
+    """Whether a call drops values at random, or uses the statistics of its batch, because of training mode."""
     if not isinstance(node.target, OpOverload) or not _has_mode(node.target):
         return False
     given = bound_arguments(node)
@@ -52,13 +53,15 @@ def _is_in_training(node: Node) -> bool:
 
 @cache
 def _has_mode(op: OpOverload) -> bool:
+    """Whether the operator has an argument for training mode."""
     return any(argument.name in _MODES for argument in op._schema.arguments)
 
 
 def reads_mode(module: torch.nn.Module) -> bool:
-    """Whether what a module computes may depend on ``training``: its code says so, or cannot be read.
+    """Whether the results of a module may depend on its ``training``: its code says so, or cannot be read.
 
-    Dropout and norms do, and what calls their functions with ``self.training``; a wrapper around them does not.
+    Dropout and norms do, and so does a module that passes ``self.training`` to a function. A wrapper around them does
+    not.
     """
     if isinstance(module, torch.jit.ScriptModule):
         return True
@@ -67,16 +70,19 @@ def reads_mode(module: torch.nn.Module) -> bool:
 
 
 _NOT_COMPUTING = {"train", "eval", "__repr__", "extra_repr"}
+"""Methods that may read ``training``, and do not change what the module computes."""
 
 
 @cache
 def _class_reads_mode(cls: type) -> bool:
+    """Whether a method of a module's class, or of a base class apart from ``nn.Module``, names ``training``."""
     own = (c for c in cls.__mro__ if issubclass(c, torch.nn.Module) and c is not torch.nn.Module)
     functions = (f for c in own for name, f in vars(c).items() if name not in _NOT_COMPUTING)
     return any("training" in _names(code) for f in functions if (code := _code_of(f)) is not None)
 
 
 def _code_of(function: Any) -> CodeType | None:
+    """The code of a function, a static or class method, or a property, without decorators; None if it has none."""
     function = getattr(function, "__func__", None) or getattr(function, "fget", None) or function
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
@@ -84,7 +90,7 @@ def _code_of(function: Any) -> CodeType | None:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """What the code of a function names, that of functions in it included; strings too, as ``getattr`` takes them."""
+    """The names in the code of a function and of functions in it; also its strings, because ``getattr`` takes these."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -13,5 +13,5 @@ Program = torch.nn.Module | ExportedProgram
 Arguments = Sequence[Any] | torch.Tensor
 """The positional arguments of a call; a tensor alone is the only one."""
 ExampleInputs = Arguments | Mapping[str, Arguments | None] | None
-"""Of one method, or of several by name."""
+"""The arguments of one method, or of several methods by name."""
 Transform = Callable[[ExportedProgram], ExportedProgram]

@@ -1,1 +1,1 @@
-"""Step 2: operators that no backend takes are decomposed, one node at a time."""
+"""Decompositions: operators that no backend takes, written in terms of others, one call at a time."""

@@ -1,4 +1,4 @@
-"""Attention whose mask is known: what torch computes for rows that see nothing is left out where there are none."""
+"""Attention whose mask is known: if no row is hidden completely, what torch computes for such rows can be left out."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ aten = torch.ops.aten
 
 
 def _softmax(self: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """A plain softmax, with the arguments of ``_safe_softmax``."""
     return torch.softmax(self, dim, dtype)
 
 
 SEEN_ROWS: Mapping[OpOverload, Any] = MappingProxyType({aten._safe_softmax.default: _softmax})
-"""The softmax of torch's decompositions of attention gives zeros for rows that are hidden whole. Of these there are
-none, and so what looks for them, four calls on all scores, computes nothing."""
+"""What to decompose the softmax of attention to if no row is hidden completely.
+
+torch's gives zeros for hidden rows, and looks for these by four calls on all scores, which would find nothing.
+"""
 
 
 def is_attention(op: Any) -> bool:
@@ -32,10 +35,10 @@ def is_attention(op: Any) -> bool:
 
 
 def sees_every_row(node: Node, constants: ConstantValues | None) -> bool:
-    """Whether each position of this attention sees at least one other, or itself, as far as that is known.
+    """Whether it is known that each position of this attention sees at least one position.
 
-    A causal mask lets each see the first one. A mask that is added hides what it makes infinitely small; half of the
-    smallest number counts as that, since the sum may overflow.
+    A causal mask lets each one see the first. A mask that is added hides a score that it makes minus infinity; half of
+    the smallest number counts as that, because the sum may overflow.
     """
     mask = bound_arguments(node).get("attn_mask")
     if not isinstance(mask, Node):

@@ -1,4 +1,4 @@
-"""Putting a decomposition in the place of a call; until it is committed it can be undone."""
+"""Putting a decomposition in the place of a call. Until it is committed, it can be undone."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch.fx import Node
 from .trace import Decomposition, operands
 
 _NOT_INHERITED = frozenset({"val", "tensor_meta", "delegation_tag"})
-"""Metadata that describes a call itself, and not where it comes from."""
+"""Metadata that describes the call itself, and so is not passed on to the calls of its decomposition."""
 
 
 def _results(*values: Any) -> tuple[Any, ...]:
-    """Target of a node that uses the results until ``commit``: without a user they would be taken for dead code."""
+    """The target of a node that uses the results until ``commit``; without a user they would be taken for dead code."""
     return values
 
 
 class Inlining:
-    """A decomposition inserted before ``node``. ``commit`` lets it replace the call, ``undo`` takes it out again.
+    """A decomposition, inserted before the call ``node``.
 
-    The inserted calls have the debug handle and the source of ``node``; ``meta["decomposed_from"]`` names the operators
-    that they come from, outermost first. Calls that only unused results need are not inserted. ``calls``: the inserted
-    calls, without those that unpack others.
+    ``commit`` replaces the call by it, ``undo`` takes it out again. The inserted calls have the debug handle and the
+    source of ``node``; ``meta["decomposed_from"]`` names the operators that they come from, outermost first. Calls that
+    only unused results need are not inserted. ``calls`` are the inserted calls, without those that only unpack results.
     """
 
     def __init__(self, node: Node, decomposition: Decomposition) -> None:
@@ -42,6 +42,7 @@ class Inlining:
             self._anchor = self.graph.call_function(_results, tuple(values))
 
     def _copy(self, call: Node, copies: dict[Node, Node]) -> Node:
+        """A copy of one call of the decomposition, with the metadata of ``node``."""
         copy = self.graph.node_copy(call, copies.__getitem__)
         copy.meta = {k: v for k, v in self.node.meta.items() if k not in _NOT_INHERITED}
         copy.meta["decomposed_from"] = (*copy.meta.get("decomposed_from", ()), str(self.node.target))
@@ -51,15 +52,15 @@ class Inlining:
         return copy
 
     def inserted(self) -> Iterator[Node]:
-        """What stands for the call now, also what calls in it were decomposed to."""
+        """The nodes that stand for the call now; if calls among them were decomposed in turn, their parts instead."""
         node = self._previous.next
         while node is not self._anchor:
             yield node
             node = node.next
 
     def results(self) -> tuple[Any, ...]:
-        """The values that stand for the results of the call, by position; of those that are used."""
-        # The anchor knows the results of now: calls among them may have been inlined in turn.
+        """The values that stand for the call's results, by position; only those that are used are meaningful."""
+        # Read from the anchor: if a result is a call that was decomposed in turn, the anchor uses its part by now.
         values: Any = self._anchor.args
         return tuple(values)
 
@@ -75,6 +76,6 @@ class Inlining:
         self.graph.erase_node(self._anchor)
 
     def undo(self) -> None:
-        """Erase everything between what was before the call and the call."""
+        """Erase everything that was inserted."""
         while self.node.prev is not self._previous:
             self.graph.erase_node(self.node.prev)

@@ -1,7 +1,7 @@
 """Which operators can be written in terms of others: torch's own tables, and the few entries that they lack.
 
-``to_core`` leads, step by step, to the core ATen operators that every host has. ``beyond_core`` decomposes those as
-well, which is worth it only for a backend that takes all of the result.
+``to_core`` leads, step by step, to core ATen, the operators that every host has. ``beyond_core`` decomposes those, too,
+which pays only for a backend that takes all of the result.
 """
 
 from __future__ import annotations
@@ -18,23 +18,30 @@ from torch._ops import OpOverload
 
 aten = torch.ops.aten
 Decompose = Callable[..., Any]
-"""A function of an operator's arguments that computes its results by other operators."""
+"""A function with an operator's arguments that computes its results by other operators."""
 
 _DATA_DEPENDENT = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
-"""Operators with these tags cannot be traced under fake tensors, which have no data."""
+"""Tags of operators that cannot be traced under fake tensors, which have no data."""
 RECURRENT = frozenset({"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"})
+"""Schema names of recurrent layers."""
 
 
 @cache
 def _core_table() -> Mapping[Any, Decompose]:
-    """torch's table to core ATen. Making it takes a tenth of a second, so it is made when it is first needed."""
+    """torch's table of decompositions to core ATen.
+
+    Making it takes a tenth of a second, so it is made when first needed.
+    """
     table: Any = torch.export.default_decompositions()
     return dict(table.items())
 
 
 @cache
 def to_core(op: Any) -> Decompose | None:
-    """What computes ``op`` from operators nearer to core ATen; None if nothing does, or if it must stay whole."""
+    """The function that computes ``op`` from operators nearer to core ATen.
+
+    None if there is none, or if it must stay whole.
+    """
     if op in _NORMS:
         return _NORMS[op]
     if not _may_be_decomposed(op) or torch.Tag.core in op.tags:
@@ -46,14 +53,20 @@ def to_core(op: Any) -> Decompose | None:
 
 @cache
 def core_table(kept: frozenset[Any]) -> Mapping[OpOverload, Decompose]:
-    """Every step of ``to_core`` that torch knows by name, for a trace that takes all of them; ``kept`` are left out."""
+    """All steps of ``to_core`` for operators in torch's tables, for a trace that goes down to core ATen.
+
+    Without ``kept``.
+    """
     known = (op for op in (*_core_table(), *_NORMS) if op not in kept)
     return {op: step for op in known if (step := to_core(op)) is not None}
 
 
 @cache
 def beyond_core(op: Any) -> Decompose | None:
-    """What computes ``op``, which is core ATen or has no way there, by simpler operators; None if nothing does."""
+    """The function that computes ``op``, which is core ATen or has no way there, by simpler operators.
+
+    None if there is none.
+    """
     if op in _BEYOND:
         return _BEYOND[op]
     if op in _IN_PRIMS_ONLY or not _may_be_decomposed(op) or to_core(op):
@@ -62,7 +75,7 @@ def beyond_core(op: Any) -> Decompose | None:
 
 
 def is_composite(op: Any) -> bool:
-    """Whether torch decomposes ``op`` by itself, before a trace sees it."""
+    """Whether torch itself decomposes ``op`` before a trace sees it."""
     if not isinstance(op, OpOverload):
         return False
     name: Any = op.name
@@ -70,6 +83,7 @@ def is_composite(op: Any) -> bool:
 
 
 def _may_be_decomposed(op: Any) -> bool:
+    """Whether an operator is pure and needs neither data nor random numbers, so that it can be traced."""
     if not isinstance(op, OpOverload) or op._schema.is_mutable or _DATA_DEPENDENT & set(op.tags):
         return False
     # these draw random numbers for their dropout only, which they do not have in eval mode
@@ -101,10 +115,11 @@ _NORMS: dict[OpOverload, Decompose] = {
     aten.batch_norm.default: lambda *args: _batch_norm(*args)[0],
     aten.native_batch_norm.default: _batch_norm,
 }
+"""Operator -> decomposition, for norms, which torch's tables lack."""
 
 
 def _var(self: Tensor, dim: Sequence[int] | None = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
-    """The mean of squared distances from the mean, with ``correction`` taken off the count (default 1)."""
+    """The mean of squared distances from the mean; ``correction`` is subtracted from the count (1 if it is None)."""
     if self.is_complex():
         raise NotImplementedError("a variance of complex numbers")
     dims = [d % max(self.dim(), 1) for d in dim or range(self.dim())]
@@ -120,6 +135,7 @@ def _var(self: Tensor, dim: Sequence[int] | None = None, *, correction: Any = No
 def _var_mean(
     self: Tensor, dim: Sequence[int] | None = None, *, correction: Any = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
+    """The variance and the mean."""
     dims = list(dim or range(self.dim()))
     return _var(self, dims, correction=correction, keepdim=keepdim), aten.mean.dim(self, dims, keepdim)
 
@@ -139,7 +155,7 @@ def _group_norm(
 
 
 def _any_dim(self: Tensor, dim: int, keepdim: bool = False) -> Tensor:
-    """The maximum over 1 for each element that is true and 0 for each other, as a bool."""
+    """Whether an element is true, by the maximum of ones and zeros."""
     ones = aten.to.dtype(self if self.dtype is torch.bool else self != 0, torch.float32)
     largest: Tensor = aten.amax.default(ones, [dim], keepdim)
     return largest > 0.5
@@ -151,6 +167,6 @@ _BEYOND: dict[OpOverload, Decompose] = {
     aten.native_group_norm.default: _group_norm,
     aten.any.dim: _any_dim,
 }
-"""Where torch has nothing, or something in terms of its ``prims``."""
+"""Decompositions for operators that torch has none for, or only one in terms of its ``prims``."""
 _IN_PRIMS_ONLY = frozenset({aten._to_copy.default})
-"""torch decomposes these to its ``prims`` only, which no backend takes: they stay as they are."""
+"""Operators that torch decomposes only to its ``prims``, which no backend takes; they stay as they are."""

@@ -1,4 +1,7 @@
-"""Tracing one call: the operators that its decomposition consists of, under fake tensors, remembered by signature."""
+"""Tracing one call: finding the operators that its decomposition consists of, under fake tensors.
+
+Results are remembered by the signature of the call.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ aten = torch.ops.aten
 Table = Mapping[OpOverload, Decompose]
 _IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default})
 LINEAR = frozenset({aten.linear.default})
-"""Stays whole in traces for a backend that can be asked: the only composite that recurrent layers consist of."""
+"""Left whole in traces for a backend that can be asked: the only composite operator in recurrent layers."""
 _DEPENDS_ON_SIZES = (
     "torch decomposes it in different ways for different sizes, which are known at run time only; export with fixed"
     " sizes, or narrow them by Dim(.., min=.., max=..)"
@@ -49,7 +52,10 @@ class Untraceable(Exception):
 
 @dataclass(frozen=True)
 class Decomposition:
-    """The calls that one call consists of, in a graph of their own. ``single``: it returns one value, not a tuple."""
+    """The calls that one call consists of, in a graph of their own.
+
+    ``single``: the call returns one value, not a tuple.
+    """
 
     graph: Graph
     single: bool
@@ -68,12 +74,15 @@ class Decomposition:
         return tuple(values)
 
     def needed_for(self, results: Iterable[Any]) -> set[Node]:
-        """Calls that these results need."""
+        """The calls that these results are computed by."""
         needed = reachable((r for r in results if isinstance(r, Node)), lambda node: node.all_input_nodes)
         return needed.difference(self.placeholders)
 
     def can_replace(self, node: Node) -> bool:
-        """Whether all users of ``node`` can use the results instead, which then are of the same types."""
+        """Whether all users of ``node`` can use the results instead.
+
+        They unpack it one by one, and the types are the same.
+        """
         val: Any = node.meta.get("val")
         if self.single:
             return _is_alike(val, self.results[0])
@@ -84,7 +93,7 @@ class Decomposition:
 
 
 class Tracer:
-    """Traces calls, those of one signature once: operator, types, shapes and strides of tensors, other arguments."""
+    """Traces calls. Calls of equal signature (operator, types, shapes, strides, other arguments) are traced once."""
 
     def __init__(self) -> None:
         self.failures: list[str] = []
@@ -92,30 +101,37 @@ class Tracer:
         self._constants: ConstantValues | None = None
 
     def begin(self, program: ExportedProgram) -> None:
-        """The calls that are decomposed next are those of ``program``."""
+        """The calls that are decomposed from now on are those of ``program``."""
         self._constants = ConstantValues(constants_of(program))
 
     def decompose(self, node: Node, how: Decompose | None, whole: frozenset[Any] = LINEAR) -> Decomposition | None:
-        """The decomposition of ``node`` by the function ``how``; None if it cannot take its place.
+        """The decomposition of ``node`` by the function ``how``; None if there is none that can take its place.
 
-        Operators in ``whole`` stay whole inside it, also those that torch itself decomposes.
+        Operators in ``whole`` are left whole in it, also those that torch would decompose by itself. If there is none
+        for an operator that should have one, ``failures`` says why.
         """
         return None if how is None else self._recall(node, how, whole)
 
     def decompose_to_core(self, node: Node, whole: frozenset[Any]) -> Decomposition | None:
-        """``node`` in core ATen and ``whole``, by one trace; if None, ``decompose`` may succeed, or say why not."""
+        """``node`` in core ATen and operators of ``whole``, by one trace.
+
+        None if that fails; ``decompose``, step by step, may still succeed, or say why not.
+        """
         how = to_core(node.target)
         return None if how is None else self._recall(node, how, whole, at_once=True)
 
     def _recall(self, node: Node, how: Decompose, whole: frozenset[Any], at_once: bool = False) -> Decomposition | None:
-        """What tracing gave, now or before, if it can take the place of ``node``."""
+        """The decomposition that tracing gave, now or before, if it can take the place of ``node``; else None.
+
+        ``at_once``: trace down to core ATen and ``whole`` in one go.
+        """
         table = self._simpler_parts(node)
         key = (at_once, whole, len(table), self.signature(node))
         if key not in self._known:
             if at_once:
                 table = {**core_table(whole), **table} if table else core_table(whole)
             try:
-                self._known[key] = self._trace_exactly(node, how, whole, table)
+                self._known[key] = self._trace_for_signature(node, how, whole, table)
             except Untraceable as e:
                 self._known[key] = None
                 if not at_once and to_core(node.target):
@@ -126,7 +142,7 @@ class Tracer:
         return known if known is not None and known.can_replace(node) else None
 
     def _simpler_parts(self, node: Node) -> Table:
-        """What parts of ``node`` may be decomposed to, other than torch does it, because of what is known of a mask."""
+        """Decompositions that are simpler than torch's, for operators in ``node``; right if no row is masked out."""
         return SEEN_ROWS if is_attention(node.target) and sees_every_row(node, self._constants) else {}
 
     def signature(self, node: Node) -> Hashable:
@@ -135,10 +151,10 @@ class Tracer:
         operands = [leaf for leaf in flat if isinstance(leaf, Node)]
         first = {leaf: k for k, leaf in reversed(list(enumerate(operands)))}
         same = tuple(first[leaf] for leaf in operands)
-        return (node.target, id(_fake_mode(node)), str(spec), same, *(_key(leaf) for leaf in flat))
+        return (node.target, id(_fake_mode(node)), str(spec), same, *(_key_of(leaf) for leaf in flat))
 
-    def _trace_exactly(self, node: Node, how: Decompose, whole: frozenset[Any], table: Table) -> Decomposition:
-        """A trace that holds for every call of the signature."""
+    def _trace_for_signature(self, node: Node, how: Decompose, whole: frozenset[Any], table: Table) -> Decomposition:
+        """A trace that is right for every call of the signature; Untraceable if there is none."""
         mode = _fake_mode(node)
         if mode is None:
             raise Untraceable("the program does not say the types and shapes of its operands and results")
@@ -147,6 +163,7 @@ class Tracer:
         cast = _as_cast(node)
         if cast is not None:
             return cast
+        # a guard that the trace adds means that it is right for some sizes only
         before = _guards(mode)
         decomposition = _trace(node, how, mode, whole, table)
         if _guards(mode) != before:
@@ -159,11 +176,12 @@ class Tracer:
 
 
 def _fake_mode(node: Node) -> Any:
+    """The mode of the fake tensors that are recorded for the call."""
     return detect_fake_mode([n.meta.get("val") for n in (node, *node.all_input_nodes)])
 
 
-def _key(leaf: Any) -> Hashable:
-    """Python takes 1, 1.0 and True for equal; operators do not."""
+def _key_of(leaf: Any) -> Hashable:
+    """What a decomposition may depend on in one argument. Python takes 1, 1.0 and True for equal; operators do not."""
     if not isinstance(leaf, Node):
         return type(leaf), str(leaf) if isinstance(leaf, float) else leaf
     val = leaf.meta.get("val")
@@ -174,14 +192,17 @@ def _key(leaf: Any) -> Hashable:
 
 
 def _sizes(sizes: Iterable[Any]) -> tuple[Any, ...]:
+    """Sizes or strides to compare; symbolic ones as text, because comparing their values would fix them."""
     return tuple(d if isinstance(d, int) else str(d) for d in sizes)
 
 
 def _is_random(node: Node) -> bool:
+    """Whether torch tags the operator as one that may draw random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _is_alike(val: Any, result: Any) -> bool:
+    """Whether the recorded value ``val`` and the value recorded for the node ``result`` have the same type."""
     new = result.meta.get("val") if isinstance(result, Node) else None
     if not isinstance(val, torch.Tensor) or not isinstance(new, torch.Tensor):
         return False
@@ -189,16 +210,20 @@ def _is_alike(val: Any, result: Any) -> bool:
 
 
 def _guards(mode: Any) -> int:
+    """How many conditions on symbolic sizes torch has recorded so far."""
     env = mode.shape_env
     return 0 if env is None else len(env.guards) + len(env.replacements)
 
 
 def _as_cast(node: Node) -> Decomposition | None:
-    """What tracing a cast gives, without a trace, which takes three milliseconds; None if ``node`` is no plain cast."""
+    """The decomposition of a plain cast, made without a trace, which would take three milliseconds.
+
+    None for other calls.
+    """
     given = node.args[0]
     if node.target is not aten.to.dtype or len(node.args) != 2 or node.kwargs or not isinstance(given, Node):
         return None
-    if given.meta["val"].dtype is node.meta["val"].dtype:  # then it returns its argument
+    if given.meta["val"].dtype is node.meta["val"].dtype:  # a cast to the same type returns its argument
         return None
     graph = Graph()
     operand = graph.placeholder("self")
@@ -210,15 +235,17 @@ def _as_cast(node: Node) -> Decomposition | None:
 
 
 def _trace(node: Node, how: Decompose, mode: Any, whole: frozenset[Any], table: Table) -> Decomposition:
-    """Trace one step of the decomposition.
+    """Trace one step of the decomposition by ``how``.
 
-    What it calls stays whole, unless ``table`` has it, or torch itself decomposes it because it is not in ``whole``.
+    The operators that it calls stay whole, unless ``table`` has a decomposition for them, or torch decomposes them by
+    itself because they are not in ``whole``.
     """
     call, vals = _as_function(node, how), _recorded_values(node)
     single: list[bool] = []
     wanted: Any = node.meta.get("val")
 
     def flat(*values: Any) -> tuple[Any, ...]:
+        """The call as a function that returns a flat tuple, with the strides that were recorded for its results."""
         returned = call(*values)
         single.append(not isinstance(returned, (list, tuple)))
         results = (returned,) if single[-1] else tuple(returned)
@@ -241,14 +268,14 @@ def _trace(node: Node, how: Decompose, mode: Any, whole: frozenset[Any], table: 
 
 
 def operands(node: Node) -> list[Node]:
-    """What a call passes for each placeholder of its decomposition: one that is passed twice is there twice."""
+    """What a call passes for each placeholder of its decomposition. An operand that is passed twice is there twice."""
     return [leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, Node)]
 
 
 def _recorded_values(node: Node) -> list[Any]:
-    """The values recorded for the operands of ``node``, different objects for different operands.
+    """The values recorded for the operands of ``node``, as different objects for different operands.
 
-    Tracers tell operands apart by the objects, and two calls that were decomposed alike share recorded values.
+    Tracers tell operands apart by their objects, and calls that were decomposed alike share recorded values.
     """
     values: dict[Node, Any] = {}
     seen: set[int] = set()
@@ -260,25 +287,25 @@ def _recorded_values(node: Node) -> list[Any]:
 
 
 def _give_strides(result: Any, wanted: Any) -> Any:
-    """``result`` with the strides of ``wanted``: a view further on may count on them."""
+    """``result`` with the strides of ``wanted``, because a view further on may count on them."""
     comparable = isinstance(result, torch.Tensor) and isinstance(wanted, torch.Tensor) and result.dim() == wanted.dim()
     if not comparable or _strides(result) == _strides(wanted):
         return result
     strides: Any = wanted.stride()
     if not all(isinstance(s, int) for s in strides):
-        return result  # to compare symbolic strides would fix them
+        return result  # comparing symbolic strides would fix them
     outer_first = sorted(range(result.dim()), key=lambda d: -strides[d])
     back = [outer_first.index(d) for d in range(result.dim())]
     return result.permute(outer_first).clone(memory_format=torch.contiguous_format).permute(back)
 
 
 def _strides(tensor: torch.Tensor) -> list[str]:
-    """Strides of the dimensions in which there is a step to take."""
+    """Strides as text, without those of dimensions of size 1, which do not matter."""
     return [str(s) for s, d in zip(tensor.stride(), tensor.shape, strict=True) if not (isinstance(d, int) and d == 1)]
 
 
 def _as_function(node: Node, how: Decompose) -> Callable[..., Any]:
-    """The call by ``how`` as a function of its operands alone, each as often as it is passed."""
+    """The call by ``how`` as a function of its operands alone; an operand that is passed twice is two arguments."""
     flat, spec = pytree.tree_flatten((node.args, node.kwargs))
     places = [k for k, leaf in enumerate(flat) if isinstance(leaf, Node)]
 
@@ -293,16 +320,19 @@ def _as_function(node: Node, how: Decompose) -> Callable[..., Any]:
 
 
 def _plain_list(argument: Any) -> Any:
-    """Lists in a graph cannot be written to; some decompositions write to those that they are given."""
+    """Lists in a graph cannot be written to.
+
+    Some decompositions write to their list arguments, so they get plain lists.
+    """
     return list(argument) if isinstance(argument, list) else argument
 
 
 @contextmanager
 def _avoid_cpu_libraries(node: Node) -> Iterator[None]:
-    """Trace without the libraries that this torch was built with, where they matter.
+    """A block in which torch traces as if it were built without mkldnn and nnpack, where that matters for ``node``.
 
-    Recurrent layers are otherwise one call of mkldnn. To see whether a library pays for a convolution, torch compares
-    the batch with a number, which fails where that is known at run time only.
+    Recurrent layers would otherwise be one call of mkldnn. And to see whether nnpack pays for a convolution, torch
+    compares the batch with a number, which fails if the batch is known at run time only.
     """
     recurrent = isinstance(node.target, OpOverload) and node.target._schema.name in RECURRENT
     if not recurrent and not any(_is_dynamic(operand.meta["val"]) for operand in operands(node)):
@@ -314,12 +344,16 @@ def _avoid_cpu_libraries(node: Node) -> Iterator[None]:
 
 
 def _is_dynamic(val: Any) -> bool:
+    """Whether a recorded value is a tensor with a symbolic size."""
     return isinstance(val, torch.Tensor) and not all(isinstance(d, int) for d in val.shape)
 
 
 @contextmanager
 def _leave_whole(operators: Collection[Any]) -> Iterator[None]:
-    """Let composite ``operators`` reach the trace; torch decomposes them before a tracer sees them otherwise."""
+    """A block in which traces see the composite ``operators``.
+
+    Without it, torch decomposes them before a tracer sees them.
+    """
     composites = [op for op in operators if is_composite(op) and _check_valid_to_preserve(op)]
     if not composites:
         yield
@@ -360,9 +394,10 @@ def _expect_aten(graph: Graph) -> None:
 
 
 def _replace_by_call(node: Node, mode: Any) -> None:
-    """A number that the decomposition made into a tensor is fetched by ``node``; make it by a call instead."""
+    """Replace ``node``, which fetches a number that the decomposition made into a tensor, by a call that makes it."""
     module: Any = node.graph.owning_module
     tensor: Any = getattr(module, str(node.target))
+    # a fake tensor remembers the number that it was made of
     tensor = getattr(tensor, "constant", None) if hasattr(tensor, "fake_mode") else tensor
     if not isinstance(tensor, torch.Tensor) or tensor.dim():
         raise Untraceable("its decomposition makes a constant tensor")

@@ -1,1 +1,1 @@
-"""Step 1: an exported program in functional form, without retracing it."""
+"""Step ``normalize``: an exported program in functional form, without retracing it."""

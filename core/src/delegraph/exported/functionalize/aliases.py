@@ -1,11 +1,12 @@
 """Which values are views of which, for the tensors that a program writes.
 
-A write has to reach everything that shares the memory, and nothing else, so the answer must be exact; but most tensors
+A write has to reach everything that shares the memory, and nothing else, so the answer must be exact. But most tensors
 are never written, so it is worked out for few. First, all values that *may* share memory are joined into families, by
-the alias annotations of schemas and by the storages of the recorded fake values. Neither source is enough alone: a
-program that was loaded from a file has lost its storages, and the schemas of some composites say nothing. Then each
+the alias annotations of schemas and by the storages of the recorded fake values. Neither is enough alone: a program
+that was loaded from a file has lost its storages, and the schemas of some composite operators say nothing. Then each
 member of a family that is written is placed: it is a tensor of its own, a second name of another member, or a view of
-one by a known call. Where that cannot be shown the write is ``Unproven``, and torch has to retrace the program.
+another member by a known call. Where that cannot be shown the write is ``Unproven``, and torch has to retrace the
+program.
 """
 
 from __future__ import annotations
@@ -32,17 +33,19 @@ LIST_VIEWS = overloads(
 
 
 class Unproven(Exception):
-    """A write that cannot be made functional locally; the text says why."""
+    """A write that cannot be made functional here; the text says why."""
 
 
 class Aliases:
-    """Views and second names among the members of written families.
+    """Views and second names among the members of families that are written.
 
-    ``source``: view -> the member that it shows a part of. ``name_of``: member -> the member that stands for the same
-    tensor; views and sources are always such. ``root_of``: member -> the tensor that its whole family are views of.
+    ``source``: view -> the member of which it shows a part. ``name_of``: member -> the member that stands for the same
+    tensor; views and sources always stand for themselves. ``root_of``: member -> the tensor of which its whole family
+    are views.
     """
 
     def __init__(self, nodes: Iterable[Node], written: Collection[Node], state: Collection[Node]) -> None:
+        """``written``: the nodes that some call writes. ``state``: placeholders of parameters and buffers."""
         self.source: dict[Node, Node] = {}
         self.name_of: dict[Node, Node] = {}
         self.root_of: dict[Node, Node] = {}
@@ -72,6 +75,7 @@ class Aliases:
             raise Unproven(f"{node.name} shares memory with {base.name} in a way that is not known")
 
     def _shares(self, node: Node, base: Node) -> bool:
+        """Whether ``node`` shares memory with its argument ``base``."""
         if node.target is operator.getitem:
             return base in self.source
         if not {*storages(node.meta.get("val"))}.isdisjoint(storages(base.meta.get("val"))):
@@ -90,7 +94,7 @@ class Aliases:
         return node in self.source or isinstance(node.meta.get("val"), torch.Tensor)
 
     def _join_by_storage(self, node: Node, owner: Node) -> None:
-        """Two names of one parameter or buffer are one tensor; any other shared storage is not understood."""
+        """Two placeholders of one parameter or buffer are one tensor; any other shared storage is Unproven."""
         both_state = node in self._state and owner in self._state
         if not (both_state and _geometry(node) == _geometry(owner)):
             raise Unproven(f"{node.name} shares memory with {owner.name} in a way that is not known")
@@ -98,7 +102,7 @@ class Aliases:
 
 
 def families(nodes: Iterable[Node], written: Collection[Node]) -> list[list[Node]]:
-    """Values that may share memory with a written one, in graph order (union-find)."""
+    """Groups of values that may share memory, in graph order; only groups with a written value."""
     parent: dict[Node, Node] = {}
     owner: dict[int, Node] = {}
     for node in nodes:
@@ -115,16 +119,19 @@ def families(nodes: Iterable[Node], written: Collection[Node]) -> list[list[Node
 
 
 def storages(val: Any) -> list[int]:
-    """Identities of the storages behind a recorded value."""
+    """Identities of the storages behind a recorded value, which may be a list."""
     if isinstance(val, torch.Tensor):
-        while torch._C._functorch.is_functorch_wrapped_tensor(val):  # recorded inside a vmap
+        while torch._C._functorch.is_functorch_wrapped_tensor(val):  # it was recorded inside of a vmap
             val = torch._C._functorch.get_unwrapped(val)
         return [val.untyped_storage()._cdata]
     return [s for v in val for s in storages(v)] if isinstance(val, (list, tuple)) else []
 
 
 def _shares_when_called(node: Node, base: Node) -> bool:
-    """``reshape`` and the like return a view or a copy: call it on the recorded values to learn which."""
+    """Whether a call such as ``reshape`` returns a view and not a copy.
+
+    It is called on the recorded values to find out.
+    """
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     op: Any = node.target
     with base.meta["val"].fake_mode:
@@ -132,7 +139,10 @@ def _shares_when_called(node: Node, base: Node) -> bool:
 
 
 def _is_same_tensor(node: Node, base: Node) -> bool:
-    """Whether ``node`` is all of ``base``: what an in-place call returns, or what has the same place and layout."""
+    """Whether ``node`` is all of ``base``.
+
+    The result of an in-place call, or a value with the same place and layout.
+    """
     target: Any = node.target
     if effects(target).writes:
         return target is aten.detach_.default or torch.Tag.inplace_view not in target.tags
@@ -140,6 +150,7 @@ def _is_same_tensor(node: Node, base: Node) -> bool:
 
 
 def _geometry(node: Node) -> Any:
+    """Type, shape, strides and offset of a value, which are equal for two names of one tensor in one storage."""
     val = node.meta.get("val")
     if not isinstance(val, torch.Tensor):
         return node

@@ -1,4 +1,4 @@
-"""Which arguments an operator writes, and which its results may share memory with.
+"""Which arguments an operator writes, and which of them its results may share memory with.
 
 Schemas say most of it. The tables here add the operators whose schemas leave something out.
 """
@@ -19,14 +19,17 @@ aten = torch.ops.aten
 _UNDECLARED_ALIASES = frozenset(
     f"aten::{name}" for name in ("einsum", "atleast_1d", "atleast_2d", "atleast_3d", "meshgrid", "cartesian_prod")
 )
-"""Composite operators that may return their argument, or a view of it, which their schemas do not say."""
+"""Composite operators that may return their argument or a view of it, although their schemas do not say so."""
 
 _STATISTICS: dict[Any, str] = {aten.batch_norm.default: "training", aten.instance_norm.default: "use_input_stats"}
-"""Operators that write their running statistics, which their schemas do not say -> the argument that makes them."""
+"""Operators that write running statistics, although their schemas do not say so -> the argument that switches it on."""
 
 
 class Effects(NamedTuple):
-    """What a schema says of memory: names of arguments that are written, and that results may alias."""
+    """What a schema says about memory.
+
+    Names of the arguments that are written, and of those that results may be views of.
+    """
 
     writes: tuple[str, ...]
     views: tuple[str, ...]
@@ -34,7 +37,7 @@ class Effects(NamedTuple):
 
 @cache
 def effects(target: Any) -> Effects:
-    """Effects by the schema of ``target``; none if it is no operator."""
+    """The effects by the schema of ``target``; none if it is no operator."""
     if not isinstance(target, OpOverload):
         return Effects((), ())
     arguments = target._schema.arguments
@@ -44,7 +47,7 @@ def effects(target: Any) -> Effects:
 
 
 def written_names(node: Node) -> tuple[str, ...]:
-    """Names of the arguments that a call writes: those that the schema says, or running statistics."""
+    """Names of the arguments that a call writes: those of its schema, or running statistics."""
     if node.target not in _STATISTICS:
         return effects(node.target).writes
     given = bound_arguments(node)
@@ -65,7 +68,7 @@ def aliased_arguments(node: Node) -> list[Node]:
 
 
 def _nodes_named(node: Node, names: tuple[str, ...]) -> list[Node]:
-    """The nodes among the arguments of these names, each of which may be one or a list of several."""
+    """The nodes that are arguments of these names, or in lists that are."""
     given = bound_arguments(node) if names else {}
     lists = (v if isinstance(v := given[name], (list, tuple)) else [v] for name in names)
     return [n for values in lists for n in values if isinstance(n, Node)]
@@ -73,15 +76,16 @@ def _nodes_named(node: Node, names: tuple[str, ...]) -> list[Node]:
 
 @cache
 def functional_form(op: OpOverload) -> OpOverload | None:
-    """The operator that computes what ``op`` writes, if there is one whose other arguments are the same.
+    """The operator that computes what ``op`` writes, if there is one that takes the same other arguments.
 
-    ``relu_`` -> ``relu``, ``add.out`` -> ``add.Tensor``; ``normal_``, whose name is taken, -> ``normal_functional``.
+    ``relu_`` -> ``relu``, ``add.out`` -> ``add.Tensor``; ``normal_`` -> ``normal_functional``, since ``normal`` is
+    another.
     """
     namespace, name = op._schema.name.split("::")
     names = [name[:-1], f"{name[:-1]}_functional"] if name.endswith("_") else [name]
     wanted = [a for a in _arguments(op) if a != ("out", "Tensor")]
     for packet in filter(None, (getattr(getattr(torch.ops, namespace), n, None) for n in names)):
-        # the overload of the same name first: several may take the same arguments
+        # several overloads may take the same arguments: the one of the same name is the right one
         for overload in sorted(packet.overloads(), key=lambda overload: overload != op._overloadname):
             candidate: OpOverload = getattr(packet, overload)
             if _arguments(candidate) == wanted and not candidate._schema.is_mutable:
@@ -90,4 +94,5 @@ def functional_form(op: OpOverload) -> OpOverload | None:
 
 
 def _arguments(op: OpOverload) -> list[tuple[str, str]]:
+    """Names and types of an operator's arguments."""
     return [(a.name, str(a.type)) for a in op._schema.arguments]

@@ -1,8 +1,8 @@
-"""Step 1 of a lowering: a private copy of the program in the form that backends see.
+"""Step ``normalize`` of a lowering: a private copy of the program in the form that backends see.
 
-That form is functional, has no wrappers that only switch gradients on and off, and has a debug handle on every call; so
-have the subgraphs of higher-order calls. The caller's program is never changed. The graph is copied node by node, since
-a retrace of the whole program takes longer than exporting it did.
+That form is functional, has no wrappers that only switch gradients on and off, and has a debug handle on every call.
+The same holds for the subgraphs of higher-order calls. The caller's program is never changed. The graph is copied node
+by node, because a retrace of the whole program takes longer than exporting it did.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ aten = torch.ops.aten
 _GRADIENT_WRAPPER = torch.ops.higher_order.wrap_with_set_grad_enabled
 _AUTOCAST = torch.ops.higher_order.wrap_with_autocast
 _VMAP = "torch._functorch.predispatch"
-"""The module of the calls that begin and end a ``vmap``, which applies to all calls between them."""
+"""The module of the calls that begin and end a ``vmap``, which acts on all calls between them."""
 _DROPPED = frozenset({aten._assert_tensor_metadata.default})
-"""Assertions about what an exported program fixes anyway."""
+"""Assertions about types, which an exported program fixes anyway."""
 _IDENTITIES = frozenset({aten.lift_fresh_copy.default, aten.detach.default, aten.alias.default})
-"""Calls that give their argument once nothing is written in place."""
+"""Calls that return their argument, once nothing is written in place."""
 _DROPOUTS = frozenset(
     getattr(aten, name + suffix).default
     for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
     for suffix in ("", "_")
 )
 _QUANTIZE = "quantized_decomposed.quantize_per_tensor.default"
-"""By name, since torch knows it only once torchao is imported."""
+"""An operator by its name, because torch knows it only once torchao is imported."""
 _CASTS = frozenset({aten.to.dtype, aten.to.device, aten.to.dtype_layout})
 
 
@@ -72,20 +72,23 @@ def normalize(program: ExportedProgram) -> tuple[ExportedProgram, list[str]]:
         text = f"the program cannot be made functional: {still_unproven[0].text}"
         raise InputError("input-invalid", text, source=still_unproven[0].source)
     for node in normal.graph.nodes:
-        node.meta.pop(EXPORTED, None)  # torch has named them anew
+        node.meta.pop(EXPORTED, None)  # torch gave the nodes new names
     doubt = check_retraced(program, normal, unproven[0])
     notes = [f"retraced, because of {reason}" for reason in unproven]
     return normal, [*notes, f"not compared with eager after that, since {doubt}"] if doubt else notes
 
 
 def _functional_copy(program: ExportedProgram, handles: Iterator[int]) -> tuple[ExportedProgram, list[Reason]]:
-    """A copy in functional form, subgraphs too; what could not be made functional, and why."""
+    """A copy of ``program`` and its subgraphs in functional form; and why it could not be made, if so.
+
+    With reasons, what is returned is not functional. ``handles`` gives debug handles for the calls.
+    """
     graph = _Copy(program.graph_module).graph
     _record_expanded_copies(graph)
     _record_dtypes(graph)
     # Before the writes: such a dropout returns its argument itself, so that a write to one is a write to the other.
     _replace_by_argument(graph, _is_inactive_dropout)
-    hidden = next(filter(None, map(_hidden_effect, graph.nodes)), None)
+    hidden = next(filter(None, map(_why_retrace, graph.nodes)), None)
     if hidden:
         return program, [hidden]
     inputs = list(program.graph_signature.input_specs)
@@ -116,9 +119,9 @@ def _functional_copy(program: ExportedProgram, handles: Iterator[int]) -> tuple[
 
 
 def _expect_state_apart(program: ExportedProgram, specs: Mapping[Node, InputSpec], mutations: Mutations) -> None:
-    """Raise InputError if a written buffer shares memory with another in a way that its recorded value does not tell.
+    """Raise InputError if a written buffer shares memory with another one although the recorded values do not say so.
 
-    A program that was loaded from a file has lost the storages of its recorded values, and not those of its buffers.
+    A program that was loaded from a file has lost the storages of its recorded values, but not those of its buffers.
     """
     tensors = {n: constant_tensor(program, s) for n, s in specs.items() if s.kind in CONSTANT_KINDS}
     changed = mutations.last_value.keys() & tensors.keys()
@@ -136,7 +139,10 @@ def _expect_state_apart(program: ExportedProgram, specs: Mapping[Node, InputSpec
 
 
 def _normalize_subgraphs(program: ExportedProgram, handles: Iterator[int]) -> list[Reason]:
-    """The same for the subgraphs in ``program``; those that write what they were given are not functional."""
+    """Do the same for the subgraphs of ``program``.
+
+    One that writes what comes from outside cannot be made functional.
+    """
     unproven: list[Reason] = []
 
     def normalize_subgraph(subgraph: ExportedProgram) -> ExportedProgram:
@@ -151,9 +157,9 @@ def _normalize_subgraphs(program: ExportedProgram, handles: Iterator[int]) -> li
 
 
 def number_calls(graph: Graph, handles: Iterator[int], origin: Mapping[Node, Node] = MappingProxyType({})) -> None:
-    """Give every call that has none a debug handle, in graph order, from ``handles``.
+    """Give every call that has no debug handle one from ``handles``, in graph order.
 
-    ``origin``: call that was added -> the one that it was added for, whose handle it gets.
+    ``origin``: call that was added -> the call that it was added for, whose handle it gets.
     """
     for node in (n for n in graph.nodes if n.op == "call_function"):
         first = origin.get(node, node)
@@ -165,7 +171,7 @@ def number_calls(graph: Graph, handles: Iterator[int], origin: Mapping[Node, Nod
 
 
 class _Copy:
-    """A copy of a graph in which gradient wrappers are inlined."""
+    """A copy of a graph in which wrappers that switch gradients on or off are inlined."""
 
     def __init__(self, module: GraphModule) -> None:
         self.graph = Graph(owning_module=module)
@@ -173,12 +179,13 @@ class _Copy:
         self._copy_graph(module)
 
     def _copy_graph(self, module: GraphModule) -> Any:
+        """Copy the nodes of ``module``; returns what its output became."""
         for node in module.graph.nodes:
             self._copies[node] = self._copy(node, module)
         return self._copies[output_node(module.graph)]
 
     def _copy(self, node: Node, module: GraphModule) -> Any:
-        """What stands for ``node`` in the copy: a node, for a wrapper the values that it returns, or nothing."""
+        """What stands for ``node`` in the copy: a node, for a wrapper the values that it returns, or None."""
         if node.target is _GRADIENT_WRAPPER:
             return self._inline(node, module)
         if node.target is operator.getitem and isinstance(self._copies[node.args[0]], tuple):  # type: ignore[index]
@@ -187,17 +194,21 @@ class _Copy:
             return None
         if node.op == "get_attr" and all(u.target is _GRADIENT_WRAPPER for u in node.users):
             return None
-        if node.op == "placeholder" and node in self._copies:  # of a wrapper that is being inlined
+        if node.op == "placeholder" and node in self._copies:  # an input of a wrapper that is being inlined
             return self._copies[node]
         if node.op == "output" and module is not self.graph.owning_module:
             return torch.fx.map_arg(node.args[0], lambda n: self._copies[n])
         copy = copy_node(self.graph, node, lambda n: self._copies[n])
-        for key in ("delegation_tag", LEFT):  # of an earlier lowering that this program is a part or result of
+        for key in (
+            "delegation_tag",
+            LEFT,
+        ):  # left by an earlier lowering, of which this program is a part or the result
             copy.meta.pop(key, None)
         copy.meta[EXPORTED] = node.name
         return copy
 
     def _inline(self, wrapper: Node, module: GraphModule) -> tuple[Any, ...]:
+        """The values that the wrapper returns, after a copy of the graph that it wraps."""
         owner: Any = wrapper.args[1]
         inner: Any = getattr(module, owner.target)
         placeholders = [n for n in inner.graph.nodes if n.op == "placeholder"]
@@ -209,7 +220,10 @@ class _Copy:
 def _return_mutations(
     program: ExportedProgram, graph: Graph, specs: Mapping[Node, InputSpec], mutations: Mutations
 ) -> list[OutputSpec]:
-    """Let the graph return what it writes, mutations first as torch wants them; the specs of what it returns then."""
+    """Let the graph return the new values of what it writes, mutations first as torch wants them.
+
+    Returns all output specs.
+    """
     old = program.graph_signature.output_specs
     known = sum(s.kind in MUTATIONS for s in old)
     written = [n for n in specs if n in mutations.last_value]
@@ -221,14 +235,18 @@ def _return_mutations(
 
 
 def _mutation(spec: InputSpec, node: Node, value: Node) -> OutputSpec:
+    """The output spec for the new value of ``node``, a placeholder with the spec ``spec``."""
     kinds = {InputKind.BUFFER: OutputKind.BUFFER_MUTATION, InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION}
     kind = kinds.get(spec.kind, OutputKind.USER_INPUT_MUTATION)
     target = node.name if kind is OutputKind.USER_INPUT_MUTATION else spec.target
     return OutputSpec(kind, TensorArgument(value.name), target)
 
 
-def _hidden_effect(node: Node) -> Reason | None:
-    """Why the calls in or after ``node`` do more than the graph says, if they do."""
+def _why_retrace(node: Node) -> Reason | None:
+    """Why the program has to be retraced because of ``node``.
+
+    It affects other calls in a way that the graph does not show.
+    """
     if node.target is _AUTOCAST:
         # torch records no source for the wrapper itself
         inside = (source_of(n) for subgraph in subgraphs_of(node) for n in subgraph.graph.nodes)
@@ -241,8 +259,8 @@ def _hidden_effect(node: Node) -> Reason | None:
 def _record_expanded_copies(graph: Graph) -> None:
     """Make calls that may return their argument into clones where they are recorded as copies of an expanded tensor.
 
-    Eager returns such a tensor itself, whose elements share memory; torch recorded a dense copy, and views further on
-    were chosen by its strides. Nobody can tell the two apart by a write: eager refuses writes to expanded tensors.
+    Eager returns such a tensor itself, whose elements share memory. torch recorded a dense copy, and later views were
+    chosen by the strides of that copy. No write can tell the two apart, since eager refuses writes to expanded tensors.
     """
     for node in graph.nodes:
         if _is_inactive_dropout(node) or (node.target in _CASTS and "memory_format" not in node.kwargs):
@@ -255,7 +273,7 @@ def _record_expanded_copies(graph: Graph) -> None:
 
 
 def _record_dtypes(graph: Graph) -> None:
-    """Let calls that make tensors from nothing say of which dtype: else it is the default one of whoever runs them."""
+    """Write the dtype into calls that make tensors from nothing; else it is the default of whoever runs the program."""
     for node in graph.nodes:
         if isinstance(node.target, OpOverload) and _may_infer_dtype(node.target) and node.kwargs.get("dtype") is None:
             node.update_kwarg("dtype", node.meta["val"].dtype)
@@ -263,7 +281,7 @@ def _record_dtypes(graph: Graph) -> None:
 
 @cache
 def _may_infer_dtype(op: OpOverload) -> bool:
-    """Whether ``op`` is torch's, takes a dtype, by name, and no tensor that could have one.
+    """Whether ``op`` is one of torch's that takes a dtype, by name, and no tensor that could determine it.
 
     Operators of other libraries may mean something else by it, or return several tensors.
     """
@@ -273,9 +291,9 @@ def _may_infer_dtype(op: OpOverload) -> bool:
 
 
 def _read_sizes_off_integers(graph: Graph) -> None:
-    """Read the sizes of an input that is quantized off its integers, which are as many.
+    """Where an input is quantized, read its sizes off the integers, which have the same shape.
 
-    torch reads all sizes off the program's inputs. A delegate of integers has no floats to read them off.
+    torch reads sizes off the program's inputs. A delegate of integers does not have the float input.
     """
     for size in graph.find_nodes(op="call_function", target=aten.sym_size.int):
         given, axis = size.args
@@ -287,17 +305,19 @@ def _read_sizes_off_integers(graph: Graph) -> None:
 
 
 def _copy_returned_literals(graph: Graph) -> None:
-    """A literal, or a view of one, that is returned is a copy: its caller may write to it, and calls again."""
+    """Return literals, and views of them, as copies: the caller may write to what it gets, and calls again."""
     for node in reachable(output_node(graph).all_input_nodes, aliased_arguments):
         if node.target is aten.lift_fresh_copy.default:
             node.target = aten.clone.default
 
 
 def _is_inactive_dropout(node: Node) -> bool:
+    """Whether the call is a dropout outside of training."""
     return node.target in _DROPOUTS and node.args[2] is False
 
 
 def _replace_by_argument(graph: Graph, is_identity: Callable[[Node], bool]) -> None:
+    """Let users of each node for which ``is_identity`` holds use its argument, and erase the node."""
     for node in [n for n in graph.nodes if is_identity(n)]:
         node.replace_all_uses_with(node.args[0])
         graph.erase_node(node)

@@ -1,8 +1,8 @@
-"""The way around: torch retraces a program that cannot be made functional here, and the result is checked.
+"""The way around: torch retraces a program that cannot be made functional here, and its result is checked.
 
-torch's own functionalization has faults: it takes the source of a broadcast ``copy_`` for the tensor that it is copied
-to, and zeroes what windows leave out. So its result is compared with the program: the types, and the numbers of two
-calls, since the second one sees what the first one wrote.
+torch's own functionalization has faults: it takes the source of a broadcast ``copy_`` for the tensor that is written,
+and zeroes what windows leave out. So its result is compared with the program: the types, and the numbers of two calls,
+because the second call sees what the first one wrote.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _HINT_FAILED = "write that line without in-place calls; if example inputs or buf
 
 
 def retrace(program: ExportedProgram, why: Reason) -> ExportedProgram:
-    """``program`` made functional by torch; ``why`` says what was in the way of doing it here."""
+    """``program``, made functional by torch; ``why`` says what kept us from doing it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its own code
         warnings.filterwarnings("ignore", "erase_node", UserWarning)  # as above: torch from 2.14 on erases a copy twice
@@ -57,7 +57,10 @@ def retrace(program: ExportedProgram, why: Reason) -> ExportedProgram:
 
 
 def check_retraced(program: ExportedProgram, retraced: ExportedProgram, why: Reason) -> str | None:
-    """Raise InputError if ``retraced`` does not compute what ``program`` does; returns why that is not known, if so."""
+    """Raise InputError if ``retraced`` computes something else than ``program``.
+
+    Returns why that could not be checked, or None.
+    """
     wrong = _wrong_type(program, retraced)
     doubt = None if wrong else _why_not_run(program)
     if not wrong and not doubt:
@@ -75,7 +78,10 @@ def _first_line(error: Exception) -> str:
 
 
 def _wrong_type(program: ExportedProgram, retraced: ExportedProgram) -> str | None:
-    """What has another type: a result than was recorded, or a written value than what it is written to."""
+    """A result of ``retraced`` whose type is not the recorded one, or a new value of another type than the tensor.
+
+    In words.
+    """
     written = {s.target or n.name: n for n, s in placeholders(retraced)}
     written |= {n.name: n for n in user_inputs(retraced)}
     results = iter([v for s, v in _outputs(program) if s.kind not in MUTATIONS])
@@ -83,26 +89,32 @@ def _wrong_type(program: ExportedProgram, retraced: ExportedProgram) -> str | No
         wanted = written[str(spec.target)] if spec.kind in MUTATIONS else next(results, None)
         if _type(wanted) != _type(value):
             what = f"what is written to {spec.target}" if spec.kind in MUTATIONS else "a result"
-            return f"{what} is {_describe(value)}, and was {_describe(wanted)}"
+            return f"{what} is {_in_words(value)}, and was {_in_words(wanted)}"
     return None
 
 
 def _outputs(program: ExportedProgram) -> Iterator[tuple[Any, Any]]:
+    """The outputs of a program with their specs."""
     return zip(program.graph_signature.output_specs, output_values(program), strict=True)
 
 
 def _type(value: Any) -> Any:
-    """Dtype and shape; symbolic sizes have other names in the other program."""
+    """Dtype and shape of a value, without symbolic sizes, whose names differ between programs.
+
+    None if it is no tensor.
+    """
     val = value.meta.get("val") if isinstance(value, Node) else None
     return (val.dtype, [d if isinstance(d, int) else "?" for d in val.shape]) if isinstance(val, torch.Tensor) else None
 
 
-def _describe(value: Any) -> str:
+def _in_words(value: Any) -> str:
+    """The type of a value in words."""
     dtype, shape = _type(value) or ("no tensor", [])
     return f"{dtype} of shape {shape}"
 
 
 def _why_not_run(program: ExportedProgram) -> str | None:
+    """Why the program cannot be called to be compared; None if it can."""
     tensors = [constant_tensor(program, s) for _, s in placeholders(program) if s.kind in CONSTANT_KINDS]
     given = [t for t in pytree.tree_leaves(program.example_inputs) if isinstance(t, torch.Tensor)]
     if any(isinstance(t, FakeTensor) or t.is_meta for t in (*tensors, *given)):
@@ -115,7 +127,7 @@ def _why_not_run(program: ExportedProgram) -> str | None:
 
 
 def _compare(program: ExportedProgram, retraced: ExportedProgram) -> tuple[str | None, str | None]:
-    """What differs, or why the two cannot be compared; two Nones if they agree."""
+    """What differs between the two programs, or why they cannot be compared; two Nones if they agree."""
     try:
         wanted, wanted_state = _call_twice(program, program)
     except Exception as e:  # operators and modules of the user may raise anything
@@ -135,12 +147,12 @@ def _compare(program: ExportedProgram, retraced: ExportedProgram) -> tuple[str |
 
 
 def _call_twice(program: ExportedProgram, original: ExportedProgram) -> tuple[list[Any], list[Any]]:
-    """The results of two calls, and what they left in inputs, parameters and buffers.
+    """The results of two calls of ``program``, and what these left in inputs, parameters and buffers.
 
-    ``original`` has the example inputs and the tensors, which stay as they are: what may be written is copied.
+    ``original`` has the example inputs and the tensors. These stay as they are: what may be written is copied.
     """
     tensors = _private_tensors(original)
-    interpreter = _Interpreter(program, {} if program is original else _layouts(program))
+    interpreter = _Interpreter(program, {} if program is original else _layouts_to_restore(program))
     results: list[Any] = []
     left: list[Any] = []
     with _same_random_numbers(original), torch.no_grad():
@@ -160,41 +172,43 @@ def _call_twice(program: ExportedProgram, original: ExportedProgram) -> tuple[li
 
 
 class _Interpreter(torch.fx.Interpreter):
-    """Gives values the layouts that were recorded, as a lowered program does.
+    """Runs a program and gives values the layouts that were recorded, as a lowered program does.
 
-    Where ``as_strided`` reads them, torch's form may be right only because of what a kernel keeps of its argument: the
-    storage offset, the memory around the elements.
+    Where ``as_strided`` reads a value, torch's form may be right only because a kernel happens to keep something of its
+    argument: the storage offset, the memory around the elements.
     """
 
     def __init__(self, program: ExportedProgram, layouts: Mapping[Node, Layout]) -> None:
         super().__init__(program.graph_module)
-        self._layouts = layouts
+        self._layouts_to_restore = layouts
 
     def run_node(self, n: Node) -> Any:
+        """The result of one node, in the recorded layout if something reads that."""
         value = super().run_node(n)
-        return arrange(value, self._layouts[n]) if n in self._layouts else value
+        return arrange(value, self._layouts_to_restore[n]) if n in self._layouts_to_restore else value
 
 
-def _layouts(program: ExportedProgram) -> dict[Node, Layout]:
+def _layouts_to_restore(program: ExportedProgram) -> dict[Node, Layout]:
+    """The layouts of ``retraced`` values whose memory something reads."""
     written = written_targets(program)
     return result_layouts(program.graph_module, [n for n, s in placeholders(program) if s.target in written])
 
 
 def _memory(value: Any) -> Any:
-    """All that the memory of a tensor holds, as one row."""
+    """Everything in the memory of a tensor, also around its elements, as one row."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return value
     return value.as_strided((value.untyped_storage().nbytes() // value.element_size(),), (1,), 0)
 
 
 def _same_random_numbers(program: ExportedProgram) -> AbstractContextManager[Any]:
-    """Both programs draw the same random numbers, if any, and the caller's generator does not notice."""
+    """A block in which random numbers are drawn, if any are, without changing the state of the caller's generator."""
     tags = (getattr(n.target, "tags", ()) for n in all_nodes(program.graph_module))
     return torch.random.fork_rng() if any(torch.Tag.nondeterministic_seeded in t for t in tags) else nullcontext()
 
 
 def _private_tensors(program: ExportedProgram) -> dict[Any, Any]:
-    """Parameters, buffers and constants by their targets, those that a call may write as copies."""
+    """Parameters, buffers and constants by their targets; those that a call may write are copies."""
     writers: list[Node] = []
     for node in program.graph.nodes:
         writers += written_arguments(node)
@@ -208,11 +222,12 @@ def _private_tensors(program: ExportedProgram) -> dict[Any, Any]:
 
 
 def _copy(values: Sequence[Any]) -> list[Any]:
-    """Copies of tensors; what shares memory shares it in the copies too."""
+    """Copies of tensors; those that share memory share it in the copies, too."""
     return copy.deepcopy([v.detach() if isinstance(v, torch.Tensor) else v for v in values])
 
 
 def _inputs(program: ExportedProgram) -> list[Any]:
+    """The flat example inputs of a program, made up if it has none."""
     if program.example_inputs is not None:
         return flat_arguments(program.call_spec.in_spec, *program.example_inputs)
     numbers = torch.Generator().manual_seed(0)
@@ -220,21 +235,22 @@ def _inputs(program: ExportedProgram) -> list[Any]:
 
 
 def _make_up(val: Any, numbers: torch.Generator) -> Any:
-    """A value of the recorded type: small numbers, which are more often right for an index than large ones."""
+    """A value of the recorded type. Integers are small, which is more often right for an index."""
     if not isinstance(val, torch.Tensor):
-        return _hint(val)
-    shape = [_hint(d) for d in val.shape]
+        return _number(val)
+    shape = [_number(d) for d in val.shape]
     if val.is_floating_point() or val.is_complex():
         return torch.randn(shape, generator=numbers, dtype=torch.float32).to(val.device, val.dtype)
     return torch.randint(0, 2, shape, generator=numbers).to(val.device, val.dtype)
 
 
-def _hint(d: Any) -> Any:
+def _number(d: Any) -> Any:
+    """The number that torch remembers for a symbolic size; anything else as it is."""
     return d.node.hint if isinstance(d, (torch.SymInt, torch.SymFloat, torch.SymBool)) else d
 
 
 def _differs(got: Any, wanted: Any) -> bool:
-    """By more than the rounding of another order of the same operators."""
+    """Whether two results differ by more than rounding in another order of the same operators does."""
     if not isinstance(got, torch.Tensor) or not isinstance(wanted, torch.Tensor):
         return type(got) is not type(wanted) or bool(got != wanted)
     if got.dtype is not wanted.dtype or got.shape != wanted.shape:

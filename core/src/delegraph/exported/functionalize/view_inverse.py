@@ -1,7 +1,8 @@
-"""The inverse of a view: the tensor that the view was taken of, with the part that it shows replaced.
+"""The inverse of a view: the tensor that the view was taken of, with the part that the view shows replaced.
 
-A write to a view has to reach that tensor. Each view operator has an operator that undoes it (``select`` has
-``select_scatter``, a permutation has the inverse permutation); a chain in which one has none is inverted by elements.
+A write to a view has to reach that tensor. Each view operator has an operator that undoes it: ``select`` has
+``select_scatter``, a permutation has the inverse permutation. A chain of views of which one has no inverse is inverted
+element by element.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ _PERMUTES = overloads(
 
 
 def insert_inverse(graph: Graph, view: Node, base: Node, new: Node) -> Node | None:
-    """``base`` with what ``view`` shows of it replaced by ``new``, inserted at the graph's insertion point.
+    """Insert ``base`` with what ``view`` shows of it replaced by ``new``, at the graph's insertion point.
 
-    ``view``: the call that made the view (a ``getitem`` if it is one of a list). None if no inverse is known.
+    ``view`` is the call that made the view (a ``getitem`` if it is one of a list). None if no inverse is known.
     """
     if view.target is aten.view.dtype or view.target is aten.view_as_real.default:
         # the inverse of each of them is in NEED_PACKED
@@ -47,10 +48,11 @@ def insert_inverse(graph: Graph, view: Node, base: Node, new: Node) -> Node | No
 
 
 def insert_inverse_by_elements(graph: Graph, views: Sequence[Node], base: Node, new: Node) -> Node | None:
-    """The same for any chain of views of ``base``, by the position that each element of ``new`` has in ``base``.
+    """As ``insert_inverse``, for any chain of views of ``base``.
 
-    The program takes the views of a tensor that holds the numbers of its own elements, and so learns the positions.
-    None where they are not known before the program runs, or where the chain shows one element several times.
+    By the position of each element of ``new`` in ``base``. To learn the positions, the program takes the same views of
+    a tensor that holds the numbers of its own elements. None if they are not known before the program runs, or if the
+    chain shows an element several times.
     """
     val = base.meta["val"]
     positions = _positions(views, val)
@@ -66,7 +68,8 @@ def insert_inverse_by_elements(graph: Graph, views: Sequence[Node], base: Node, 
 
 
 def insert_computed(graph: Graph, like: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
-    """A call at the graph's insertion point: the metadata of ``like``, and the value that it has under fake tensors."""
+    """Insert a call at the graph's insertion point, with the metadata of ``like`` and the value computed under fake tensors.
+    """
     node = graph.call_function(target, args, kwargs)
     vals, named = torch.fx.map_arg((args, kwargs), lambda n: n.meta["val"])
     with like.meta["val"].fake_mode:
@@ -75,7 +78,10 @@ def insert_computed(graph: Graph, like: Node, target: Any, *args: Any, **kwargs:
 
 
 def _positions(views: Sequence[Node], val: torch.Tensor) -> torch.Tensor | None:
-    """For each element that the last view shows, its position among those of ``val``."""
+    """The position among the elements of ``val`` of each element that the last view shows.
+
+    None if that is not known.
+    """
     shown = [val, *(v for view in views if isinstance(v := view.meta["val"], torch.Tensor))]
     static = all(isinstance(d, int) for v in shown for d in v.shape)
     if not static or len({(v.dtype, v.is_conj(), v.is_neg()) for v in shown}) > 1:
@@ -92,7 +98,7 @@ def _positions(views: Sequence[Node], val: torch.Tensor) -> torch.Tensor | None:
 
 
 def _goes_beyond(val: torch.Tensor, end: int) -> bool:
-    """Whether a tensor of known size shows places in memory from ``end`` on, or is not known not to."""
+    """Whether a tensor shows places in memory from ``end`` on, or may do so."""
     offset, strides = val.storage_offset(), val.stride()
     if not all(isinstance(n, int) for n in (offset, *strides)):
         return True
@@ -100,17 +106,18 @@ def _goes_beyond(val: torch.Tensor, end: int) -> bool:
 
 
 def _stand_in(node: Node) -> Any:
-    """What ``expand_as`` and the like need of their second argument, which is its size."""
+    """What views such as ``expand_as`` need of another tensor: its size."""
     val = node.meta["val"]
     return torch.empty(val.shape, device="meta") if isinstance(val, torch.Tensor) else val
 
 
 def is_packed(val: torch.Tensor) -> bool:
-    """Whether a tensor has its elements in order and side by side in memory."""
+    """Whether a tensor of fixed sizes has its elements in order and side by side in memory."""
     return all(isinstance(d, int) for d in val.shape) and val.is_contiguous()
 
 
 def _inverse(view: Node, base: Node, new: Node) -> Call | None:
+    """The call that makes ``base`` with what ``view`` shows of it replaced by ``new``; None if it is not known."""
     shape = base.meta["val"].shape
     if view.target in _RESHAPES:
         static = all(isinstance(d, int) for d in shape)
@@ -127,7 +134,10 @@ def _inverse(view: Node, base: Node, new: Node) -> Call | None:
 
 
 def _inverse_of_item(view: Node, base: Node, new: Node) -> Call | None:
-    """For one tensor of ``chunk``, ``split`` or ``unbind``; its place follows from the sizes of those before it."""
+    """The inverse for one tensor of ``chunk``, ``split`` or ``unbind``.
+
+    Where it lies follows from the sizes before it.
+    """
     call: Any = view.args[0]
     k: Any = view.args[1]
     if call.target not in LIST_VIEWS:
@@ -143,6 +153,7 @@ def _inverse_of_item(view: Node, base: Node, new: Node) -> Call | None:
 
 
 def _inverse_of_narrow(a: Mapping[str, Any], base: Node, new: Node) -> Call | None:
+    """The inverse of ``narrow``, whose arguments are ``a``; None if a number is known at run time only."""
     size, start, length = base.meta["val"].shape[a["dim"]], a["start"], a["length"]
     if not all(isinstance(v, int) for v in (size, start, length)):
         return None
@@ -165,4 +176,4 @@ _INVERSES: dict[Any, Callable[[Mapping[str, Any], Node, Node], Call | None]] = {
         (base, new, a["offset"], a["dim1"], a["dim2"]),
     ),
 }
-"""Operator -> its inverse, for (arguments by name, ``base``, ``new``)."""
+"""Operator -> its inverse, as a function of (arguments by name, ``base``, ``new``)."""

@@ -1,9 +1,9 @@
 """Making a graph functional in place: each write becomes a new value that later calls use.
 
-Exported graphs keep in-place operators. Such a mutation has no data edge, and the signature does not mention it, so
+Exported graphs keep in-place operators. Such a write has no data edge, and the signature does not mention it, so
 nothing may be reordered, dropped or delegated before it is gone. torch can remove it by retracing the whole program,
-which costs more than the export did. Instead, one walk in graph order keeps, for every tensor that is written, the
-node that holds its value at that point:
+which costs more than the export did. Instead, one walk in graph order keeps, for every tensor that is written, the node
+that holds its value at that point:
 
 - an in-place call becomes its functional form, and its result the tensor's new value;
 - a write through a view also makes a new value of the tensor that the view was taken of (``view_inverse``);
@@ -49,8 +49,8 @@ class Mutations:
     """What ``functionalize`` did to a graph.
 
     ``last_value``: placeholder that is written -> the node that holds its last value. ``origin``: node that was added
-    -> the call that it was added for. ``unproven``: what could not be made functional, and why; if there is anything,
-    the graph is unusable.
+    -> the call that it was added for. ``unproven``: what could not be made functional, and why; if there is any, the
+    graph is unusable.
     """
 
     last_value: dict[Node, Node] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Mutations:
 
 
 def functionalize(graph: Graph, state: Collection[Node] = ()) -> Mutations:
-    """Make ``graph`` functional, in place; ``state`` are its placeholders of parameters and buffers."""
+    """Make ``graph`` functional, in place. ``state``: its placeholders of parameters and buffers."""
     mutations = Mutations()
     nodes = list(graph.nodes)
     writers = {n: written_arguments(n) for n in nodes if written_names(n)}
@@ -67,10 +67,10 @@ def functionalize(graph: Graph, state: Collection[Node] = ()) -> Mutations:
         return mutations
     # One walk is enough because graph order is the order in which eager writes: when a node is reached, ``_Rewrite``
     # knows what every written tensor holds at that point, and nothing later can change it. The walk goes over the nodes
-    # that were there before, and not over the graph: calls that it inserts already use present values, and to visit
-    # them would take their views anew. A node is first given present values, then it writes; so ``x.add_(x)`` reads the
-    # old ``x``. What a write cannot be shown to do ends the walk: the half-changed graph is of no use to anybody.
-    node = next(iter(writers))  # to blame for what aliases cannot prove, which is before the walk
+    # that were there before, and not over the graph: calls that it inserts already use present values, and visiting
+    # them would take their views again. A node first gets present values, and then it writes; so ``x.add_(x)`` reads
+    # the old ``x``. A write that cannot be made functional ends the walk, since a half-changed graph is of no use.
+    node = next(iter(writers))  # blamed if the aliases cannot be proven, which happens before the walk
     try:
         aliases = Aliases(nodes, [n for written in writers.values() for n in written], state)
         rewrite = _Rewrite(graph, aliases, writers, mutations)
@@ -83,12 +83,13 @@ def functionalize(graph: Graph, state: Collection[Node] = ()) -> Mutations:
 
 
 class _Rewrite:
-    """What every written tensor, and every view of it, holds at one point of the graph.
+    """Knows what every written tensor, and every view of it, holds at one point of the graph.
 
-    ``version``: tensor -> how often it, or a view of it, was written so far. ``value``: member of a family -> the node
-    that held its value at a version. A view whose version is behind is out of date, and is taken again when it is used:
-    most views are never used after a write, and this way those cost nothing. ``moved``: what is computed from a new
-    value, whose elements may lie in another order in memory than those of the tensor that was written.
+    ``version``: tensor -> how often it, or a view of it, was written so far. ``value``: member of a family -> a
+    version, and the node that held its value then. A view whose version is behind is out of date. It is taken again
+    when it is used: most views are never used after a write, and cost nothing this way. ``moved``: nodes computed from
+    a new value, whose elements may lie in memory in another order than those of the tensor that was written. ``here``
+    is the node that is being visited, ``after`` the one behind it, before which new calls are inserted.
     """
 
     def __init__(self, graph: Graph, aliases: Aliases, writers: dict[Node, list[Node]], mutations: Mutations) -> None:
@@ -118,12 +119,14 @@ class _Rewrite:
             self._enter_view(node)
         elif isinstance(read, Node) and read in self.aliases.root_of and self._version(read):
             self._copy_by_place(node, read)
+        # ``view`` fails on some strides, ``reshape`` on none
         elif node in self.moved and node.target is aten.view.default:
             node.target = aten.reshape.default
         elif node in self.moved and sees_layout(node):
             self._restore_order(node)
 
     def _version(self, node: Node) -> int:
+        """How often the memory of ``node`` was written so far."""
         return self.version.get(self.aliases.root_of[node], 0)
 
     def _current(self, node: Node) -> Node:
@@ -140,12 +143,13 @@ class _Rewrite:
         return value
 
     def _enter_view(self, node: Node) -> None:
+        """Note that the view ``node`` is up to date, since it is taken of a present value."""
         if self._version(node):
             self._allow_any_strides(node, node)
             self.value[node] = (self._version(node), node)
 
     def _allow_any_strides(self, node: Node, view: Node) -> None:
-        """Let ``node``, which takes ``view`` of a value computed anew, do without the strides that were recorded."""
+        """Make ``node``, which takes the view ``view`` of a new value, work whatever strides that value has."""
         # The tensor had the strides that it was allocated with; the value that replaces it has those that the last
         # operator chose. ``view`` fails on some of them, and ``as_strided`` would silently read other elements.
         if node.target is aten.view.default:
@@ -158,7 +162,7 @@ class _Rewrite:
             self._read_by_place(node, view, list(val.shape), list(val.stride()), val.storage_offset())
 
     def _copy_by_place(self, node: Node, member: Node) -> None:
-        """Let ``node``, a call of ``COPIES_BY_PLACE``, read the memory that ``member`` has now."""
+        """Let ``node``, a call of ``_COPIES_BY_PLACE``, read the memory that ``member`` has now."""
         name, val = self.aliases.name_of[member], member.meta["val"]
         if node.target is aten.as_strided_copy.default:
             size, stride, *rest = node.args[1:]
@@ -171,10 +175,10 @@ class _Rewrite:
             self._restore_order(node)
 
     def _read_by_place(self, node: Node, member: Node, size: Any, stride: Any, offset: Any) -> None:
-        """Let ``node`` show these places of the memory that ``member`` has now, by the elements that lie there.
+        """Let ``node`` show the elements that lie at these places of the memory that ``member`` has now.
 
-        Whatever part of the tensor ``member`` shows, places are counted from where its memory starts. The new value is
-        in memory of its own, which starts with its first element.
+        ``offset`` counts from the start of that memory, whatever part of it ``member`` shows. A new value has memory of
+        its own, which starts with its first element.
         """
         root = self.aliases.root_of[member]
         val, shown = root.meta["val"], member.meta["val"]
@@ -187,9 +191,9 @@ class _Rewrite:
         node.args = (self._insert_packed(node, self._current(root)), size, stride, first)
 
     def _restore_order(self, reader: Node) -> None:
-        """Give what ``reader`` takes the order in memory that was recorded, by a copy that has it."""
-        # Most kernels give their result the order of their operands, so that a new value hands its own on to all that
-        # is computed from it. Only calls that see memory can tell.
+        """Copy the operands of ``reader`` into the order in memory that was recorded for them."""
+        # Most kernels give their result the order of their operands. So the order of a new value, which may differ from
+        # the recorded one, is passed on to everything computed from it. Only calls that see memory notice.
         for root in dict.fromkeys(memory_root(given) for given in reader.all_input_nodes if _is_tensor(given)):
             order = dense_order(root.meta["val"])
             if root in self.moved and root.op == "call_function" and order:
@@ -201,6 +205,7 @@ class _Rewrite:
                     user.replace_input_with(root, copy)
 
     def _insert_permuted(self, value: Node, dims: Sequence[int]) -> Node:
+        """A permutation of ``value``, inserted behind it; ``value`` itself if nothing moves."""
         if list(dims) == list(range(len(dims))):
             return value
         node = self._insert(value.next, aten.permute.default, value, list(dims), like=value, origin=value)
@@ -208,6 +213,7 @@ class _Rewrite:
         return node
 
     def _insert_packed(self, before: Node, value: Node) -> Node:
+        """A contiguous copy of ``value``, inserted before ``before``."""
         kwargs = {"memory_format": torch.contiguous_format}
         node = self._insert(before, aten.clone.default, value, like=value, origin=before, kwargs=kwargs)
         # not ``contiguous()``, which would keep a storage offset that the copy does not have
@@ -215,6 +221,7 @@ class _Rewrite:
         return node
 
     def _insert(self, before: Node, target: Any, *args: Any, like: Node, origin: Node, kwargs: Any = None) -> Node:
+        """Insert a call before ``before``, with the metadata of ``like``, noting that it was added for ``origin``."""
         with self.graph.inserting_before(before):
             node = self.graph.call_function(target, args, dict(kwargs or {}))
         node.meta = dict(like.meta)
@@ -222,6 +229,7 @@ class _Rewrite:
         return node
 
     def _write(self, node: Node) -> None:
+        """Make the in-place call ``node`` functional, and store its result as the new value of what it wrote."""
         op: Any = node.target
         functional = functional_form(op)
         if not effects(op).writes:
@@ -238,10 +246,11 @@ class _Rewrite:
             self._store(written, self._written_value(node, functional), node)
 
     def _reshape_in_place(self, node: Node, functional: OpOverload) -> None:
-        """``unsqueeze_`` and the like: a view like any other, since the graph uses the call's result from here on."""
+        """Make ``unsqueeze_`` and the like a plain view: the graph uses the result of the call from here on."""
         (before,) = self.writers[node]
+        # under another name the tensor would have to change its shape, too
         shared = before.op == "placeholder" or any(user > node for user in before.users)
-        if not effects(functional).views:  # ``set_``: its schema does not say that the memory is its source's
+        if not effects(functional).views:  # ``set_``, whose schema does not say that the memory is the source's
             raise Unproven("it gives the tensor other memory")
         if shared and functional is not aten.detach.default:
             raise Unproven("it changes the shape of a tensor that is used under another name")
@@ -250,12 +259,12 @@ class _Rewrite:
             self._enter_view(node)
 
     def _written_value(self, node: Node, functional: OpOverload) -> Node:
-        """The value that ``node`` writes, in the dtype of the written tensor, to which an in-place call casts."""
+        """The value that ``node`` writes, cast to the dtype of the written tensor as an in-place call does."""
         val = node.meta["val"]
         source = node.args[1] if functional is aten.copy.default else None
         if isinstance(source, Node) and self.aliases.name_of[node] in self.aliases.source and _is_alike(source, node):
             if "0" not in map(str, source.meta["val"].stride()):  # an expanded tensor's elements share memory
-                return source  # it goes into another tensor as it is, so the copy would be for nothing
+                return source  # it is put into the base of the view as it is, so a copy would be wasted
         dtype = self._dtype_of(node, functional)
         if dtype is val.dtype:
             return node
@@ -264,7 +273,10 @@ class _Rewrite:
         return cast
 
     def _dtype_of(self, node: Node, functional: OpOverload) -> torch.dtype:
-        """The dtype of the functional form, which may promote; computed once for arguments of the same types."""
+        """The dtype that the functional form returns, which may promote.
+
+        Computed once for arguments of the same types.
+        """
         vals = [(n.meta["val"].dtype, n.meta["val"].dim() == 0) for n in node.all_input_nodes if _is_tensor(n)]
         others = [a for a in (*node.args, *node.kwargs.values()) if not isinstance(a, Node)]
         key = (functional, *vals, *(repr(a) if isinstance(a, torch.dtype) else type(a) for a in others))
@@ -275,9 +287,9 @@ class _Rewrite:
         return self.dtypes[key]
 
     def _store(self, written: Node, new: Node, writer: Node) -> None:
-        """Record that ``writer`` puts ``new`` into ``written``, and so into all that it is a view of."""
+        """Record that ``writer`` puts ``new`` into ``written``, and so into every tensor that this is a view of."""
         name, root = self.aliases.name_of[written], self.aliases.root_of[written]
-        views = list(self._views(name))
+        views = list(self._chain_of_views(name))
         held = {name: new}
         last = self.after.prev
         with self.graph.inserting_before(self.after):
@@ -290,7 +302,7 @@ class _Rewrite:
                     value = insert_inverse_by_elements(self.graph, views[::-1], self._current(root), new)
                     if value is None:
                         raise Unproven(f"a write through {', '.join(str(v.target) for v in views)} has no inverse")
-                    held = {root: value}  # what lies between is taken again if somebody uses it
+                    held = {root: value}  # views in between are taken again if something uses them
                     break
                 held[base], name = value, base
         while last.next is not self.after:
@@ -299,13 +311,14 @@ class _Rewrite:
         version = self.version[root] = self.version.get(root, 0) + 1
         self.value.update({n: (version, value) for n, value in held.items()})
 
-    def _views(self, name: Node) -> Iterator[Node]:
+    def _chain_of_views(self, name: Node) -> Iterator[Node]:
+        """``name``, if it is a view, then the view that it was taken of, and so on; not the tensor at the end."""
         while name in self.aliases.source:
             yield name
             name = self.aliases.source[name]
 
     def _update_statistics(self, node: Node) -> None:
-        """Norms in training: the functional form of batch norm returns the new statistics as results 3 and 4."""
+        """Make a norm in training functional: that form of batch norm returns the new statistics as results 3 and 4."""
         call = self._insert_computed(node, _TRAINED_BATCH_NORM, *self._trained_arguments(node))
         result, mean, var = (self._insert_computed(node, operator.getitem, call, k) for k in (0, 3, 4))
         if node.target is aten.instance_norm.default:
@@ -319,7 +332,10 @@ class _Rewrite:
         self.graph.erase_node(node)
 
     def _trained_arguments(self, node: Node) -> list[Any]:
-        """Those of batch norm. Instance norm is one over the channels of all samples, side by side in one sample."""
+        """The arguments for batch norm.
+
+        Instance norm is a batch norm over the channels of all samples, put side by side in one sample.
+        """
         if node.target is not aten.instance_norm.default:
             return list(node.args[:8])
         samples, channels, *size = node.meta["val"].shape
@@ -331,13 +347,14 @@ class _Rewrite:
         return [image, *repeated, True, *node.args[6:8]]
 
     def _insert_computed(self, node: Node, target: Any, *args: Any) -> Node:
-        """A new call in place of ``node``, with what it computes."""
+        """A new call before ``node``, with the value that it returns under fake tensors."""
         with self.graph.inserting_before(node):
             call = insert_computed(self.graph, node, target, *args)
         self.mutations.origin[call] = node
         return call
 
     def _record_last_values(self) -> None:
+        """Note the last value of each placeholder that was written."""
         last = self.mutations.last_value
         for node in [n for n in self.aliases.root_of if n.op == "placeholder" and self._version(n)]:
             value = self._current(node)
@@ -347,16 +364,19 @@ class _Rewrite:
 
 
 def _retarget(node: Node, functional: OpOverload) -> None:
+    """Let an in-place call call its functional form, with a name that fits."""
     node.target = functional
     node.kwargs = {k: v for k, v in node.kwargs.items() if k != "out"}
     node._rename(node.name.rstrip("_"))
 
 
 def _is_tensor(node: Node) -> bool:
+    """Whether a tensor was recorded for the node."""
     return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def _is_alike(a: Node, b: Node) -> bool:
+    """Whether both recorded tensors have the same fixed shape, dtype and device."""
     x, y = a.meta["val"], b.meta["val"]
     static = all(isinstance(d, int) for d in (*x.shape, *y.shape))
     return static and x.shape == y.shape and x.dtype is y.dtype and x.device == y.device
