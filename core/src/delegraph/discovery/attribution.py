@@ -1,14 +1,14 @@
 """Errors of plugins name the plugin, what it was doing, and the user's line.
 
-delegraph calls a plugin's code only inside of ``with AtWork(...)``, or through ``AtWork(...).around(function)``. One
-may be made ahead, entered often (that costs about a microsecond), and by several threads at once::
+delegraph calls a plugin's code only inside of ``with AtWork(...)``, or through ``AtWork(...).around(function)``. An
+AtWork may be made ahead, and be entered often (that costs about a microsecond) and by several threads at once::
 
     work = AtWork(runtime, "delegate", "partition ToyBackend_0 of method forward", nodes, registry)
     with work:
         results = delegate(*args)
 
-Only the plugin's own call belongs inside: what the engine raises there would be blamed on the plugin. Checks of what it
-returned come after the block, or raise a ContractViolation, which names its culprit itself.
+Only the plugin's own call belongs inside: an error of the engine in there would be blamed on the plugin. Checks of what
+the plugin returned come after the block, or raise a ContractViolation, which names its culprit itself.
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ R = TypeVar("R")
 
 
 class Owners(Protocol):
-    """Who knows the plugin of a class, such as a registry."""
+    """Something that knows which plugin declares a class, such as a registry."""
 
     def owner(self, kind: type) -> PluginRecord | None:
         """The plugin that declares the class; None if none does."""
 
 
-class _Named(Protocol):
-    """What is at work, in a line."""
+class _Work(Protocol):
+    """Something that is at work, described in a line."""
 
     @property
     def text(self) -> str: ...
 
 
 _registry: ContextVar[Owners | None] = ContextVar("registry", default=None)
-_at_work: list[_Named] = []
+_at_work: list[_Work] = []
 _watch: Callable[[str], None] | None = None
 
 
 @dataclass(eq=False)
 class AtWork:
-    """A plugin's object at work; as a context manager it says so in the errors that are raised inside.
+    """A plugin's object at work. As a context manager it adds the plugin's name to errors that are raised inside.
 
-    ``plugin`` is a class, or an object of it; ``doing`` what was asked of it, such as "preprocess"; ``where`` the
-    partition; ``nodes`` the operators concerned, whose first line in the user's program is told. ``registry`` knows the
-    distribution; without it that of ``attributing`` is asked.
+    ``plugin`` is a class or an object of it. ``doing`` is what was asked of it, such as "preprocess", ``where`` is the
+    partition, and ``nodes`` are the operators concerned, of which an error tells the first known line in the user's
+    program. ``registry`` knows the class's distribution; without one, the registry of ``attributing`` is asked.
 
-    Settings of torch that it left changed are put back, with a warning.
-    A DelegraphError passes with its class and code and gains ``raised_by``. KeyboardInterrupt passes, as does what a
-    signal handler of the program raises. Anything else, SystemExit included, becomes PluginFailed, whose cause it is.
+    Settings of torch that the plugin changed are restored afterwards, with a warning. A DelegraphError keeps its class
+    and code and gains ``raised_by``. KeyboardInterrupt passes, and so does an error raised by a signal handler of the
+    program. Anything else, also SystemExit, becomes PluginFailed, with the error as its cause.
     """
 
     plugin: Any
@@ -74,13 +74,13 @@ class AtWork:
 
     @cached_property
     def text(self) -> str:
-        """``preprocess of ToyBackend (toy 1.0), at partition ToyBackend_0 of method forward``."""
+        """The work in a line: ``preprocess of ToyBackend (toy 1.0), at partition ToyBackend_0 of method forward``."""
         at = f", at {self.where}" if self.where else ""
         return f"{self.doing} of {self._kind.__name__} ({self.owner}){at}"
 
     @cached_property
     def owner(self) -> str:
-        """Distribution and version, or the file of a class that no installed plugin has."""
+        """The plugin's distribution and version; the file of a class that no installed plugin declares."""
         registry = self.registry or _registry.get()
         record = registry.owner(self._kind) if registry is not None else None
         if record is not None and record.distribution != IN_PROCESS:
@@ -89,7 +89,7 @@ class AtWork:
 
     @cached_property
     def _kind(self) -> type:
-        """A wrapper of delegraph's own only passes on what the partitioner inside does."""
+        """The plugin's class. A wrapper of delegraph's own only passes calls on, so this looks inside of it."""
         found = self.plugin
         while type(found).__module__.startswith("delegraph.") and hasattr(found, "inner"):
             found = found.inner
@@ -111,7 +111,7 @@ class AtWork:
             error.source = error.source or (node and source_of(node))
 
     def around(self, function: Callable[P, R]) -> Callable[P, R]:
-        """``function``, with its calls inside."""
+        """A function that calls ``function`` inside of this block."""
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             with self:
@@ -120,6 +120,7 @@ class AtWork:
         return call
 
     def _failed(self, error: BaseException, node: Any) -> PluginFailed:
+        """The PluginFailed for an error of another kind. ``node`` is the call that it is about, if that is known."""
         place = f" at {node.name} ({node.target})" if node is not None else ""
         text = f"{self.text}, raised {describe(error, own=[self._kind.__module__])}{place}"
         lines = map(source_of, self.nodes if node is None else [node])
@@ -130,13 +131,16 @@ class AtWork:
 
 
 def _by_signal(error: BaseException) -> bool:
-    """Whether a signal handler raised it, for example one that ends the process in an orderly way."""
+    """Whether a signal handler raised the error, for example one that ends the process in an orderly way."""
     handlers = {getattr(signal.getsignal(s), "__code__", None) for s in signal.valid_signals()}
     return any(frame.f_code in handlers for frame, _ in walk_tb(error.__traceback__))
 
 
 def _node_given(error: BaseException) -> Any:
-    """The one call that the innermost function was given. A local variable may be left over from a loop."""
+    """The call node that the innermost function got as an argument, if it got exactly one; else None.
+
+    Local variables are not looked at: one may be left over from a loop.
+    """
     found = None
     for frame, _ in walk_tb(error.__traceback__):
         names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
@@ -148,7 +152,7 @@ def _node_given(error: BaseException) -> Any:
 
 @contextmanager
 def attributing(registry: Owners) -> Iterator[None]:
-    """Inside, ``registry`` knows the distribution of a plugin at work that was given no registry."""
+    """A block in which ``registry`` is asked for the distribution of plugins that are at work without a registry."""
     token = _registry.set(registry)
     try:
         yield
@@ -158,7 +162,10 @@ def attributing(registry: Owners) -> Iterator[None]:
 
 @contextmanager
 def watched(watch: Callable[[str], None]) -> Iterator[None]:
-    """Call ``watch`` with a line whenever what is at work changes in this process; "" if nothing is."""
+    """A block in which ``watch`` is called with a line whenever another work begins or ends here.
+
+    "" if none is left.
+    """
     global _watch
     before, _watch = _watch, watch
     try:
@@ -169,12 +176,14 @@ def watched(watch: Callable[[str], None]) -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class _Line:
+    """Work that is described by a text alone."""
+
     text: str
 
 
 @contextmanager
 def working(text: str) -> Iterator[None]:
-    """Inside, ``text`` is at work, which whoever watches is told. Errors are the caller's to attribute."""
+    """A block that counts as the work ``text``, for ``watched``. Errors are the caller's to attribute."""
     line = _Line(text)
     _begin(line)
     try:
@@ -183,14 +192,16 @@ def working(text: str) -> Iterator[None]:
         _end(line)
 
 
-def _begin(work: _Named) -> None:
+def _begin(work: _Work) -> None:
+    """Note that a work begins: the settings of torch, and what whoever watches is told."""
     remember()
     if _watch is not None:
         _at_work.append(work)
         _tell()
 
 
-def _end(work: _Named) -> None:
+def _end(work: _Work) -> None:
+    """Note that a work has ended."""
     if _watch is not None and work in _at_work:
         _at_work.remove(work)
         _tell()
@@ -198,5 +209,6 @@ def _end(work: _Named) -> None:
 
 
 def _tell() -> None:
+    """Tell whoever watches what is at work."""
     if _watch is not None:
         _watch("; ".join(work.text for work in tuple(_at_work)))

@@ -11,17 +11,17 @@ from .record import PluginRecord, Status
 
 
 class DefaultBackends(NamedTuple):
-    """The backends that a call without names gets, and the reason, for its report."""
+    """The backends of a call that names none, and why it gets these, for its report."""
 
     names: list[str]
     why: str
 
 
 def choose_default(usable: Sequence[BackendInfo], suits: Callable[[BackendInfo], bool]) -> DefaultBackends:
-    """The only one of the ``usable`` backends that suits, else the default among those.
+    """The only usable backend that suits, or else the one among those that suit that its plugin declares as default.
 
-    If none suits, all are considered: the error then comes from what is asked of the backend, and says more. Raises
-    OptionError if it is not clear which is meant.
+    If none suits, all are considered: the chosen backend then says itself why it cannot do what is asked. Raises
+    OptionError if it is not clear which one is meant.
     """
     suited = [b for b in usable if suits(b)] or usable
     defaults = [b for b in suited if b.is_default] if len(suited) > 1 else suited
@@ -38,7 +38,7 @@ def choose_default(usable: Sequence[BackendInfo], suits: Callable[[BackendInfo],
 
 
 def none_usable(plugins: Sequence[PluginRecord], backends: Sequence[BackendInfo]) -> BackendNotFound:
-    """The error for an installation without a usable backend; it says what is wrong with each that is there."""
+    """The error for an installation without a usable backend; it says what is wrong with each one that is there."""
     failed = [p for p in plugins if p.status is not Status.OK]
     others = [b for b in backends if all(b.location != p.location for p in failed)]
     listed = [f"{p.name} ({p.owner}) is {p.status}: {p.error}" for p in failed]

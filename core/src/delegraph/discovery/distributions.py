@@ -1,7 +1,7 @@
-"""What pip wrote about the installed distributions, read so that damage to one costs only that one.
+"""Reads what pip wrote about the installed distributions, such that damage to one costs only that one.
 
-Nothing waits here (a FIFO has no data), and nothing is read without bound. A distribution is the one that its folder
-names: that is known without opening anything, so that no METADATA can speak for another distribution.
+Nothing here waits (a FIFO has no data), and nothing is read without bound. A distribution is the one that its folder is
+named after: that is known without opening a file, so that no METADATA can pretend to be another distribution.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from ..plugin import PROJECT
 from .loading import installed_path
 
 MOST_BYTES = 1 << 20
-"""Of ``entry_points.txt``, and of the head of METADATA."""
+"""The most bytes of ``entry_points.txt``, and of the head of METADATA."""
 MOST_ENTRY_POINTS = 100
-"""Of one distribution in our group: each is a module to import and a process of ``delegraph doctor``."""
+"""The most entry points of one distribution in our group; each is a module to import, and a process of the doctor."""
 Distribution = Any  # importlib-metadata types it differently from version to version
 
 
 class Damaged(Exception):
-    """A file that pip wrote about a distribution cannot be used."""
+    """A file that pip wrote about a distribution cannot be used; the message says which, and why."""
 
 
 class Head(NamedTuple):
-    """What METADATA says of a distribution; empty where it says nothing."""
+    """What METADATA says about a distribution; empty where it says nothing."""
 
     name: str = ""
     version: str = ""
@@ -44,7 +44,7 @@ def canonical(distribution: str) -> str:
 
 
 def copies() -> dict[str, list[Distribution]]:
-    """Canonical name -> the copies that are installed; the first on the path is the one that counts."""
+    """Canonical name -> the installed copies of that distribution; the first one on the path is the one that counts."""
     found: dict[str, list[Distribution]] = {}
     for distribution in importlib_metadata.distributions(path=installed_path()):
         found.setdefault(canonical(name_and_version(distribution)[0]), []).append(distribution)
@@ -52,7 +52,10 @@ def copies() -> dict[str, list[Distribution]]:
 
 
 def name_and_version(distribution: Distribution) -> tuple[str, str]:
-    """From the name of its folder. METADATA is asked only if that tells nothing, as in the ``EGG-INFO`` of an egg."""
+    """Name and version from the name of the distribution's folder.
+
+    METADATA is read only if that says nothing, as in the ``EGG-INFO`` of an egg.
+    """
     folder = os.path.basename(str(getattr(distribution, "_path", "")))
     name, _, version = folder.rpartition(".")[0].partition("-")
     if name:
@@ -65,12 +68,12 @@ def name_and_version(distribution: Distribution) -> tuple[str, str]:
 
 
 def place(distribution: Distribution) -> str:
-    """The folder that it is installed in."""
+    """The folder in which the distribution is installed."""
     return str(distribution.locate_file(""))
 
 
 def head(distribution: Distribution) -> Head:
-    """The head of METADATA (of PKG-INFO in old formats); its body, the readme, is not looked at. Raises Damaged."""
+    """The head of METADATA (of PKG-INFO in old formats), without its body, the readme. Raises Damaged."""
     for file in ("METADATA", "PKG-INFO"):
         content = _content(distribution, file)
         if content is not None:
@@ -83,7 +86,10 @@ def head(distribution: Distribution) -> Head:
 
 
 def version(name: str, installed: dict[str, list[Distribution]]) -> str | None:
-    """The version of a distribution among ``copies()``, or None if it is not there."""
+    """The version of the distribution ``name`` among ``installed``, which ``copies()`` gave.
+
+    None if it is not there.
+    """
     first, *_ = installed.get(canonical(name), [None])
     if first is None:
         return None
@@ -97,10 +103,10 @@ def version(name: str, installed: dict[str, list[Distribution]]) -> str | None:
 
 
 def entry_points_of(distribution: Distribution) -> list[EntryPoint]:
-    """Those of our group. Raises Damaged; not for a file that has nothing of ours, whatever else is wrong with it."""
+    """The entry points of a distribution in our group. Raises Damaged, unless the file has nothing of ours anyway."""
     file = "entry_points.txt"
     content = _content(distribution, file)
-    if content is None or f"[{PROJECT}".encode() not in content:  # told without parsing anything
+    if content is None or f"[{PROJECT}".encode() not in content:  # known without parsing anything
         return []
     made: dict[str, EntryPoint] = {}
     for line in _lines_of_group(_text(content, file)):
@@ -115,6 +121,7 @@ def entry_points_of(distribution: Distribution) -> list[EntryPoint]:
 
 
 def _lines_of_group(text: str) -> Iterator[str]:
+    """The lines of our group, without comments."""
     group = ""
     for line in map(str.strip, text.split("\n")):
         if line.startswith("["):
@@ -129,6 +136,7 @@ def _lines_of_group(text: str) -> Iterator[str]:
 
 
 def _text(content: bytes, file: str) -> str:
+    """The content as text; Damaged if it is too large, or no text."""
     if len(content) > MOST_BYTES:
         raise Damaged(f"{file} is larger than {MOST_BYTES} bytes")
     try:
@@ -138,12 +146,16 @@ def _text(content: bytes, file: str) -> str:
 
 
 def _content(distribution: Distribution, file: str) -> bytes | None:
-    """At most one byte more than MOST_BYTES of a file, or None if there is no such file."""
+    """The first MOST_BYTES of a file that pip wrote, and one byte more if it is longer.
+
+    None if there is no such file.
+    """
     folder = getattr(distribution, "_path", None)
     try:
         if not isinstance(folder, Path):  # it is in an archive, or where another finder keeps it
             text = distribution.read_text(file)
             return None if text is None else text.encode()[: MOST_BYTES + 1]
+        # without waiting for a FIFO's writer
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
         descriptor = os.open(os.path.join(folder, file), flags)
         try:
@@ -152,7 +164,7 @@ def _content(distribution: Distribution, file: str) -> bytes | None:
             return os.read(descriptor, MOST_BYTES + 1)
         finally:
             os.close(descriptor)
-    except (FileNotFoundError, NotADirectoryError):  # the latter: old metadata that is a single file
+    except (FileNotFoundError, NotADirectoryError):  # old metadata may be a single file, not a folder
         return None
     except (OSError, ValueError) as e:
         raise Damaged(f"{file} cannot be read: {e}") from e

@@ -1,8 +1,9 @@
 """Which plugins are installed, and what became of each.
 
 The loop over the entry points is our own, because pluggy's stops at the first plugin that fails. Whatever a plugin does
-at import (raise, exit, answer nonsense) ends as its record, and so does a damaged installation; the others do not
-notice. Nothing is imported, and no METADATA read, before DELEGRAPH_PLUGINS and DELEGRAPH_DISABLE_PLUGINS were asked.
+when it is imported (raise, exit, return nonsense) ends up in its record, and so does a damaged installation; other
+plugins do not notice. Nothing is imported, and no METADATA read, before DELEGRAPH_PLUGINS and DELEGRAPH_DISABLE_PLUGINS
+were consulted.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from .record import ALLOW, DENY, Fault, PluginDefect, PluginRecord, Status, advi
 from .validate import read_declarations
 
 Key = tuple[str, str]
-"""Distribution and entry point's name."""
+"""Names of a distribution and of its entry point."""
 
 
 class Discovery(NamedTuple):
-    """All plugins found, and remarks that belong to none of them."""
+    """The records of all plugins, and remarks that belong to none of them."""
 
     records: tuple[PluginRecord, ...] = ()
     notes: tuple[str, ...] = ()
@@ -44,9 +45,9 @@ def discover(
     environ: Mapping[str, str] = os.environ,
     refused: Mapping[Key, Fault] | None = None,
 ) -> Discovery:
-    """Load the light modules of all plugins that the environment allows; never raises for a plugin's fault.
+    """Load the light modules of all plugins that the environment allows; never raises for a fault of a plugin.
 
-    ``refused`` are not loaded either, for the reason given: they were seen to end the process that does.
+    Plugins in ``refused`` are not loaded, and get that fault: another process saw that loading them ends it.
     """
     selection, records = Selection.of(environ), []
     for entry, record in _select(entry_points, selection):
@@ -59,7 +60,7 @@ def discover(
 
 
 def loadable(entry_points: Iterable[EntryPoint] | None) -> list[tuple[EntryPoint, PluginRecord]]:
-    """What ``discover`` would load; imports nothing."""
+    """The plugins that ``discover`` would load, without importing any."""
     selected = _select(entry_points, Selection.of(os.environ))
     return [(entry, record) for entry, record in selected if entry is not None and record.status is Status.OK]
 
@@ -67,11 +68,14 @@ def loadable(entry_points: Iterable[EntryPoint] | None) -> list[tuple[EntryPoint
 def _select(
     entry_points: Iterable[EntryPoint] | None, selection: Selection
 ) -> Iterator[tuple[EntryPoint | None, PluginRecord]]:
-    """The entry points given, or those of everything installed; what must not or cannot be loaded has failed."""
+    """Each entry point with its record, which has failed if the plugin must not or cannot be loaded.
+
+    They are the entry points given, or those of everything installed.
+    """
     for entry, record, distribution in _read_installed() if entry_points is None else map(_candidate, entry_points):
         try:
             spec = find(entry.module) if entry is not None else None
-        except (AttributeError, ImportError, OSError, ValueError):  # it names no module; loading it says so
+        except (AttributeError, ImportError, OSError, ValueError):  # no such module: loading it will say so
             spec = None
         located = replace(record, location=spec.origin) if spec and spec.has_location and spec.origin else record
         fault = selection.fault(record)
@@ -82,7 +86,7 @@ def _select(
 
 
 def _read_installed() -> Iterator[Candidate]:
-    """The plugins of each distribution. Of several copies the first on the path counts."""
+    """The candidates of each installed distribution; of several copies only the first one on the path."""
     for first, *others in copies().values():
         record = _record(first)
         try:
@@ -96,6 +100,7 @@ def _read_installed() -> Iterator[Candidate]:
 
 
 def _candidate(entry: EntryPoint) -> Candidate:
+    """An entry point that the caller gave, as a candidate."""
     distribution = getattr(entry, "dist", None)
     if distribution is None:
         return entry, PluginRecord(entry.name, entry.value.partition(".")[0], "", entry.value), None
@@ -103,19 +108,20 @@ def _candidate(entry: EntryPoint) -> Candidate:
 
 
 def _record(distribution: Distribution) -> PluginRecord:
-    """What the name of the distribution's folder tells."""
+    """The record of a distribution as far as its folder's name tells."""
     name, version = name_and_version(distribution)
     return PluginRecord(canonical(name), canonical(name), version, place(distribution))
 
 
 def _second_copy(distribution: Distribution) -> Fault:
+    """The warning for a second copy of a distribution."""
     name, version = name_and_version(distribution)
     error = f"a second copy at {place(distribution)} ({version}) is not used: the first on the path counts"
     return Fault(Status.OK, error, f"remove one of them, as with: python -m pip uninstall {canonical(name)}")
 
 
 def _add_metadata(record: PluginRecord, distribution: Distribution) -> PluginRecord:
-    """With what METADATA says, if that is of the distribution whose folder it is in."""
+    """The record with what METADATA says. It is damaged if that belongs to another distribution than the folder."""
     if distribution is None or record.status is not Status.OK:
         return record
     try:
@@ -129,6 +135,7 @@ def _add_metadata(record: PluginRecord, distribution: Distribution) -> PluginRec
 
 
 def _mark_damaged(record: PluginRecord, error: Damaged) -> PluginRecord:
+    """The record of a plugin whose installation is damaged."""
     hint = f"reinstall {record.distribution}, or remove what is left of it; {without(record)}"
     return record.failed(Fault(Status.BROKEN, f"its installation is damaged: {error}", hint))
 
@@ -137,22 +144,22 @@ def _mark_damaged(record: PluginRecord, error: Damaged) -> PluginRecord:
 
 
 class Selection(NamedTuple):
-    """The two variables: comma-separated names of distributions or entry points, or ``distribution/entry point``."""
+    """The two environment variables: names of distributions or entry points, or ``distribution/entry point``."""
 
     allowed: tuple[str, ...]
     denied: tuple[str, ...]
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Selection:
-        """An empty variable is one that is not set."""
+        """The selection that the variables in ``environ`` make; an empty variable counts as unset."""
         allowed, denied = (tuple(n.strip() for n in environ.get(v, "").split(",") if n.strip()) for v in (ALLOW, DENY))
         return cls(allowed, denied)
 
     def fault(self, record: PluginRecord) -> Fault | None:
-        """Why ``record`` must not be imported, or None. Denied wins over allowed."""
-        if any(_names(n, record) for n in self.denied):
+        """Why the plugin must not be imported; None if it may be. Denied wins over allowed."""
+        if any(_is_named(n, record) for n in self.denied):
             return Fault(Status.DISABLED, f"{DENY} names it", f"take it out of {DENY} to use it")
-        if self.allowed and not any(_names(n, record) for n in self.allowed):
+        if self.allowed and not any(_is_named(n, record) for n in self.allowed):
             return Fault(Status.DISABLED, f"{ALLOW} is set and does not name it", f"add it to {ALLOW} to use it")
         return None
 
@@ -160,11 +167,12 @@ class Selection(NamedTuple):
         """A remark for every name in the variables that no plugin has."""
         listed = list(records)
         named = [*((ALLOW, n) for n in self.allowed), *((DENY, n) for n in self.denied)]
-        absent = [(variable, n) for variable, n in named if not any(_names(n, r) for r in listed)]
+        absent = [(variable, n) for variable, n in named if not any(_is_named(n, r) for r in listed)]
         return tuple(f"{variable} names {n!r}, which is not installed" for variable, n in absent)
 
 
-def _names(name: str, record: PluginRecord) -> bool:
+def _is_named(name: str, record: PluginRecord) -> bool:
+    """Whether ``name``, from a variable, means this plugin."""
     distribution, entry = canonical(record.distribution), canonical(record.name)
     return canonical(name) in (distribution, entry, f"{distribution}/{entry}")
 
@@ -173,7 +181,7 @@ def _names(name: str, record: PluginRecord) -> bool:
 
 
 def load(entry: EntryPoint, record: PluginRecord) -> PluginRecord:
-    """Import one light module and collect what it declares."""
+    """Import one light module and collect what it declares; a failure ends up in the record."""
     with ImportWatch(record) as watch, exits_raise():
         try:
             if not entry.pattern.match(entry.value):
@@ -184,6 +192,6 @@ def load(entry: EntryPoint, record: PluginRecord) -> PluginRecord:
             loaded = read_declarations(reduce(getattr, attributes, import_installed(entry.module)), record)
         except KeyboardInterrupt:
             raise
-        except BaseException as e:  # SystemExit included: a plugin that fails is a row, never the end
+        except BaseException as e:  # also SystemExit: a plugin that fails must not end the process
             loaded = record.failed(Fault(Status.BROKEN, describe(e, record.modules), advice(e, record)), e)
     return replace(loaded, warnings=(*loaded.warnings, *watch.warnings()))

@@ -1,4 +1,4 @@
-"""Light modules are light: who imports torch or numpy, and by which line; who takes long; who is at it now."""
+"""Watches the import of light modules: which imports torch or numpy, and by which line; which takes long or hangs."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from .record import Fault, PluginRecord, Status
 
 HEAVY = ("torch", "numpy")
 SLOW = 0.5
-"""Seconds. All plugins are imported by every command: one that takes longer is felt in each."""
+"""In seconds. Every command imports all light modules, so a slow one is felt in each command."""
 _underway: dict[int, tuple[PluginRecord, float]] = {}
 _teller: Callable[[PluginRecord | None], None] | None = None
 
 
 def underway() -> list[tuple[PluginRecord, float]]:
-    """The plugins whose light modules some thread is importing now, each with the ``time.monotonic()`` of its start."""
+    """Plugins whose light module some thread is importing now, with the ``time.monotonic()`` at which it began."""
     return list(_underway.values())
 
 
 @contextmanager
 def imports_told(tell: Callable[[PluginRecord | None], None]) -> Iterator[None]:
-    """Call ``tell`` with the plugin whose light module is about to be imported, and with None when that is over."""
+    """A block in which ``tell`` is called with a plugin before its light module is imported, and with None after it."""
     global _teller
     before, _teller = _teller, tell
     try:
@@ -45,9 +45,10 @@ def _tell(record: PluginRecord | None) -> None:
 
 
 class ImportWatch:
-    """Watches imports while a light module is loaded. A finder that finds nothing: it sees who asks for what.
+    """Watches imports while a light module is loaded.
 
-    What this process imported before is not seen; ``delegraph doctor`` therefore asks in a fresh interpreter.
+    It is a finder on ``sys.meta_path`` that never finds anything, but sees who asks for which module. Modules that were
+    imported before are not asked for; that is why ``delegraph doctor`` uses a fresh interpreter.
     """
 
     def __init__(self, record: PluginRecord) -> None:
@@ -70,13 +71,16 @@ class ImportWatch:
         self._seconds = time.monotonic() - self._begun
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
-        """Remember the lines that led to the import of a heavy module; whoever else looks for it does not count."""
+        """Note the lines that lead to the import of a heavy module.
+
+        Mere look-ups by others than ``import`` do not count.
+        """
         caller = sys._getframe(1)
         if name in HEAVY and caller.f_code.co_filename.startswith("<frozen importlib"):
             self._lines.setdefault(name, _importing_lines(caller))
 
     def warnings(self) -> list[Fault]:
-        """For the first heavy module that was imported (torch brings numpy), or for the time that the import took."""
+        """A warning for the first heavy module that was imported (torch imports numpy), or else for a slow import."""
         found = [m for m in (*self._lines, *HEAVY) if m in sys.modules and m not in self._before]
         if found:
             lines = self._lines.get(found[0])
@@ -90,7 +94,7 @@ class ImportWatch:
 
 
 def _importing_lines(frame: FrameType | None) -> list[str]:
-    """The lines from the light module's to the one that imports, outermost first; those of delegraph are left out."""
+    """The lines from the light module to the import, outermost first, without those of delegraph and pluggy."""
     lines: list[str] = []
     while frame is not None and frame.f_globals.get("__name__") != f"{__package__}.entry_points":
         file = frame.f_code.co_filename
@@ -101,4 +105,4 @@ def _importing_lines(frame: FrameType | None) -> list[str]:
 
 
 _CALLERS = tuple(os.path.dirname(module.__file__ or "") + os.sep for module in (errors, pluggy, importlib))
-"""Folders of those that import a plugin or call its hooks: not the plugin's own lines."""
+"""Folders of code that imports a plugin or calls its hooks, and so is not the plugin's."""

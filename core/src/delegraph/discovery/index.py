@@ -1,4 +1,4 @@
-"""Look-up by name: an immutable index of what the plugins declared."""
+"""Look-up by name: an immutable index of everything that plugins declare."""
 
 from __future__ import annotations
 
@@ -37,13 +37,14 @@ from .record import DENY, Fault, PluginRecord, Status, suggestion
 
 D = TypeVar("D", bound=Declaration)
 Declared = tuple[D, PluginRecord]
-"""A declaration and the plugin that makes it."""
+"""A declaration, and the record of the plugin that makes it."""
 
 DELEGRAPH = PluginRecord("delegraph", "delegraph", "", "itself")
+"""The record that stands for delegraph itself, as the owner of its own declarations."""
 
 
 class BackendEntry(NamedTuple):
-    """A declared backend and the plugin that declares it."""
+    """A declared backend, the record of the plugin that declares it, and why it cannot be used, if so."""
 
     spec: BackendSpec
     record: PluginRecord
@@ -56,7 +57,7 @@ class BackendEntry(NamedTuple):
 
     @property
     def keys(self) -> set[str]:
-        """All names that it is found by."""
+        """All names by which it is found."""
         names, owner = {self.spec.name, self.spec.backend_id}, canonical(self.record.distribution)
         return names | {f"{owner}/{n}" for n in names}
 
@@ -94,7 +95,10 @@ class BackendInfo:
 
 
 class Index:
-    """Everything that is declared, by name. A registry makes a new one whenever something changes."""
+    """Everything that is declared, by name. A registry makes a new index whenever something changes.
+
+    ``_by_key`` has backends by all of their names. ``_declared`` has all other declarations by kind and key.
+    """
 
     def __init__(self, discovery: Discovery) -> None:
         self._by_key: dict[str, list[BackendEntry]] = {}
@@ -113,20 +117,21 @@ class Index:
         self.notes = (*discovery.notes, *self._orphans())
 
     def _add(self, spec: Declaration, record: PluginRecord) -> None:
+        """Enter one declaration of a plugin."""
         if isinstance(spec, BackendSpec):
             entry = BackendEntry(spec, record, record.faults.get(spec.name))
             for key in entry.keys:
                 self._by_key.setdefault(key, []).append(entry)
             return
-        key = spec.key if spec.alone else _key(spec.key)
+        key = spec.key if spec.alone else _canonical_key(spec.key)
         named = self._declared.setdefault((type(spec), key), [])
-        if not (named and named[0][1] is DELEGRAPH):  # nobody takes a name away from delegraph itself
+        if not (named and named[0][1] is DELEGRAPH):  # a plugin cannot take a name from delegraph itself
             named.append((spec, record))
         if spec.alone:
             self._declared[type(spec), f"{canonical(record.distribution)}/{key}"] = [(spec, record)]
 
     def _with_conflict(self, entry: BackendEntry) -> BackendEntry:
-        """Two providers of one bare name are a conflict, whatever else is right or wrong with them."""
+        """The entry, with a fault if another plugin offers the same bare name, usable or not."""
         for name in (entry.spec.name, entry.spec.backend_id):
             if len(self._by_key[name]) > 1:
                 error = _backend_conflict(name, self._by_key[name])
@@ -134,6 +139,7 @@ class Index:
         return entry
 
     def _orphans(self) -> Iterable[str]:
+        """Remarks on declarations for a backend that is not installed."""
         for (kind, key), found in self._declared.items():
             if not kind.alone and key not in self._by_key:
                 owners = " and ".join(record.owner for _, record in found)
@@ -163,8 +169,8 @@ class Index:
         )
 
     def find(self, name: str) -> BackendEntry:
-        """The backend of that short name, backend id or ``distribution/name``, usable or not."""
-        found = self._by_key.get(_key(name), [])
+        """The backend that ``name`` means (short name, backend id or ``distribution/name``), usable or not."""
+        found = self._by_key.get(_canonical_key(name), [])
         if len(found) > 1:
             raise _backend_conflict(name, found)
         if not found:
@@ -172,14 +178,17 @@ class Index:
         return found[0]
 
     def usable(self, name: str) -> BackendEntry:
-        """As ``find``; raises PluginIncompatible or PluginUnavailable if it cannot be used."""
+        """As ``find``; raises PluginIncompatible or PluginUnavailable if the backend cannot be used."""
         entry = self.find(name)
         if entry.fault is not None:
             raise _unusable(entry.record, entry.fault)
         return entry
 
     def preferring(self, names: Iterable[str]) -> Index:
-        """The same, with the bare names of backends that are asked for in full meaning those. Raises PluginConflict."""
+        """An index in which bare names mean the backends that ``names`` gives as ``distribution/name``.
+
+        Raises PluginConflict if two of these have the same bare name.
+        """
         chosen: dict[str, BackendEntry] = {}
         for entry in (self.find(n) for n in names if "/" in n):
             for key in (entry.spec.name, entry.spec.backend_id):
@@ -194,12 +203,15 @@ class Index:
         return view
 
     def taken(self, spec: BackendSpec) -> BackendEntry | None:
-        """Who has a bare name of ``spec`` already."""
+        """The backend that already has a bare name of ``spec``; None if the names are free."""
         return next((o for n in (spec.name, spec.backend_id) for o in self._by_key.get(n, [])), None)
 
     def partitioner(self, name: str) -> tuple[BackendEntry, PartitionerSpec, PluginRecord]:
-        """The default partitioner of the backend ``name``, or else the partitioner of that name, and its backend."""
-        if _key(name) not in self._by_key:
+        """A backend, its partitioner, and the record of the plugin that declares the partitioner.
+
+        ``name`` is a backend, of which it is the default partitioner, or else the name of a partitioner.
+        """
+        if _canonical_key(name) not in self._by_key:
             for record in self.records:
                 for d in record.declarations:
                     if isinstance(d, PartitionerSpec) and d.name == name:
@@ -216,7 +228,10 @@ class Index:
         raise PluginBroken("plugin-broken", text, hint="ask for one of them by its own name")
 
     def only(self, kind: type[D], entry: BackendEntry) -> Declared[D] | None:
-        """The runtime or quantizer of a backend: its own distribution's, else the only one of another."""
+        """The declaration of a kind (runtime, quantizer) that a backend may have only once; None if there is none.
+
+        That of the backend's own distribution comes first, otherwise the only one of another distribution.
+        """
         found = self.of_backend(kind, entry)
         if len(found) > 1:
             owners = " and ".join(r.owner for _, r in found)
@@ -225,14 +240,20 @@ class Index:
         return found[0] if found else None
 
     def of_backend(self, kind: type[D], entry: BackendEntry) -> list[Declared[D]]:
-        """What the backend's own distribution declares for it; else what others do, who mean no backend of theirs."""
+        """What the backend's own distribution declares for it.
+
+        If nothing, what others declare that have no such backend.
+        """
         meant = [found for key in sorted(entry.keys) for found in self._declared.get((kind, key), [])]
         owner = canonical(entry.record.distribution)
         own = [(d, r) for d, r in meant if canonical(r.distribution) == owner]
         return own or [(d, r) for d, r in meant if all(d.key not in (b.name, b.backend_id) for b in r.backends)]
 
     def owner(self, kind: type) -> PluginRecord | None:
-        """The plugin that declares the class; else the only one that declares something of the class's package."""
+        """The plugin that declares the class ``kind``.
+
+        If none does, the only one with a target in the class's package.
+        """
         package = kind.__module__.partition(".")[0]
         for start in (f"{kind.__module__}:{kind.__qualname__}", f"{package}.", f"{package}:"):
             found = [r for r in self.records if any(d.target.startswith(start) for d in r.declarations)]
@@ -241,16 +262,20 @@ class Index:
         return None
 
     def all(self, kind: type[D]) -> list[Declared[D]]:
-        """Every declaration of a kind, by name and distribution; delegraph's own are not among them."""
+        """Every declaration of a kind by plugins, sorted by name and distribution.
+
+        Delegraph's own are not among them.
+        """
         found = [(d, r) for r in self.records for d in r.declarations if isinstance(d, kind)]
         return sorted(found, key=lambda pair: (pair[0].key, pair[1].distribution))
 
     def get(self, kind: type[D], asked: str) -> Declared[D]:
-        """What ``asked`` means: a name, a file with a suffix, or ``distribution/name``.
+        """The declaration that ``asked`` means, a name, a file with a suffix, or ``distribution/name``, and its plugin.
 
-        Raises PluginConflict, PluginUnavailable, or what ``_not_declared`` says.
+        Raises PluginConflict, PluginUnavailable, or what ``_not_declared`` returns.
         """
-        known = self._declared.keys() | PROVIDERS.keys()  # r.nodes.json is not taken for r.json where nobody has it
+        # also suffixes that could be installed: r.nodes.json must not be taken for r.json just because none has it
+        known = self._declared.keys() | PROVIDERS.keys()
         meant = next((k for k in (asked, *kind.meant_by(asked)) if (kind, k) in known), asked)
         found = self._declared.get((kind, meant))
         if found is None:
@@ -266,7 +291,7 @@ class Index:
         return spec, record
 
     def suffix_for(self, runtime: str) -> str:
-        """The suffix of the files that a runtime executes. Raises NoRuntime if no plugin names it."""
+        """The suffix of the files that ``runtime`` executes. Raises NoRuntime if no plugin names that runtime."""
         specs = [spec for spec, _ in self.all(FormatSpec)]
         suffix = next((spec.suffix for spec in specs if runtime in spec.runtimes), None)
         if suffix is None:
@@ -275,7 +300,10 @@ class Index:
         return suffix
 
     def _not_declared(self, kind: type[Declaration], asked: str) -> DelegraphError:
-        """What would provide it: a plugin that is installed and cannot be used, or one that is not."""
+        """The error for something that nobody declares.
+
+        It names the distribution that would provide it: one that is installed but cannot be used, or one to install.
+        """
         distribution = next((PROVIDERS[kind, k] for k in kind.meant_by(asked) if (kind, k) in PROVIDERS), None)
         what = f"{kind.noun} for {asked!r}" if issubclass(kind, BySuffix) else f"{kind.noun} {asked!r}"
         error, code = _NOT_DECLARED.get(kind, (UsageError, "usage-invalid"))
@@ -291,9 +319,13 @@ class Index:
         return error(code, text, hint="`delegraph doctor` lists plugins that are broken")
 
     def _not_found(self, name: str) -> DelegraphError:
+        """The error for a backend that is not there; about a plugin that cannot be used, if ``name`` means that."""
         for record in self.records:
             distribution = canonical(record.distribution)
-            names_it = _key(name) in (record.name, f"{distribution}/{record.name}") or canonical(name) == distribution
+            names_it = (
+                _canonical_key(name) in (record.name, f"{distribution}/{record.name}")
+                or canonical(name) == distribution
+            )
             if record.status is not Status.OK and names_it:
                 return _unusable(record, Fault(record.status, record.error, record.hint))
         names = sorted({e.spec.name for e in self.entries})
@@ -304,16 +336,19 @@ class Index:
         return BackendNotFound("backend-not-found", text)
 
 
-def _key(name: str) -> str:
+def _canonical_key(name: str) -> str:
+    """A name, its distribution (if it has one) in canonical form."""
     distribution, slash, rest = name.partition("/")
     return f"{canonical(distribution)}/{rest}" if slash else name
 
 
 def _backend_conflict(name: str, entries: Sequence[BackendEntry]) -> PluginConflict:
+    """The error for a name that several backends have."""
     return _conflict(f"a backend {name!r}", [e.record for e in entries], {repr(e.full_name) for e in entries})
 
 
 def _conflict(what: str, records: Sequence[PluginRecord], full_names: Iterable[str]) -> PluginConflict:
+    """The error for something (``what``) that several plugins offer."""
     owners = " and ".join(sorted(r.address for r in records))
     hint = f"ask for {' or '.join(sorted(full_names))}, or set {DENY} to one of them, such as {records[0].distribution}"
     return PluginConflict("plugin-conflict", f"{len(records)} plugins offer {what}: {owners}", hint=hint)
@@ -323,6 +358,7 @@ _NOT_DECLARED: dict[type[Declaration], tuple[type[DelegraphError], str]] = {
     FormatSpec: (FormatNotFound, "format-not-found"),
     ReportSpec: (FormatNotFound, "format-not-found"),
 }
+"""Kind -> class and code of the error if it is not declared; all others are UsageError."""
 _ERRORS: dict[Status, tuple[type[DelegraphError], str]] = {
     Status.INCOMPATIBLE: (PluginIncompatible, "plugin-incompatible"),
     Status.UNAVAILABLE: (PluginUnavailable, "plugin-unavailable"),
@@ -330,9 +366,11 @@ _ERRORS: dict[Status, tuple[type[DelegraphError], str]] = {
     Status.DISABLED: (BackendNotFound, "backend-not-found"),
     Status.BROKEN: (PluginBroken, "plugin-broken"),
 }
+"""Status of a plugin -> class and code of the error for using it."""
 
 
 def _unusable(record: PluginRecord, fault: Fault, what: str = "") -> DelegraphError:
+    """The error for using a plugin that has a fault; ``what`` begins the message if it is not the plugin itself."""
     kind, code = _ERRORS[fault.status]
     who = what or f"plugin {record.name!r} of {record.owner}"
     error = kind(code, f"{who} is {fault.status}: {fault.error}", hint=fault.hint)

@@ -15,23 +15,23 @@ _STANDARD_LIBRARY = os.path.dirname(os.__file__)
 
 
 class ShadowedByWorkingDirectory(ImportError):
-    """The module would have come from the working directory, which nobody installed or put on the path."""
+    """The module would be loaded from the working directory, although nobody installed it or put it on the path."""
 
 
 class TargetMissing(AttributeError):
-    """The module can be imported and has nothing of that name."""
+    """The module can be imported, but has nothing of that name."""
 
 
 class ProcessExit(BaseException):
-    """Code that was imported called ``os._exit``, which would have ended the process without a word."""
+    """Imported code called ``os._exit``, which would have ended the process without a word."""
 
 
 def installed_path() -> list[str]:
-    """``sys.path`` without the working directory, as far as nobody asked for it.
+    """``sys.path`` without the working directory, unless somebody asked for that.
 
-    Python puts it (or the script's folder) in front for scripts, ``-m``, ``-c`` and sessions. What stands behind the
-    standard library comes from the installation (an editable install's ``.pth`` file) and stays; so does what
-    PYTHONPATH names.
+    Python puts it (or the script's folder) in front for scripts, ``-m``, ``-c`` and sessions. An entry behind the
+    standard library comes from the installation (an editable install's ``.pth`` file) and stays, and so does one in
+    PYTHONPATH.
     """
     here = _working_directory()
     own = sys.path.index(_STANDARD_LIBRARY) if _STANDARD_LIBRARY in sys.path else len(sys.path)
@@ -41,14 +41,15 @@ def installed_path() -> list[str]:
 
 
 def _working_directory() -> str:
+    """The working directory; "" if it was deleted, since nothing can be loaded from it then."""
     try:
         return os.getcwd()
-    except FileNotFoundError:  # it was deleted: nothing can be loaded from it
+    except FileNotFoundError:
         return ""
 
 
 def find(module: str) -> ModuleSpec | None:
-    """The import spec of ``module`` outside the working directory, or None. Imports nothing, not even its parents."""
+    """The import spec of ``module`` outside of the working directory; None if there is none. Imports nothing."""
     name, *rest = module.split(".")
     spec = _top_level(name, installed_path())
     for part in rest:
@@ -60,7 +61,10 @@ def find(module: str) -> ModuleSpec | None:
 
 
 def _top_level(name: str, path: list[str]) -> ModuleSpec | None:
-    """Ask every finder; those with a map of their own (built-in modules, some editable installs) need no path."""
+    """The spec of a top-level module, from the first finder that has it.
+
+    ``path`` is for the finder of files; others (built-in modules, some editable installs) have maps of their own.
+    """
     for finder in sys.meta_path:
         find_spec = getattr(finder, "find_spec", None)
         spec = find_spec(name, path if finder is PathFinder else None) if find_spec else None
@@ -75,7 +79,7 @@ def missing(modules: Iterable[str]) -> list[str]:
 
 
 def import_installed(module: str) -> Any:
-    """Import ``module``, unless that would run code that lies in the working directory."""
+    """Import ``module``. Raises ShadowedByWorkingDirectory if its code lies there without being installed."""
     top = module.partition(".")[0]
     loaded = sys.modules.get(top)
     spec = loaded.__spec__ if loaded is not None else _top_level(top, list(sys.path))
@@ -89,7 +93,7 @@ def import_installed(module: str) -> Any:
 
 
 def _location(spec: ModuleSpec) -> str | None:
-    """The package's folder or the module's file, absolute."""
+    """The package's folder or the module's file, as an absolute path; None if it has neither."""
     if spec.submodule_search_locations:
         return os.path.abspath(next(iter(spec.submodule_search_locations)))
     return os.path.abspath(spec.origin) if spec.has_location and spec.origin else None
@@ -98,14 +102,17 @@ def _location(spec: ModuleSpec) -> str | None:
 # --- code that ends the process ---------------------------------------------------------------------------------------
 
 _guarded: dict[int, int] = {}
-"""Thread whose ``os._exit`` raises -> the process that it is in."""
+"""Thread in which ``os._exit`` raises -> the process in which it does."""
 _guarding = threading.Lock()
 _real_exit = os._exit
 
 
 @contextlib.contextmanager
 def exits_raise() -> Iterator[None]:
-    """``os._exit`` raises ProcessExit in this thread; in others, and in processes that it forks, it is itself."""
+    """A block in which ``os._exit`` raises ProcessExit in this thread.
+
+    In other threads, and in processes that the block forks, it ends the process as usual.
+    """
     global _real_exit
     thread = threading.get_ident()
     with _guarding:
@@ -124,6 +131,7 @@ def exits_raise() -> Iterator[None]:
 
 
 def _raise_or_exit(status: int) -> NoReturn:
+    """Takes the place of ``os._exit``."""
     if _guarded.get(threading.get_ident()) == os.getpid():
         caller = sys._getframe(1)
         raise ProcessExit(f"os._exit({status!r}) was called ({caller.f_code.co_filename}:{caller.f_lineno})")
@@ -136,7 +144,7 @@ def _raise_or_exit(status: int) -> NoReturn:
 def load(target: str, installed: bool = True) -> Any:
     """The object that ``"package.module:Qualified.name"`` names. Raises what the import raises, or TargetMissing.
 
-    ``installed=False`` imports from the working directory too: for what this program itself registered.
+    ``installed=False`` also imports from the working directory: that is for what this program itself registered.
     """
     module, _, qualified = target.partition(":")
     found = import_installed(module) if installed else importlib.import_module(module)

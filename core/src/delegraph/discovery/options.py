@@ -1,4 +1,4 @@
-"""A backend's options: from text or Python values to keyword arguments of its partitioner."""
+"""A backend's options: from text or Python values to keyword arguments for its partitioner."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from .record import suggestion
 
 
 def complete_options(specs: Sequence[OptionSpec], given: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """``given`` checked against ``specs``, with the defaults of the rest; ``owner`` is for messages.
+    """``given`` checked against ``specs``, plus the defaults of the other options; ``owner`` is for messages.
 
-    An option without a default, and one that is given as None, is left to the partitioner. Raises OptionError.
+    An option without a default, and one that is given as None, is left out, for the partitioner to decide. Raises
+    OptionError.
     """
     known = {s.name: s for s in specs}
     checked = {name: _value(_option(known, name, owner), value, owner) for name, value in given.items()}
@@ -25,19 +26,19 @@ def complete_options(specs: Sequence[OptionSpec], given: Mapping[str, Any], owne
 
 
 def from_text(specs: Sequence[OptionSpec], texts: Mapping[str, str], owner: str) -> dict[str, Any]:
-    """Convert what the command line gives to the options' types; raises OptionError."""
+    """The texts that the command line has for options, converted to the options' types. Raises OptionError."""
     known = {s.name: s for s in specs}
     return {name: _parse(_option(known, name, owner), text, owner) for name, text in texts.items()}
 
 
 def assigned_backends(assignments: Iterable[str]) -> list[str]:
-    """The backends that ``BACKEND.OPTION=VALUE`` texts name, in that order."""
+    """The backends that texts of the form ``BACKEND.OPTION=VALUE`` name, in order."""
     named = (text.partition("=")[0].rpartition(".")[0] for text in assignments)
     return list(dict.fromkeys(filter(None, named)))
 
 
 def split_assignments(assignments: Iterable[str], backends: Sequence[str]) -> dict[str, dict[str, str]]:
-    """``["tosa.spec=TOSA-1.0"]`` -> ``{"tosa": {"spec": "TOSA-1.0"}}``; ``spec=...`` will do for a single backend."""
+    """``["tosa.spec=TOSA-1.0"]`` -> ``{"tosa": {"spec": "TOSA-1.0"}}``; for a single backend ``spec=...`` is enough."""
     found: dict[str, dict[str, str]] = {}
     for text in assignments:
         path, equals, value = text.partition("=")
@@ -55,6 +56,7 @@ def split_assignments(assignments: Iterable[str], backends: Sequence[str]) -> di
 
 
 def _option(known: Mapping[str, OptionSpec], name: str, owner: str) -> OptionSpec:
+    """The option of that name; OptionError if there is none."""
     if name not in known:
         listed = f"it takes {', '.join(known)}" if known else "it takes none"
         raise OptionError("option-invalid", f"{owner} has no option {name!r}{suggestion(name, known)} ({listed})")
@@ -62,6 +64,7 @@ def _option(known: Mapping[str, OptionSpec], name: str, owner: str) -> OptionSpe
 
 
 def _value(spec: OptionSpec, value: Any, owner: str) -> Any:
+    """A value in the option's type; OptionError if it has another one."""
     if value is None:
         return None
     if spec.type is str and isinstance(value, os.PathLike):
@@ -72,7 +75,8 @@ def _value(spec: OptionSpec, value: Any, owner: str) -> Any:
 
 
 def _parse(spec: OptionSpec, text: str, owner: str) -> Any:
-    value: Any = text  # what is no number, or neither true nor false, is refused as the text that it is
+    """The value that ``text`` means; OptionError if it means none."""
+    value: Any = text  # text that cannot be converted is refused as text
     with contextlib.suppress(ValueError, KeyError):
         value = _PARSERS[spec.type](text)
     return _value(spec, value, owner)

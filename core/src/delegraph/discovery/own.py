@@ -1,4 +1,4 @@
-"""What delegraph itself declares, in the words in which plugins do, and which distributions have what it does not."""
+"""Delegraph's own declarations, made like those of plugins; and which distribution has what delegraph lacks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ COMMANDS = (
     CommandSpec("lower", "delegraph.cli.lowering:Lower", "lower a model and write what a backend makes of it"),
     CommandSpec("completion", "delegraph.cli.completion:Completion", "print a script that completes in a shell"),
 )
-"""They are found before those of plugins, which they do not wait for."""
+"""Commands are found here before any plugin is read."""
 
 REPORTS = (
     ReportSpec(".txt", "delegraph.report.formats:TextReport", "as it is printed"),
     ReportSpec(".json", "delegraph.report.formats:JsonReport", "for programs"),
 )
 OWN: tuple[Declaration, ...] = (*COMMANDS, *REPORTS)
-"""All of them. A plugin's declaration of the same name is found by ``distribution/name`` only."""
+"""All of them. A plugin's declaration of the same name is found only as ``distribution/name``."""
 
 
 PROVIDERS: Mapping[tuple[type[Declaration], str], str] = {
@@ -34,11 +34,11 @@ PROVIDERS: Mapping[tuple[type[Declaration], str], str] = {
     (CommandSpec, "quantize"): "delegraph-quantize",
     **{(ReportSpec, suffix): "delegraph-analysis" for suffix in (".html", ".htm", ".junit.xml", ".nodes.json")},
 }
-"""What is asked for -> the distribution to install, for the error that it is not there."""
+"""Something that may be asked for -> the distribution that has it, for the error if that is not installed."""
 
 
 def provided(target: str, what: str) -> Any:
-    """The object of another distribution that a name of delegraph's stands for: ``what``, for the error.
+    """The object of another distribution that a name of delegraph's stands for; ``what`` calls it in the error.
 
     Raises PluginUnavailable, with the pip command, if that distribution is not installed.
     """

@@ -1,4 +1,4 @@
-"""What became of a plugin: its record, its faults, and how a fault is said: what is wrong, and what to do about it."""
+"""What became of a plugin: its record, its faults, and how a fault is put into words."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Status(str, Enum):
 class Fault:
     """What is wrong with a backend or a whole plugin, and what to do about it.
 
-    ``status`` is what the fault makes of the plugin. It is ``ok`` for a warning: the plugin can be used as it is.
+    ``status`` is what the fault makes of the plugin. It is ``ok`` for a warning: the plugin can be used all the same.
     """
 
     status: Status
@@ -46,10 +46,10 @@ class Fault:
 
 @dataclass(frozen=True)
 class PluginRecord:
-    """One entry point and what became of it.
+    """One entry point, and what became of it.
 
-    ``name`` is the entry point's, ``location`` the file of the light module, or where the distribution is if that is
-    not known. ``faults`` maps the short names of backends that cannot be used to the reason.
+    ``name`` is the entry point's. ``location`` is the file of the light module, or the distribution's folder if the
+    file is not known. ``faults`` maps the short names of backends that cannot be used to the reason.
     """
 
     name: str
@@ -76,7 +76,7 @@ class PluginRecord:
 
     @property
     def modules(self) -> list[str]:
-        """Names of the modules that it declares to have something, and the file of its light one."""
+        """The plugin's light module, by its file, and the modules that its targets name."""
         return [self.location, *(d.target.partition(":")[0] for d in self.declarations)]
 
     @property
@@ -95,7 +95,7 @@ class PluginRecord:
         return f"{self.owner} ({self.location})"
 
     def failed(self, fault: Fault, exception: BaseException | None = None) -> PluginRecord:
-        """The same plugin, unusable."""
+        """The same plugin, with a fault that makes it unusable."""
         return replace(self, status=fault.status, error=fault.error, hint=fault.hint, exception=exception)
 
 
@@ -112,15 +112,16 @@ class PluginDefect(Exception):
 
 _LONGEST = 1000
 _INNOCENT = {*sys.stdlib_module_names, "delegraph"} - {"__main__"}
-"""Packages in which the fault of a plugin shows and that are not to blame."""
+"""Packages in which a plugin's fault may show although they are not to blame."""
 
 
 def describe(error: BaseException, own: Collection[str] = ()) -> str:
-    """An exception in one line, with the innermost line of code in the plugin's packages, or else of any but Python's.
+    """An exception in one line, with the innermost line of code in the plugin's packages.
 
-    ``own`` are the modules (or their files) of the plugin, as far as they are known; what counts is their package.
+    If none is there, it is the innermost one that is not in Python's library. ``own`` are modules of the plugin, or
+    their files, as far as they are known; what counts is their package.
     """
-    try:  # the message is the plugin's code too
+    try:  # the plugin's own code may make the message, and fail
         text = repr(error.args) if isinstance(error, KeyError) else str(error).strip().partition("\n")[0]
     except KeyboardInterrupt:
         raise
@@ -135,7 +136,7 @@ def describe(error: BaseException, own: Collection[str] = ()) -> str:
 
 
 def _plugin_line(error: BaseException, own: Collection[str]) -> str | None:
-    """Python's library raises many an error that is not its fault, and so do other packages as a rule."""
+    """The innermost line in the plugin's packages, or else in any package that may be to blame."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}" if error.filename else None
     frames = [(f.f_code.co_filename, str(f.f_globals.get("__name__")), n) for f, n in walk_tb(error.__traceback__)]
@@ -146,11 +147,15 @@ def _plugin_line(error: BaseException, own: Collection[str]) -> str | None:
 
 
 def _package(module: str) -> str:
+    """The top-level package of a module."""
     return module.partition(".")[0]
 
 
 def advice(error: BaseException, record: PluginRecord) -> str:
-    """What the user of a plugin can do about ``error``, by the kind of it; a defect also says how it is mended."""
+    """What the user of a plugin can do about ``error``, by its kind.
+
+    For a defect, also what its authors have to change.
+    """
     owner = record.distribution
     if isinstance(error, PluginDefect):
         return f"for the authors of {owner}: {error.remedy}; {without(record)}"
@@ -174,6 +179,7 @@ def without(record: PluginRecord) -> str:
 
 
 def _absent_module(name: str, record: PluginRecord) -> str:
+    """What to do about a missing module: the plugin's installation is incomplete, or it depends on something else."""
     top = name.partition(".")[0]
     own = any(d.target.startswith((f"{top}.", f"{top}:")) for d in record.declarations)
     if own or f"{os.sep}{top}" in os.path.splitext(record.location)[0] or not record.location.endswith(".py"):
@@ -182,7 +188,10 @@ def _absent_module(name: str, record: PluginRecord) -> str:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"`` for the closest of ``known`` (of those that differ in case, the first), or nothing."""
+    """``"; did you mean 'x'?"`` for the name in ``known`` that is closest to ``name``, ignoring case.
+
+    "" if none is close.
+    """
     from difflib import get_close_matches
 
     by_lower: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The backends of this process: what is installed, and what was registered here. Usable without torch."""
+"""The backends of this process: those that are installed, and those that were registered here. Works without torch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _warned: set[tuple[str, str]] = set()
 class Registry:
     """Backends by name: short name, backend id, or ``distribution/name``.
 
-    ``discover=False`` starts empty and reads nothing; ``entry_points`` are read instead of what is installed. Plugins
+    ``discover=False`` starts empty and reads nothing. ``entry_points`` are read in place of the installed ones. Plugins
     are read when the registry is first used. All methods may be called from any thread.
     """
 
@@ -85,10 +85,10 @@ class Registry:
         return self._index().owner(kind)
 
     def preferring(self, names: Iterable[str]) -> Registry:
-        """A view in which the bare name and id of each ``distribution/name`` given mean that backend.
+        """A view in which bare names and ids mean the backends that ``names`` gives as ``distribution/name``.
 
-        A program stores bare backend ids; two distributions may have the same. Raises PluginConflict if two of the
-        names given do.
+        Programs store bare backend ids, and two distributions may have the same. Raises PluginConflict if two of
+        ``names`` do.
         """
         full = tuple(n for n in names if "/" in n)
         return _View(self, full) if full else self
@@ -96,7 +96,7 @@ class Registry:
     def doctor(self, seconds: float | None = None) -> DoctorReport:
         """Probe every plugin and all of its targets, each plugin in a process of its own for at most ``seconds``.
 
-        What ends such a process is not loaded into this one either, if this registry has not been used before.
+        A plugin that ends such a process is not loaded into this one either, if this registry has not been used before.
         """
         from .doctor import probe, report
 
@@ -107,14 +107,17 @@ class Registry:
         return report.report(self.plugins(), self.notes(), probed)
 
     def refuse(self, ended: Mapping[Key, str]) -> None:
-        """Do not load light modules that ended or held up another process; ``ended`` says how. Before the first use."""
+        """Do not load light modules that ended or held up another process; call this before the first use.
+
+        ``ended`` says how each of them did.
+        """
         for (distribution, name), how in ended.items():
             wayout = without(PluginRecord(name, distribution, "", ""))
             hint = f"`delegraph doctor` says at which line; upgrade {distribution} or tell its authors; {wayout}"
             self._refused[distribution, name] = Fault(Status.BROKEN, f"importing its light module {how}", hint)
 
     def usable_backends(self) -> list[BackendInfo]:
-        """Those of ``backends`` that can be used. Raises BackendNotFound, with what is wrong, if there are none."""
+        """The backends that can be used. Raises BackendNotFound, with what is wrong, if there are none."""
         there = self.backends()
         usable = [b for b in there if b.usable]
         if not usable:
@@ -124,11 +127,11 @@ class Registry:
     def default_backends(
         self, optioned: Iterable[str] = (), suits: Callable[[BackendInfo], bool] = lambda info: True
     ) -> DefaultBackends:
-        """The backends of a call that names none: those with options, else the only usable one, else the default.
+        """The backends of a call that names none.
 
-        ``suits`` narrows several, if it takes any, to those that can do what is wanted besides; of those that are left,
-        the one that its plugin declares as ``default`` is taken. Raises BackendNotFound if no backend can be used,
-        OptionError if it is not clear which is meant.
+        They are those that options (``optioned``) are given for; else the only usable backend; else the one that its
+        plugin declares as ``default``, among those for which ``suits`` holds (whether they can do what else is wanted).
+        Raises BackendNotFound if no backend can be used, OptionError if it is not clear which one is meant.
         """
         if chosen := list(optioned):
             return DefaultBackends(chosen, f"no backend was named; the options are for {', '.join(chosen)}")
@@ -139,15 +142,15 @@ class Registry:
     def get_backend(self, name: str) -> type[BackendDetails]:
         """The backend's class.
 
-        Raises BackendNotFound, PluginConflict, PluginIncompatible, PluginUnavailable or PluginBroken: whoever asks for
-        a backend by name gets that one or an error.
+        Raises BackendNotFound, PluginConflict, PluginIncompatible, PluginUnavailable or PluginBroken: a call that names
+        a backend gets that one or an error.
         """
         entry = self._index().usable(name)
         backend: type[BackendDetails] = self.resolve(entry.spec, entry.record)
         return backend
 
     def get_partitioner(self, name: str, /, **options: Any) -> Partitioner:
-        """The backend's default partitioner (or the partitioner called ``name``), made with its options.
+        """The backend's default partitioner (or the partitioner called ``name``), constructed with its options.
 
         Raises OptionError, or what ``get_backend`` raises.
         """
@@ -167,7 +170,7 @@ class Registry:
         return made
 
     def runtime_for(self, name: str) -> type[BackendRuntime]:
-        """What runs the backend's blobs on this host. Raises NoRuntime if there is nothing."""
+        """The class that runs the backend's blobs on this host. Raises NoRuntime if there is none."""
         entry = self._index().usable(name)
         found = self._index().only(RuntimeSpec, entry)
         who = f"backend {entry.spec.name!r} of {entry.record.owner}"
@@ -205,17 +208,18 @@ class Registry:
     def get(self, kind: type[Declaration], asked: str) -> Any:
         """The object that is declared as ``asked``: a command's class by its name, a format's by the name of a file.
 
-        For what needs no backend: formats, reports, commands, models. Raises PluginConflict, PluginUnavailable,
-        PluginBroken, and where nobody declares it FormatNotFound or UsageError, which say what to install.
+        For everything that belongs to no backend: formats, reports, commands, models. Raises PluginConflict,
+        PluginUnavailable, PluginBroken, and if nobody declares it FormatNotFound or UsageError, which say what to
+        install.
         """
         return self.resolve(*self._index().get(kind, asked))
 
     def find(self, kind: type[D], asked: str) -> D:
-        """What ``get`` would resolve, without importing it. Raises the same but for PluginBroken."""
+        """The declaration that ``get`` would import. Raises the same errors, without PluginBroken."""
         return self._index().get(kind, asked)[0]
 
     def declared(self, kind: type[D]) -> list[Declared[D]]:
-        """Every declaration of a kind that plugins make, with the plugin, by name."""
+        """Every declaration of a kind by plugins, with the plugin's record, by name."""
         return self._index().all(kind)
 
     def suffix_for(self, runtime: str) -> str:
@@ -223,7 +227,7 @@ class Registry:
         return self._index().suffix_for(runtime)
 
     def resolve(self, spec: Declaration, record: PluginRecord) -> Any:
-        """The object that a declaration names, imported and checked. Raises PluginBroken with the cause."""
+        """The object that a declaration names, imported once and checked. Raises PluginBroken with the cause."""
         if spec.target in record.objects:
             return record.objects[spec.target]
         key = (type(spec).__name__, record.distribution, spec.target)
@@ -232,7 +236,7 @@ class Registry:
         return self._resolved[key]
 
     def attributing(self, plugin: Any, doing: str) -> AtWork:
-        """``with registry.attributing(quantizer, "annotation"):`` what is raised inside names the plugin."""
+        """``with registry.attributing(quantizer, "annotation"):`` errors that are raised inside name the plugin."""
         return AtWork(plugin, doing, registry=self)
 
     # --- what is registered in this process
@@ -259,6 +263,7 @@ class Registry:
         )
 
     def _add(self, record: PluginRecord) -> Registration:
+        """Add a plugin that is registered in this process; PluginConflict if a name is taken."""
         self._index()
         with self._lock:
             for spec in record.backends:
@@ -270,6 +275,7 @@ class Registry:
         return Registration(self, record)
 
     def _remove(self, record: PluginRecord) -> None:
+        """Take a registered plugin out again."""
         with self._lock:
             self._registered = [r for r in self._registered if r is not record]
             self._current = None
@@ -277,7 +283,10 @@ class Registry:
     # --- events
 
     def notify(self, event: str, payload: Any) -> list[str]:
-        """Tell all plugins of an event (``"after_partition"`` or ``"after_lower"``); returns the errors, as text."""
+        """Tell all plugins about an event (``"after_partition"`` or ``"after_lower"``).
+
+        Returns their errors as text.
+        """
         hook = event if event in EVENTS else f"delegraph_{event}"
         if hook not in EVENTS:
             raise ValueError(f"no event {event!r}; there are {', '.join(EVENTS)}")
@@ -290,26 +299,31 @@ class Registry:
                         getattr(record.manager.hook, hook)(**{argument: payload})
             except KeyboardInterrupt:
                 raise
-            except BaseException as e:  # a listener must not cost the user the result
+            except BaseException as e:  # the user gets the result even if a listener fails
                 failed.append(f"{record.name} of {record.owner}: {hook} failed: {describe(e, record.modules)}")
         return failed
 
     # --- reading the plugins
 
     def _index(self) -> Index:
+        """The index of everything declared; reads the plugins if that has not been done."""
         if self._found is None:
             self._read()
         with self._lock:
             return self._current_index()
 
     def _current_index(self) -> Index:
+        """The index, made anew if something was registered or removed. The caller holds the lock."""
         if self._current is None:
             found = self._found or Discovery()
             self._current = Index(found._replace(records=(*found.records, *self._registered)))
         return self._current
 
     def _read(self, refused: Mapping[Key, Fault] | None = None) -> None:
-        """Read the plugins, outside of the lock: a plugin's import may wait for a thread that waits for the lock."""
+        """Read the plugins. This must not hold the lock.
+
+        Importing a plugin may wait for a thread that waits for the lock.
+        """
         if getattr(_reading, "busy", False):
             raise PluginBroken("plugin-broken", "a light module used the registry while plugins are being read")
         _reading.busy = True
@@ -325,7 +339,7 @@ class Registry:
 
 
 class _View(Registry):
-    """A registry with preferences, see ``Registry.preferring``; everything else is the registry's that it looks at."""
+    """A registry with preferences (``Registry.preferring``). Everything else is that of the registry ``base``."""
 
     def __init__(self, base: Registry, preferred: tuple[str, ...]) -> None:
         super().__init__(discover=False)
@@ -341,7 +355,7 @@ class _View(Registry):
 
 
 class Registration:
-    """What ``register`` returns: unregisters once, by ``with`` or by ``unregister()``."""
+    """What ``register`` returns. It unregisters the backend once, as a ``with`` block or by ``unregister()``."""
 
     def __init__(self, registry: Registry, record: PluginRecord) -> None:
         self._registry, self._record = registry, record
@@ -358,7 +372,10 @@ class Registration:
 
 
 def _warn(records: Iterable[PluginRecord]) -> None:
-    """One warning a process for installed plugins that are of no use; who asks for one by name gets an error."""
+    """Warn about installed plugins that cannot be used, once in a process.
+
+    Asking for one by name raises an error anyway.
+    """
     bad = [r for r in records if r.status in (Status.BROKEN, Status.INCOMPATIBLE)]
     new = [r for r in bad if (r.distribution, r.name) not in _warned]
     _warned.update((r.distribution, r.name) for r in new)
@@ -393,7 +410,7 @@ def get_partitioner(name: str, /, **options: Any) -> Partitioner:
 
 
 def get_runtime(name: str) -> type[BackendRuntime]:
-    """What runs the backend's blobs on this host; see ``Registry.runtime_for``."""
+    """The class that runs the backend's blobs on this host; see ``Registry.runtime_for``."""
     return _default.runtime_for(name)
 
 

@@ -1,4 +1,4 @@
-"""From a declaration to the object that it names, checked against what it claims to be."""
+"""From a declaration to the object that it names, which is checked to be what the declaration says."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .validate import fault_of
 
 
 def resolve(spec: Declaration, record: PluginRecord) -> Any:
-    """Import the target. Raises PluginBroken with the cause if that fails or the object is of the wrong kind."""
+    """Import the target. Raises PluginBroken, with the cause, if that fails or the object is of the wrong kind."""
     what = f"{spec.noun} {spec.target!r} of {record.owner}"
     try:
         with exits_raise(), working(f"importing {what}"):
@@ -23,7 +23,7 @@ def resolve(spec: Declaration, record: PluginRecord) -> Any:
             reason = _why_not(spec, found)
     except KeyboardInterrupt:
         raise
-    except BaseException as e:  # SystemExit included
+    except BaseException as e:  # also SystemExit
         text = f"{what} cannot be loaded: {describe(e, record.modules)}"
         raise PluginBroken("plugin-broken", text, hint=advice(e, record)) from e
     if reason is not None:
@@ -35,7 +35,7 @@ def resolve(spec: Declaration, record: PluginRecord) -> Any:
 
 
 def _why_not(spec: Declaration, found: Any) -> str | None:
-    """Why the object is not what the declaration says, or None."""
+    """Why the object is not what the declaration says; None if it is."""
     if spec.base and not (isinstance(found, type) and issubclass(found, load(spec.base, installed=False))):
         module = sys.modules.get(getattr(found, "__module__", None) or "")
         file = getattr(module, "__file__", None) if isinstance(found, type) or callable(found) else None
@@ -53,6 +53,7 @@ def in_process(
     """The record of a backend that is registered as its class or its declaration. Raises PluginBroken."""
     objects: dict[str, Any] = {}
     spec = _spec_of(given, name, options, objects)
+    # ``objects`` keeps the given objects under the target by which they are looked up
     declarations: list[Declaration] = [spec]
     if partitioner is not None:
         declarations.append(PartitionerSpec(spec.name, spec.name, _target(partitioner, objects), default=True))
@@ -71,6 +72,7 @@ def in_process(
 
 
 def _spec_of(given: Any, name: str | None, options: tuple[OptionSpec, ...], objects: dict[str, Any]) -> BackendSpec:
+    """The declaration of a backend that is given as a declaration or as a class."""
     if isinstance(given, BackendSpec):
         return replace(given, name=name or given.name, options=options or given.options)
     backend_id = given.__name__
@@ -78,7 +80,7 @@ def _spec_of(given: Any, name: str | None, options: tuple[OptionSpec, ...], obje
 
 
 def _expect_fitting(declaration: Declaration, given: Any) -> None:
-    """Raise PluginBroken unless the object that was given is of the kind declared; a partitioner may be ready made."""
+    """Raise PluginBroken unless ``given`` is of the declared kind; a partitioner may also be an instance."""
     ready_made = isinstance(declaration, PartitionerSpec) and not isinstance(given, type)
     reason = _why_not(declaration, type(given) if ready_made else given)
     if reason is not None and ready_made and callable(given):
@@ -90,7 +92,7 @@ def _expect_fitting(declaration: Declaration, given: Any) -> None:
 
 
 def _target(given: Any, objects: dict[str, Any]) -> str:
-    """The name of an object, which is looked up under it; text is a target already."""
+    """The target of a given object, under which it is put into ``objects``; a text is a target already."""
     if isinstance(given, str):
         return given
     named = given if isinstance(given, type) else type(given)

@@ -1,6 +1,6 @@
-"""Settings of torch that belong to the user: a plugin that leaves one changed is named, and the setting put back.
+"""Settings of torch that belong to the user. If a plugin changes one, it is restored, and a warning names the plugin.
 
-torch has one default dtype for all threads: whoever changes it in another one meanwhile is taken for the plugin.
+torch has one default dtype for all threads. If another thread changes it in the meantime, the plugin gets the blame.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _told: set[str] = set()
 
 
 def remember() -> None:
-    """A plugin begins to work in this thread. Costs half a microsecond."""
+    """A plugin begins to work in this thread: remember the settings. Costs half a microsecond."""
     try:
         _local.before.append(_settings())
     except AttributeError:
@@ -28,7 +28,7 @@ def remember() -> None:
 
 
 def put_back(who: Any) -> None:
-    """The plugin is done: put back what it left changed, and warn of it, naming ``who.text``."""
+    """The plugin is done: restore the settings that it changed, with a warning that names ``who.text``."""
     before = _local.before.pop()
     now = _settings()
     if now == before or now is None:
@@ -40,13 +40,13 @@ def put_back(who: Any) -> None:
         if mine != theirs:
             set_again(mine)
             text = f"{who.text}, changed torch's {name} from {mine} to {theirs}; it is {mine} again"
-            if text not in _told:  # a runtime may do so with each call
+            if text not in _told:  # a runtime may do it in each call, and one warning is enough
                 _told.add(text)
                 warnings.warn(text, DelegraphWarning, stacklevel=3)
 
 
 def _settings() -> Settings | None:
-    """None before torch was imported."""
+    """The settings now; None if torch is not imported."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None

@@ -1,4 +1,4 @@
-"""What a plugin declares, checked: nothing that its author got wrong is silently ignored."""
+"""Checks what a plugin declares, so that no mistake of its author is silently ignored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SUPPORTED_APIS = tuple(v for v in (API_VERSION - 1, API_VERSION) if v > 0)
 
 
 class _Manager(pluggy.PluginManager):
-    """One a plugin. It does not look for hooks among the names that every class and module has: half of the time."""
+    """The manager of one plugin. It skips names with ``__`` when it looks for hooks, which takes half of the time."""
 
     def parse_hookspec_opts(self, module_or_class: Any, name: str) -> pluggy.HookspecOpts | None:
         return None if name.startswith("__") else super().parse_hookspec_opts(module_or_class, name)
@@ -25,7 +25,7 @@ class _Manager(pluggy.PluginManager):
 
 
 def read_declarations(plugin: Any, record: PluginRecord) -> PluginRecord:
-    """Validate the hook implementations of ``plugin`` and collect its declarations; raises PluginDefect."""
+    """``record`` with the declarations of ``plugin``, whose hook implementations are checked. Raises PluginDefect."""
     manager = _Manager(PROJECT)
     manager.add_hookspecs(Hooks)
     try:
@@ -35,13 +35,13 @@ def read_declarations(plugin: Any, record: PluginRecord) -> PluginRecord:
     backends = _collect(manager, "delegraph_backends")
     faults = {s.name: f for s in backends if (f := fault_of(s, record)) is not None}
     worst = next(iter(faults.values()), None)
-    if worst is not None and worst.status is Status.INCOMPATIBLE:  # its other hooks may be of that other version
+    if worst is not None and worst.status is Status.INCOMPATIBLE:  # its other hooks may be of another API version, too
         return replace(record, declarations=tuple(backends), faults=faults).failed(worst)
-    _refuse_misspelt(manager, plugin)
+    _expect_known_hooks(manager, plugin)
     others = [d for hook in DECLARATION_OF if hook != "delegraph_backends" for d in _collect(manager, hook)]
-    _refuse_twice([*backends, *others])
+    _expect_different_names([*backends, *others])
     checked = replace(record, declarations=(*backends, *others), faults=faults, manager=manager)
-    # One backend may need more than the rest of its plugin does: an extra that was not installed is no fault of that.
+    # One backend may need more than the rest of the plugin: an extra that is not installed does not disable the rest.
     rest = [*(s for s in backends if s.name not in faults), *(d for d in others if d.alone)]
     return checked if worst is None or rest else checked.failed(worst)
 
@@ -50,7 +50,10 @@ _SIGNATURES = "give the hook the arguments that it has in delegraph.plugin.Hooks
 
 
 def _collect(manager: pluggy.PluginManager, hook: str) -> list[Any]:
-    """Call a declaring hook of the one plugin that ``manager`` has, and check the answer."""
+    """The declarations that the plugin's implementation of ``hook`` returns.
+
+    PluginDefect if it returns something else.
+    """
     caller, wanted = getattr(manager.hook, hook), DECLARATION_OF[hook].__name__
     answers = caller()
     if len(answers) < sum(not (i.hookwrapper or i.wrapper) for i in caller.get_hookimpls()):
@@ -69,12 +72,13 @@ def _collect(manager: pluggy.PluginManager, hook: str) -> list[Any]:
 
 
 def _shown(value: Any) -> str:
+    """A value, shortened, with its type."""
     text = repr(value)
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
 
 
-def _refuse_misspelt(manager: pluggy.PluginManager, plugin: Any) -> None:
-    """Hook names that nobody calls, and hooks whose author forgot the mark: both would be silently ignored."""
+def _expect_known_hooks(manager: pluggy.PluginManager, plugin: Any) -> None:
+    """Raise PluginDefect for a hook name that nobody calls, or a hook without the decorator: both would be ignored."""
     known = [n for n, caller in vars(manager.hook).items() if caller.has_spec()]
     for name, caller in vars(manager.hook).items():
         if name not in known and not all(i.optionalhook for i in caller.get_hookimpls()):
@@ -85,8 +89,11 @@ def _refuse_misspelt(manager: pluggy.PluginManager, plugin: Any) -> None:
             raise PluginDefect(f"{name} lacks the decorator @hookimpl", "put delegraph.plugin.hookimpl on it")
 
 
-def _refuse_twice(declarations: list[Declaration]) -> None:
-    """Of what is looked up by a name of its own; a backend may have several partitioners."""
+def _expect_different_names(declarations: list[Declaration]) -> None:
+    """Raise PluginDefect if a plugin declares two things of one kind under one name.
+
+    Partitioners of a backend may share it.
+    """
     seen: set[tuple[type, str]] = set()
     for declared in declarations:
         named = (type(declared), declared.key)
@@ -97,7 +104,7 @@ def _refuse_twice(declarations: list[Declaration]) -> None:
 
 
 def fault_of(spec: BackendSpec, record: PluginRecord) -> Fault | None:
-    """Why this backend of ``record`` cannot be used here, or None; imports nothing."""
+    """Why this backend of the plugin ``record`` cannot be used here; None if it can. Imports nothing."""
     if spec.api not in SUPPORTED_APIS:
         ours = " and ".join(map(str, SUPPORTED_APIS))
         error = f"backend {spec.name!r} was written for plugin API {spec.api}; this delegraph speaks {ours}"

@@ -75,8 +75,8 @@ class Lowering:
     - ``in_core_aten``: what the host computes becomes core ATen, apart from operators to ``keep`` whole.
     - ``folds_constants``: calls on constants alone that a backend refuses are computed now.
     - ``executor``: where backends compile.
-    - ``gives_back``: a partition that its compiler refuses goes to the next backend or to the host. Otherwise that is an
-      error, because an entry point without a report could not tell the user.
+    - ``gives_back``: a partition that its compiler refuses goes to the next backend or to the host. Otherwise that is
+      an error, because an entry point without a report could not tell the user.
     - ``notifies``: plugins that listen are told of each round.
     - ``whole``: the one partition stands for the whole program, and is called with all of its inputs.
 

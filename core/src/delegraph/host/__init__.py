@@ -1,6 +1,6 @@
 """A lowered program on this machine: calls, files, verification.
 
-The names below are public, for those who look at values (``LoweredProgram.observe``); the modules are not.
+The names below are public, for code that looks at values (``LoweredProgram.observe``); the modules are not.
 """
 
 from __future__ import annotations

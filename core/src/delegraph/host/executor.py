@@ -1,4 +1,4 @@
-"""Running a lowered program on this host: delegates through their runtimes, the rest in torch."""
+"""Running a lowered program on this host: delegates by their runtimes, the rest by torch."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 OnMissingRuntime = Literal["error", "eager"]
 _BUILDING = Turn()
-_TURNS: WeakKeyDictionary[type[BackendRuntime], Turn] = WeakKeyDictionary()
-"""Held while a runtime that is not thread-safe loads or runs."""
+_TURN_OF_RUNTIME: WeakKeyDictionary[type[BackendRuntime], Turn] = WeakKeyDictionary()
+"""Runtime that is not thread-safe -> the lock that is held while it loads or runs."""
 
 
 class Delegates:
-    """The delegates of a program, each loaded once; one that keeps state, once for every ``fresh()``."""
+    """The delegates of a program. Each is loaded once; one that keeps state is loaded anew for every ``fresh()``."""
 
     def __init__(self, registry: Registry, on_missing: OnMissingRuntime = "error") -> None:
         self.registry, self.on_missing = registry, on_missing
@@ -55,11 +55,14 @@ class Delegates:
         return fresh
 
     def observers(self, module: LoweredBackendModule | StoredDelegate) -> dict[Any, Callable[..., Any]]:
-        """What observes delegates, where that of ``module`` is or is to be kept: nowhere if it has state."""
+        """The table in which to look for, or keep, the observed delegate of ``module``.
+
+        A new one if the module keeps state.
+        """
         return {} if isinstance(module, LoweredBackendModule) and module.state else self._observers
 
     def __call__(self, module: LoweredBackendModule) -> LoadedDelegate:
-        """The delegate that calls of ``module`` run."""
+        """The delegate that runs the calls of ``module``."""
         table = self._stateful if module.state else self._loaded
         return table.setdefault(module, LoadedDelegate(module, self))
 
@@ -77,18 +80,18 @@ class StoredDelegate:
 
     @property
     def place(self) -> tuple[str, tuple[Node, ...]]:
-        """Where it is, for errors of its runtime."""
+        """Where it is, for errors of its runtime; it has no nodes."""
         return self.where, ()
 
     def named_data(self) -> Mapping[str, bytes]:
-        """Named data by key, joined."""
+        """Named data by key."""
         return self.data
 
 
 class LoadedDelegate:
-    """A blob in its runtime, loaded with the first call; the one place where a plugin's runtime runs.
+    """A blob in its runtime, loaded by the first call. This is the only place where a plugin's runtime runs.
 
-    Raises ContractViolation if results are not of the recorded types.
+    Raises ContractViolation if results do not have the recorded types, or if the runtime writes to its inputs.
     """
 
     def __init__(self, module: LoweredBackendModule | StoredDelegate, delegates: Delegates) -> None:
@@ -108,14 +111,15 @@ class LoadedDelegate:
             return tuple(r.clone() if isinstance(r, torch.Tensor) else r for r in results)
 
     def suspected(self, *args: Any) -> tuple[Any, ...]:
-        """As a call, in which inputs are compared before and after. Raises ContractViolation if they differ."""
+        """Call the delegate and compare its inputs before and after. Raises ContractViolation if it wrote to one."""
         self._suspected = True
         return self(*args)
 
     def _call(self, run: Delegate, args: tuple[Any, ...]) -> Any:
-        """The results; the first call, and one after torch has counted a write to an input, compares all inputs.
+        """Call the runtime. The first call compares all inputs before and after, and so does one after a suspicion.
 
-        The count alone says nothing: another thread may have filled another part of the same memory.
+        It is suspicious if torch has counted a write to an input during a call. The count alone proves nothing: another
+        thread may have written to another part of the same memory.
         """
         if not self._suspected:
             before = versions(args)
@@ -125,11 +129,12 @@ class LoadedDelegate:
         kept = KeptInputs.of(args)
         results = run(*args)
         if written := kept.put_back():
-            raise self._wrote(written[0], args[written[0]])
+            raise self._input_written(written[0], args[written[0]])
         self._suspected = False
         return results
 
-    def _wrote(self, position: int, value: torch.Tensor) -> ContractViolation:
+    def _input_written(self, position: int, value: torch.Tensor) -> ContractViolation:
+        """The error for a runtime that wrote to its input number ``position``."""
         module = self._module
         name = f" ({module.inputs[position].name})" if isinstance(module, LoweredBackendModule) else ""
         where, nodes = module.place
@@ -140,19 +145,21 @@ class LoadedDelegate:
         return ContractViolation("contract-violation", text, source=source, hint=hint)
 
     def _load(self) -> Delegate:
+        """The function that runs the blob, loaded now unless another thread has done so."""
         module, registry = self._module, self._delegates.registry
         try:
             runtime = registry.runtime_for(module.backend_id)
         except NoRuntime:
             if self._delegates.on_missing != "eager" or not isinstance(module, LoweredBackendModule):
                 raise
-            # Not torch's module, which writes state into the program's tensors, and insists on the recorded strides.
+            # Run the original operators, but not by torch's module: that would write state into the program's tensors,
+            # and insist on the recorded strides.
             with self._turn:
                 self._run = self._run or Executable(module.original_module, self._delegates)
                 return self._run
         if not runtime.thread_safe:
             with _BUILDING:
-                self._turn = _TURNS.setdefault(runtime, Turn(f"calling {runtime.__name__}"))
+                self._turn = _TURN_OF_RUNTIME.setdefault(runtime, Turn(f"calling {runtime.__name__}"))
         with self._turn:
             if self._run is None:
                 load, call = (AtWork(runtime, doing, *module.place, registry) for doing in ("load", "delegate"))
@@ -163,14 +170,15 @@ class LoadedDelegate:
             return self._run
 
     def _open(self, runtime: type[BackendRuntime]) -> Callable[..., Any]:
-        """The function of ``runtime`` that makes the blob callable."""
+        """The function of ``runtime`` that loads the blob. Observed delegates override it."""
         return runtime.load
 
     def _wrap(self, run: Callable[..., Any]) -> Delegate:
-        """What that function made, in the form of a delegate."""
+        """The loaded blob as a function of inputs that returns outputs. Observed delegates override it."""
         return run
 
     def _check(self, results: Any) -> tuple[Any, ...]:
+        """The results as a tuple; ContractViolation if they do not have the recorded types."""
         given: Any = type(results).__name__
         if isinstance(results, (tuple, list)):
             checks = self._checks
@@ -185,18 +193,24 @@ class LoadedDelegate:
 
 
 def _result_check(wanted: Argument) -> Callable[[Any], bool]:
+    """A function that says whether a result is as ``wanted``."""
     if wanted.dtype is None:
         return lambda value: not isinstance(value, torch.Tensor)
     return TensorCheck(wanted.dtype, wanted.shape or ()).fits
 
 
 def _type_of(value: Any) -> Any:
+    """The type of a value or an argument, for messages."""
     described = isinstance(value, (torch.Tensor, Argument)) and value.dtype is not None
     return (value.dtype, tuple(value.shape or ())) if described else "number"
 
 
 class Method:
-    """What all instances of a method share: how it is called, and its code, which the first call generates."""
+    """What all instances of a method share: how it is called, and its code, which is generated when it is first needed.
+
+    ``copied``: (output, input) positions of inputs that are written. ``stored``: position and name of outputs that are
+    new values of buffers.
+    """
 
     def __init__(self, program: ExportedProgram) -> None:
         self.program = program
@@ -211,12 +225,12 @@ class Method:
 
     @cached_property
     def code(self) -> GraphCode:
-        """A function of the buffers that are written, and then of the user's inputs."""
+        """The program as a function of the buffers that are written, and then of the user's inputs."""
         return self._generate(watched=False)
 
     @cached_property
     def watched_code(self) -> GraphCode:
-        """The same, which tells a watch the values that it computes."""
+        """The same, but it tells a ``Watch`` each value that it computes."""
         return self._generate(watched=True)
 
     @property
@@ -226,6 +240,7 @@ class Method:
         return [*(n for n, s in placeholders(self.program) if s.target in written), *self.inputs]
 
     def _generate(self, watched: bool) -> GraphCode:
+        """Generate the code."""
         module, given = self.program.graph_module, self.parameters
         known = set(given)
         constants = {n: constant_tensor(self.program, s) for n, s in placeholders(self.program) if n not in known}
@@ -234,19 +249,22 @@ class Method:
 
     @cached_property
     def initial(self) -> dict[str, tuple[torch.Tensor, Layout | None]]:
-        """The buffers that are written, in calling order: the program's tensors, and where they are seen in memory."""
+        """Name of each buffer that is written -> its initial tensor, and its layout if something sees that.
+
+        In calling order.
+        """
         specs = [(n, s) for n, s in placeholders(self.program) if s.target in written_targets(self.program)]
         return {str(s.target): (constant_tensor(self.program, s), Layout.of(n.meta.get("val"), True)) for n, s in specs}
 
     @cached_property
     def returned(self) -> list[tuple[int, Layout | None]]:
-        """The outputs that the caller gets, and the layouts of those that delegates had a part in."""
+        """Positions of the outputs that the caller gets, with the layouts of those that delegates had a part in."""
         pairs = zip(self.program.graph_signature.output_specs, output_layouts(self.program), strict=True)
         return [(k, layout) for k, (spec, layout) in enumerate(pairs) if spec.kind not in MUTATIONS]
 
     @cached_property
     def pinned(self) -> list[tuple[int, Node, Node]]:
-        """Positions of inputs that have to come with the recorded strides, and the operators that read them."""
+        """Position and node of each input that has to come with its recorded strides, and its reader."""
         readers = pinned_inputs(self.program)
         return [(k, n, readers[n]) for k, n in enumerate(self.inputs) if n in readers]
 
@@ -254,8 +272,8 @@ class Method:
 class Executable:
     """One method, ready to be called with the arguments of the exported module, by any number of threads.
 
-    Buffers that the program or its delegates write live here from the first call on; the caller's module is not
-    touched. Calls of a program that writes such buffers run one after the other.
+    Buffers that the program or its delegates write are kept here from the first call on; the caller's module does not
+    change. Calls of a program that writes such buffers run one after the other.
     """
 
     def __init__(self, program: ExportedProgram | Method, delegates: Delegates | None = None) -> None:
@@ -272,7 +290,10 @@ class Executable:
         return Executable(self._method, self._delegates)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Executable:
-        """With a copy of the buffers. Raises InputError if a delegate keeps state, which only its runtime knows."""
+        """A copy with the present values of the buffers.
+
+        Raises InputError if a delegate keeps state, inside of its runtime.
+        """
         if any(m.state for _, m in delegate_calls(self.program)):
             text = "a program with delegates that keep state cannot be copied: their runtimes have the state"
             raise InputError("input-invalid", text, hint="lowered.instance() starts from the initial state")
@@ -282,6 +303,7 @@ class Executable:
         return copy
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the program."""
         flat = self._method.arguments(args, kwargs)
         if self._method.written:
             expect_written_apart(self._method.inputs, flat, self._method.written)
@@ -298,6 +320,7 @@ class Executable:
             return self._method.pack(self._finish(results, flat))
 
     def _prepare(self) -> Callable[..., Any]:
+        """The function that runs the program, made by the first call, together with the buffers."""
         with _BUILDING:
             if self._run is None:
                 for name, (tensor, layout) in self._method.initial.items():
@@ -307,14 +330,16 @@ class Executable:
             return self._run
 
     def _function(self) -> Callable[..., Any]:
+        """The program's code, bound to its delegates."""
         return self._method.code.function(self._bind)
 
     def _bind(self, module: LoweredBackendModule) -> Callable[..., Any]:
+        """The function that runs calls of ``module``."""
         assert self._delegates is not None, "a program with delegates is run without their runtimes"
         return self._delegates(module)
 
     def _finish(self, results: Sequence[Any], flat: Sequence[Any]) -> list[Any]:
-        """Store what the signature calls mutations; return the rest."""
+        """Store the new values of inputs and buffers, and return the other results."""
         for k, position in self._method.copied:
             flat[position].copy_(results[k])
         for k, name in self._method.stored:
@@ -324,7 +349,7 @@ class Executable:
 
 
 class SuspiciousExecutable(Executable):
-    """A method whose delegates' inputs are compared before and after each call."""
+    """A method that compares the inputs of its delegates before and after each of their calls."""
 
     def _bind(self, module: LoweredBackendModule) -> Callable[..., Any]:
         assert self._delegates is not None
@@ -332,6 +357,7 @@ class SuspiciousExecutable(Executable):
 
 
 def _check_strides(node: Node, value: torch.Tensor, reader: Node) -> None:
+    """Raise InputError if ``value`` does not have the strides that were recorded for the input ``node``."""
     layout = Layout.of(node.meta["val"])
     wanted = value.stride() if layout is None else layout.strides_for(value.shape)
     if not same_strides(value, wanted):
@@ -342,6 +368,6 @@ def _check_strides(node: Node, value: torch.Tensor, reader: Node) -> None:
 
 
 def run_in_eager(module: GraphModule) -> Callable[..., Any]:
-    """A branch or loop body as a function, with the delegates in it in eager PyTorch too."""
+    """A branch or loop body as a function; delegates in it run their original operators, too."""
     inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
     return GraphCode(module, inputs, {}, {}).function(lambda delegate: Executable(delegate.original_module))

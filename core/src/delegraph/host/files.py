@@ -1,4 +1,4 @@
-"""Saving, loading and showing programs in the formats that plugins offer; their errors name the plugin."""
+"""Saves, loads and shows programs in the formats that plugins offer; errors name the plugin."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..plugin import FormatSpec
 
 
 class LoadedProgram:
-    """A program that was read from a file: it is called as it was before it was saved."""
+    """A program that was read from a file; it is called as it was before it was saved."""
 
     def __init__(self, methods: Mapping[str, Callable[..., Any]], file: FileFormat) -> None:
         self._methods, self._file = dict(methods), file
@@ -41,24 +41,24 @@ class LoadedProgram:
 
     @property
     def quantization(self) -> Quantization:
-        """How the integers that it takes and returns stand for real numbers, by name, as the file says it.
+        """How the integers that the program takes and returns stand for real numbers, by name, as far as the file says.
 
-        Raises OptionError if files of the format do not say it, FormatError for a damaged one.
+        Raises OptionError if files of the format do not say it, FormatError for a damaged file.
         """
         return cast(Quantization, self._file.quantization(self._file.path))
 
     @property
     def summary(self) -> Summary:
-        """What the file holds: names, types and shapes of inputs and outputs among it.
+        """What the file holds, such as names, types and shapes of inputs and outputs.
 
-        ``delegraph_analysis.summary_text`` shows it on one screen.
-        Raises OptionError if files of the format do not say it.
+        ``delegraph_analysis.summary_text`` shows it on one screen. Raises OptionError if files of the format do not say
+        it.
         """
         return cast(Summary, self._file.summarize(self._file.path))
 
     @property
     def named_data(self) -> Mapping[str, bytes | memoryview]:
-        """What the file holds by key; nothing of formats that do not say it. Raises FormatError for a damaged file."""
+        """Named data in the file by key; {} for formats without it. Raises FormatError for a damaged file."""
         if not self._file.defines("named_data"):
             return {}
         return cast("Mapping[str, bytes | memoryview]", self._file.named_data(self._file.path))
@@ -70,7 +70,7 @@ class LoadedProgram:
 
 
 class FileFormat:
-    """The format that the name of ``path`` chooses, at work on that file; ``suffix`` is that of the format."""
+    """The format that the name of ``path`` chooses, for that file. ``suffix`` is the format's."""
 
     def __init__(self, path: str | os.PathLike[str], registry: Registry) -> None:
         self.path, self.registry = as_path(path), registry
@@ -82,20 +82,27 @@ class FileFormat:
         return defines(self.kind, ability)
 
     def __getattr__(self, ability: str) -> Callable[..., Any]:
-        """A method of the format, whose errors name its plugin. Raises OptionError if the format leaves it out."""
+        """The format's method ``ability``; errors in it name the plugin.
+
+        Raises OptionError if the format does not define it.
+        """
         if not self.defines(ability):
             raise OptionError("option-invalid", f"the format of {self.suffix} files has no {ability}")
         return self._work(ability).around(getattr(self.kind, ability))
 
     def why_not(self, backend_ids: Collection[str]) -> str | None:
-        """Why no program for these backends can be saved in this format, or None."""
+        """Why no program for these backends can be saved in this format; None if it can."""
         return self._work("why_not").around(self.kind.why_not)(backend_ids)
 
     def _work(self, doing: str) -> AtWork:
+        """The context manager that attributes errors to the format's plugin."""
         return AtWork(self.kind, doing, str(self.path), registry=self.registry)
 
     def contents(self, program: ProgramContents, options: Mapping[str, Any]) -> dict[str, bytes | Blob]:
-        """The contents of all files of a program: ``""`` is its own, the others are written beside it."""
+        """The contents of all files of a program by name.
+
+        ``""`` is the program's own, the others are written beside it.
+        """
         if self.defines("files"):
             given, asked = self.files(program, options), "files"
         else:
@@ -110,9 +117,9 @@ class FileFormat:
         return {name: c if isinstance(c, bytes) else _AttributedBlob(c, work) for name, c in given.items()}
 
     def save(self, program: ProgramContents, options: Mapping[str, Any]) -> int:
-        """Write a program to the path, whole or not at all; returns the number of bytes.
+        """Write a program to the path, completely or not at all; returns the number of bytes.
 
-        What the disk refuses is not the plugin's fault, so the core writes what a format serialized.
+        The core writes the bytes that a format serialized, because an error of the disk is not the plugin's fault.
         """
         if self.defines("write"):
             self.write(program, self.path, options)
@@ -122,10 +129,11 @@ class FileFormat:
         return len(contents[""])
 
     def load(self, runtime: str | None = None, **limits: int | None) -> LoadedProgram:
-        """Read the program in the file, for a runtime of the format or for this host.
+        """Read the program in the file, for ``runtime`` if one is named, else for this host.
 
-        ``limits`` that are not None go to the format's ``read``. Raises InputError for a file that cannot be opened,
-        NoRuntime for a runtime that is not of this format, OptionError for a limit that the format does not have.
+        ``limits`` that are not None are arguments of the format's ``read``. Raises InputError for a file that cannot be
+        opened, NoRuntime if the runtime does not execute such files, OptionError for a limit that the format does not
+        have.
         """
         bounds = self._bounds(runtime, limits)
         try:
@@ -143,7 +151,7 @@ class FileFormat:
         return LoadedProgram(called, self)
 
     def _bounds(self, runtime: str | None, limits: Mapping[str, int | None]) -> dict[str, int]:
-        """The limits that are given, if what reads the file knows them."""
+        """The limits that are given; OptionError if the function that reads the file does not know one."""
         given = {name: value for name, value in limits.items() if value is not None}
         for name, value in given.items():
             if runtime is not None or name not in inspect.signature(self.kind.read).parameters:
@@ -160,7 +168,12 @@ class FileFormat:
         compile_specs: Any = (),
         named_data: Mapping[str, bytes] | None = None,
     ) -> Callable[..., tuple[Any, ...]]:
-        from .executor import Delegates, LoadedDelegate, StoredDelegate  # a format that only inspects needs no torch
+        """A delegate in a file as a function: the format calls this for each delegate that it reads."""
+        from .executor import (
+            Delegates,
+            LoadedDelegate,
+            StoredDelegate,
+        )  # imported late: a file that is only inspected needs no torch
 
         where = f"a delegate of {self.path}"
         stored = StoredDelegate(backend_id, processed_bytes, list(compile_specs), dict(named_data or {}), where)
@@ -169,7 +182,7 @@ class FileFormat:
 
 @dataclass(frozen=True, eq=False)
 class _AttributedBlob:
-    """A plugin's blob. What its code raises names the plugin; what the file refuses stays an OSError."""
+    """A plugin's blob. Errors of its code name the plugin; errors of the file that it writes to stay OSErrors."""
 
     blob: Blob
     work: AtWork

@@ -1,4 +1,4 @@
-"""The graph of a program as one Python function: it is faster than an interpreter, and calls share no state."""
+"""The graph of a program as one Python function. It is faster than an interpreter, and calls share no state."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .sizes import expect_rank, expects_rank
 
 RESHAPE = torch.ops.aten.reshape.default
 VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
-"""torch chose these by recorded strides; inputs, and results of delegates or of kernels, may have others."""
+"""Replaced by ``reshape``: torch chose them for recorded strides, but values at run time may have other strides."""
 
 
 def eager_target(node: Node) -> Any:
-    """What to call for ``node`` with values of any strides, to get what eager PyTorch computed when it was exported."""
+    """The function to call for ``node`` on values of any strides, to get what eager PyTorch computed."""
     return RESHAPE if node.target in VIEWS else node.target
 
 
@@ -29,13 +29,13 @@ _serial = itertools.count()
 Function = Callable[..., Any]
 BindDelegate = Callable[[LoweredBackendModule], Function]
 OBSERVABLE = frozenset({"cond", "while_loop", "map_impl", "scan"})
-"""Operators that call their subgraphs with plain tensors, so that one can look into them. Others vectorize them."""
+"""Operators that call their subgraphs with plain tensors, so that one can look inside; others vectorize them."""
 
 
 class Watch(Protocol):
-    """Is told the value of each call as soon as it is computed, also of those in branches and loop bodies.
+    """Is told the value of each call as soon as it is computed, also in branches and loop bodies.
 
-    What is told between ``enter`` and ``leave`` is of the subgraph ``module``, which ``owner`` fetches.
+    Between ``enter`` and ``leave`` it is told values of the subgraph ``module``, which the node ``owner`` fetches.
     """
 
     def see(self, node: Node, value: Any) -> None: ...
@@ -46,11 +46,11 @@ class Watch(Protocol):
 
 
 class GraphCode:
-    """The code of a graph and of the subgraphs in it; ``function`` binds it to delegates.
+    """The Python code of a graph and of its subgraphs; ``function`` binds it to delegates.
 
-    ``parameters`` are the placeholders that a call passes, in order; ``constants`` gives the others their values.
-    ``layouts``: values that are brought into a layout as soon as they are computed. ``watched``: ``function`` wants a
-    ``Watch``. ``inside``: another graph calls this one.
+    ``parameters`` are the placeholders that a call passes, in order; ``constants`` has the values of the others.
+    ``layouts``: values that get a certain layout as soon as they are computed. ``watched``: the code tells a ``Watch``
+    its values. ``inside``: the graph is a subgraph.
     """
 
     def __init__(
@@ -75,13 +75,16 @@ class GraphCode:
         self._code = compile("\n".join(self._lines), self._file, "exec")
 
     def function(self, bind: BindDelegate, watch: Watch | None = None) -> Function:
-        """The graph as a function of its parameters that returns its outputs; any number of threads may call it."""
-        # by `__name__` and `__loader__` a traceback finds `get_source`, which writes the text only then
+        """The graph as a function of its parameters that returns its outputs; any number of threads may call it.
+
+        ``bind`` returns the function that runs a delegate.
+        """
+        # a traceback finds `get_source` by `__name__` and `__loader__`, and the text is written only then
         names = {"__name__": self._file, "__loader__": self, "see": watch and watch.see, **self._bound}
         names |= {name: bind(module) for name, module in self._delegates.items()}
         for name, (owner, subgraph) in self._subgraphs.items():
             run = subgraph.function(bind, watch)
-            names[name] = _entered(run, watch, owner, subgraph._module) if watch and subgraph._watched else run
+            names[name] = _told_to_watch(run, watch, owner, subgraph._module) if watch and subgraph._watched else run
         exec(self._code, names)
         function: Function = names["run"]
         return function
@@ -96,7 +99,11 @@ class GraphCode:
         return "\n".join(lines)
 
     def _write(self, alive: set[Node]) -> None:
-        """One line a call. A value is dropped after its last use, so that no more memory is held than in eager."""
+        """Write one line for each call.
+
+        A value is deleted after its last use, so that no more memory is held than in eager. ``alive``: nodes whose
+        values are local variables of the function, and may be deleted.
+        """
         last = {used: user for user in self._module.graph.nodes for used in user.all_input_nodes}
         dying: dict[Node, list[Node]] = {}
         for used, user in last.items():
@@ -111,17 +118,21 @@ class GraphCode:
                 self._line(f"{self._names[node]} = {self._call(node)}", node)
                 if self._watched:
                     self._line(f"see({self._bind(node)}, {self._names[node]})", node)
-                # a result that nobody uses dies at once; constants stay, since the next call needs them
+                # an unused result is deleted at once; constants stay, because the next call needs them
                 done = [n for n in (*dying.get(node, ()), *([] if node in last else [node])) if n in alive]
                 if done:
                     self._line(f"del {', '.join(self._names[n] for n in done)}", node)
 
     def _line(self, text: str, node: Node) -> None:
+        """Add a line of code that comes from ``node``."""
         self._lines.append(f"    {text}")
         self._origins.append(node)
 
     def _fetch(self, node: Node) -> None:
-        """Bind what a ``get_attr`` node fetches to its name: a delegate or a subgraph as the function to call."""
+        """Give the object that a ``get_attr`` node fetches a name.
+
+        A delegate or a subgraph becomes a function to call.
+        """
         value: Any = self._module
         for part in str(node.target).split("."):
             value = getattr(value, part)
@@ -137,24 +148,26 @@ class GraphCode:
             self._bound[name] = value
 
     def _call(self, node: Node) -> str:
+        """The expression for a call."""
         if node.target is CALL_DELEGATE:
             module, *inputs = node.args
             # a runtime gets its inputs with the strides that the backend saw
             layouts = (Layout.of(a.meta.get("val")) if isinstance(a, Node) else None for a in inputs)
-            given = [self._arrange(self._text(a), layout) for a, layout in zip(inputs, layouts, strict=True)]
+            given = [self._arranged(self._text(a), layout) for a, layout in zip(inputs, layouts, strict=True)]
             text = f"{self._text(module)}({', '.join(given)})"
         else:
             given = [self._text(a) for a in node.args]
             given += [f"**{{{k!r}: {self._text(v)}}}" for k, v in node.kwargs.items()]
             text = f"{self._bind(RESHAPE if node.target in VIEWS else node.target)}({', '.join(given)})"
             text = f"expect_rank({text}, {self._bind(node)})" if expects_rank(node, self._inside) else text
-        return self._arrange(text, self._layouts.get(node))
+        return self._arranged(text, self._layouts.get(node))
 
-    def _arrange(self, text: str, layout: Layout | None) -> str:
+    def _arranged(self, text: str, layout: Layout | None) -> str:
+        """The expression ``text``, its value brought into ``layout`` if that is given."""
         return text if layout is None else f"arrange({text}, {self._bind(layout)})"
 
     def _text(self, value: Any) -> str:
-        """An argument as an expression; what contains no value of the graph is bound as it is."""
+        """An argument as a Python expression; an object that contains no value of the graph is bound to a name."""
         if isinstance(value, Node):
             return self._names[value]
         if isinstance(value, slice):
@@ -167,17 +180,20 @@ class GraphCode:
         return repr(value) if value is None or type(value) in (bool, int) else self._bind(value)
 
     def _bind(self, value: Any) -> str:
+        """A new name in the code for an object."""
         name = f"c{len(self._bound)}"
         self._bound[name] = value
         return name
 
 
 def is_observable(owner: Node) -> bool:
-    """Whether a watch is told what happens in the subgraph that ``owner`` fetches."""
+    """Whether a watch can be told what happens in the subgraph that ``owner`` fetches."""
     return all(getattr(user.target, "__name__", "") in OBSERVABLE for user in owner.users)
 
 
-def _entered(run: Function, watch: Watch, owner: Node, module: GraphModule) -> Function:
+def _told_to_watch(run: Function, watch: Watch, owner: Node, module: GraphModule) -> Function:
+    """``run``, the function of a subgraph, telling ``watch`` when it begins and ends."""
+
     def call(*inputs: Any) -> Any:
         watch.enter(owner, module, inputs)
         try:

@@ -1,4 +1,4 @@
-"""Running a lowered program so that its values can be seen, also inside of delegates whose runtime tells them."""
+"""Runs a lowered program so that its values can be seen, also those inside of delegates whose runtime tells them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .executor import Delegates, Executable, LoadedDelegate
 
 
 class ObservedExecutable(Executable):
-    """A method from its initial state, each call of which tells ``observer`` what it computes."""
+    """A method in its initial state. Each call tells ``observer`` the values that it computes."""
 
     def __init__(self, executable: Executable, observer: Observer, delegates: Iterable[DelegateInfo]) -> None:
         super().__init__(executable._method, executable._delegates)
@@ -22,6 +22,7 @@ class ObservedExecutable(Executable):
         self._infos = {info.module: info for info in delegates}
 
     def _function(self) -> Callable[..., Any]:
+        """The program's code, telling the observer when a call begins and ends."""
         run = self._method.watched_code.function(self._bind, self._observer)
 
         def watched(*values: Any) -> Any:
@@ -33,6 +34,7 @@ class ObservedExecutable(Executable):
         return watched
 
     def _bind(self, module: LoweredBackendModule) -> Callable[..., Any]:
+        """The delegate of ``module``, telling the observer the values inside of it."""
         assert self._delegates is not None
         return _Observed(module, self._delegates, partial(self._observer.inside, self._infos[module]))
 
@@ -45,13 +47,14 @@ class _Observed(LoadedDelegate):
         self._tell, self._observes = tell, False
 
     def _open(self, runtime: type[BackendRuntime]) -> Callable[..., Any]:
+        """The runtime's ``observe`` in place of its ``load``, if it has one."""
         self._observes = runtime.observes()
         return partial(self._observe, runtime) if self._observes else runtime.load
 
     def _observe(self, runtime: type[BackendRuntime], *parts: Any) -> Callable[..., Any]:
-        """Once for all verifications of a program, which takes longer than a run, unless they may not share a delegate.
+        """The observed delegate, made once for all verifications of a program, since making it takes longer than a run.
 
-        The next call of a runtime that is not thread-safe may overwrite the values of this one.
+        A runtime that is not thread-safe does not share it: its next call may overwrite the values of this one.
         """
         observers = self._delegates.observers(self._module) if runtime.thread_safe else {}
         if self._module not in observers:
@@ -59,6 +62,7 @@ class _Observed(LoadedDelegate):
         return observers[self._module]
 
     def _wrap(self, run: Callable[..., Any]) -> Delegate:
+        """The observed delegate as one that returns outputs only, and tells the rest."""
         if not self._observes:
             return run
 
@@ -70,7 +74,11 @@ class _Observed(LoadedDelegate):
         return call
 
     def _told(self, returned: Any) -> tuple[tuple[Any, ...], Inside]:
-        """What the observed delegate returned. A tensor in place of a list would be taken for the list of its rows."""
+        """The outputs and inner values that the observed delegate returned.
+
+        ContractViolation if they have another form. A tensor in place of a list of tensors is refused: it would be
+        taken for the list of its rows.
+        """
         whose = f"observe of the runtime of {self._module.backend_id} makes a delegate that"
         wanted = "its outputs, and a mapping from delegate debug identifiers to lists of tensors"
         if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping)):

@@ -1,4 +1,4 @@
-"""How one value of a program compares with the same value in eager PyTorch, in numbers."""
+"""Compares one value of a program with the same value in eager PyTorch, in figures."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ TOLERANCES = {
     "float16": 1e-2,
     "bfloat16": 5e-2,
 }
-"""Type -> difference, relative to the largest value, that counts as agreement. All other types have to be the same."""
+"""Type -> difference, relative to the largest value, that counts as agreement. Other types have to be equal."""
 
 
-class OutputStatistics(NamedTuple):  # a verification has thousands, and a frozen dataclass takes thrice as long
-    """How one output compares: largest absolute difference, largest value of eager, and elements not comparable.
+class OutputStatistics(NamedTuple):  # no frozen dataclass, which takes thrice as long: a verification makes thousands
+    """How one output compares.
 
-    ``mismatched`` counts elements where one side is NaN or infinite and the other is not the same. Integer and boolean
-    outputs are compared exactly; their ``max_abs_error`` is of integers. What is no number, such as None, counts as one
-    element that is the same or not. ``dtype`` is that of eager. ``remark`` says that eager disagrees with itself: the
-    figures are then beside what it could return as well. ``snr`` is the signal-to-noise ratio in dB, 10 log10(sum of
-    eager's squares / sum of squared differences) over what is finite; None without a difference, or with nothing else.
+    Largest absolute difference, largest value of eager, and elements that cannot be compared. ``mismatched`` counts
+    elements that are NaN or infinite on one side, and not the same on the other. Integer and boolean outputs are
+    compared exactly; their ``max_abs_error`` is one of integers. An output that is no number, such as None, counts as
+    one element that is the same or not. ``dtype`` is eager's. ``remark`` says that eager disagrees with itself, and
+    could have returned something else as well; the figures are then those beside the nearest such result. ``snr`` is
+    the signal-to-noise ratio in dB, 10 log10(sum of eager's squares / sum of squared differences) over finite elements;
+    None if there is no difference, or nothing but difference.
     """
 
     name: str
@@ -62,7 +64,7 @@ class OutputStatistics(NamedTuple):  # a verification has thousands, and a froze
 
 
 def compare(name: str, got: Any, wanted: Any) -> OutputStatistics:
-    """The figures of one value; ``wanted`` is eager's."""
+    """The figures of one value, ``got``; ``wanted`` is eager's."""
     dtype = str(wanted.dtype).removeprefix("torch.") if isinstance(wanted, torch.Tensor) else type(wanted).__name__
     if not all(isinstance(v, (torch.Tensor, bool, int, float, complex)) for v in (got, wanted)):
         return OutputStatistics(name, (), 0.0, 0.0, int(type(got) is not type(wanted) or got != wanted), dtype)
@@ -70,7 +72,8 @@ def compare(name: str, got: Any, wanted: Any) -> OutputStatistics:
     if a.shape != b.shape:
         return OutputStatistics(name, tuple(b.shape), float("inf"), _largest(b), b.numel(), dtype)
     error = (a - b).abs()
-    if isinstance(got, torch.Tensor) and got.dtype is torch.int64 is wanted.dtype:  # float64 holds 53 bits
+    # float64 has 53 bits and may hide a difference of integers
+    if isinstance(got, torch.Tensor) and got.dtype is torch.int64 is wanted.dtype:
         error = error.maximum((got != wanted).to(error.dtype))
     value, largest, odd = b, _largest(error), 0
     if not math.isfinite(largest):  # else everything is finite
@@ -83,7 +86,7 @@ def compare(name: str, got: Any, wanted: Any) -> OutputStatistics:
 
 
 def finite(value: Any) -> Any:
-    """The value, or None for a number that JSON lacks."""
+    """The value; None for a number that JSON does not have."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -101,10 +104,11 @@ def decibels(signal: float, noise: float) -> float | None:
 
 
 def _wide(value: Any) -> torch.Tensor:
-    """In float64, or complex128."""
+    """The value in float64, or complex128."""
     tensor = torch.as_tensor(value).detach()
     return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
 def _largest(tensor: torch.Tensor) -> float:
+    """The largest absolute value; 0 of an empty tensor."""
     return float(tensor.abs().max()) if tensor.numel() else 0.0

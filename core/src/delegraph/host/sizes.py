@@ -1,7 +1,7 @@
-"""Sizes of a call for which torch did not trace the program: a call that fails because of them says so.
+"""Sizes for which torch did not trace the program: if a call fails because of one, the error says so.
 
-torch traces a dynamic size as if it were at least 2. Most operators compute the same at 0 and 1. ``squeeze`` does not:
-it drops a dimension of 1, and values then have fewer dimensions than delegates, and the decompositions that the host
+torch traces a dynamic size as if it were at least 2. Most operators compute the same for 0 and 1. ``squeeze`` does not:
+it drops a dimension of size 1. Values then have fewer dimensions than delegates, and the decompositions that the host
 runs, were made for.
 """
 
@@ -27,15 +27,16 @@ _HINT = "call it with a size of at least 2, or export a program of its own for t
 
 
 def expects_rank(node: Node, inside: bool) -> bool:
-    """Whether ``node`` may give fewer dimensions than it was recorded with, and something counts on those.
+    """Whether ``node`` may return fewer dimensions than were recorded, and something relies on their number.
 
-    What is computed element by element does not, nor do outputs, unless the graph is ``inside`` of another.
+    Operators that compute element by element do not rely on it, nor do outputs, unless the graph is ``inside`` of
+    another.
     """
     return node.target in _SQUEEZES and bool(_droppable(node)) and _is_counted_on(node, inside)
 
 
 def expect_rank(value: torch.Tensor, node: Node) -> torch.Tensor:
-    """``value``, which a squeeze gave; raises InputError if that dropped a dimension that was recorded."""
+    """``value``, the result of a squeeze; raises InputError if that dropped a dimension that was recorded."""
     if value.dim() == node.meta["val"].dim():
         return value
     dims = ", ".join(str(d) for d in _droppable(node))
@@ -46,7 +47,7 @@ def expect_rank(value: torch.Tensor, node: Node) -> torch.Tensor:
 
 
 def _droppable(node: Node) -> list[int]:
-    """The dimensions that a squeeze drops if their size, which is not known beforehand, is 1."""
+    """The dimensions of dynamic size that a squeeze drops if their size is 1."""
     operand: Any = node.args[0]
     shape = operand.meta["val"].shape
     asked: Any = node.args[1] if len(node.args) > 1 else range(len(shape))
@@ -55,6 +56,7 @@ def _droppable(node: Node) -> list[int]:
 
 
 def _is_counted_on(node: Node, inside: bool) -> bool:
+    """Whether something that uses ``node``, directly or through element-wise operators, relies on its dimensions."""
     seen, waiting = {node}, [node]
     while waiting:
         for user in waiting.pop().users:
@@ -67,7 +69,7 @@ def _is_counted_on(node: Node, inside: bool) -> bool:
 
 
 def failed_at(program: ExportedProgram, inputs: Sequence[Any], error: Exception) -> InputError | None:
-    """``error`` in the user's terms if an input has a size that torch did not trace the program for; else None."""
+    """The error in the user's terms, if an input has a size that torch did not trace the program for; else None."""
     for node, value in zip(user_inputs(program), inputs, strict=True):
         recorded = node.meta.get("val")
         for dim, size in enumerate(recorded.shape if isinstance(recorded, torch.Tensor) else ()):

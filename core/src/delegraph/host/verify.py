@@ -1,4 +1,4 @@
-"""How the results of a lowered program compare with those of eager PyTorch, output by output."""
+"""Compares the results of a lowered program with those of eager PyTorch, output by output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .output_statistics import OutputStatistics, compare, finite
 
 @dataclass(frozen=True, repr=False)
 class Verification:
-    """How every output compares with eager."""
+    """How every output compares with eager PyTorch's."""
 
     outputs: tuple[OutputStatistics, ...]
 
@@ -40,7 +40,7 @@ class Verification:
 
     @property
     def relative_error(self) -> float:
-        """The largest of all outputs; infinite if an element differs in being finite."""
+        """The largest relative error of all outputs; infinite if elements differ in being finite."""
         if any(o.mismatched for o in self.outputs):
             return float("inf")
         return max((o.relative_error for o in self.outputs), default=0.0)
@@ -51,12 +51,12 @@ class Verification:
         return {"relative_error": finite(self.relative_error), "agrees": self.agrees(), "outputs": rows}
 
     def agrees(self, tolerance: float | None = None) -> bool:
-        """Whether every output is within ``tolerance``, by default that of its type in ``TOLERANCES``."""
+        """Whether every output is within ``tolerance`` (by default that of its type in ``TOLERANCES``)."""
         return all(o.agrees(tolerance) for o in self.outputs)
 
     @classmethod
     def worst_of(cls, several: Sequence[Verification]) -> Verification:
-        """Of one method with several inputs: the worst figures of each output."""
+        """The worst figures of each output over ``several`` verifications of one method, with different inputs."""
         columns = zip(*(v.outputs for v in several), strict=True)
         return Verification(tuple(map(_worst, columns)))
 

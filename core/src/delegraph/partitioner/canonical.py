@@ -1,4 +1,4 @@
-"""Partitioners that need no support check: everything, or what matches patterns."""
+"""Partitioners that need no support check: for everything, or for calls that match patterns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class AllNodePartitioner(Partitioner):
-    """Gives a backend the whole program as one partition, whatever the backend says of it.
+    """Gives a backend the whole program as one partition, without asking whether the backend takes it.
 
     The delegate owns the constants, and keeps the buffers that it writes. Operators stay whole.
     """
@@ -39,16 +39,16 @@ class AllNodePartitioner(Partitioner):
         return PartitionResult(exported_program, {tag: self.delegation_spec})
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
-        """All of them."""
+        """All operators of the program, for all nodes."""
         targets = dict.fromkeys(n.target for n in ep.graph.nodes)
         return [op for op in targets if isinstance(op, OpOverload)], None
 
 
 class PatternPartitioner(CapabilityPartitioner):
-    """Gives a backend the calls that ``patterns(exported_program)`` lists, and those that ``why_not`` takes besides.
+    """Gives a backend the calls that ``patterns(exported_program)`` lists, and others that ``why_not`` does not refuse.
 
-    ``patterns`` may be ``matches(...)``, or any function that returns lists of nodes. Each list shares a partition or
-    stays behind; with ``grouped=False`` its calls are accepted one by one. ``options`` are those of
+    ``patterns`` may be ``matches(...)``, or any function that returns lists of nodes. All calls of a list share a
+    partition or stay behind together; with ``grouped=False`` they are accepted one by one. ``options`` are those of
     ``CapabilityPartitioner``.
     """
 
@@ -62,13 +62,13 @@ class PatternPartitioner(CapabilityPartitioner):
         grouped: bool = True,
         **options: Any,
     ) -> None:
-        listed = _Listed(patterns, why_not)
+        listed = _ListedOrOtherwise(patterns, why_not)
         groups = (lambda program: listed.lists) if grouped else None
         super().__init__(listed, backend_id, compile_specs, groups=groups, **options)
 
 
-class _Listed(Predicate):
-    """Takes what is listed, and what ``otherwise`` gives no reason against."""
+class _ListedOrOtherwise(Predicate):
+    """A support check that takes listed calls, and other calls that ``otherwise`` gives no reason against."""
 
     def __init__(self, patterns: NodeLists, otherwise: WhyNot) -> None:
         super().__init__(self._unless_listed)
@@ -86,11 +86,11 @@ class _Listed(Predicate):
 
 
 def matches(*patterns: Graph | ExportedProgram) -> NodeLists:
-    """A function that lists, for a program, the calls of each place where one of ``patterns`` occurs.
+    """A function that lists, for a program, the calls in each place where one of ``patterns`` occurs.
 
-    A pattern is the graph of an exported module, such as ``torch.export.export(module, inputs)``: its placeholders,
-    parameters among them, match any value. Its numbers have to be equal. Matches of one pattern never overlap
-    (torch's ``SubgraphMatcher`` finds them).
+    A pattern is the graph of an exported module, such as ``torch.export.export(module, inputs)``. Its placeholders,
+    parameters among them, match any value; its numbers have to be equal. Matches of one pattern never overlap (torch's
+    ``SubgraphMatcher`` finds them).
     """
     graphs = [p.graph if isinstance(p, ExportedProgram) else p for p in patterns]
 

@@ -1,4 +1,4 @@
-"""``CapabilityPartitioner``: the partitioner of a backend that can say of each node whether it takes it."""
+"""``CapabilityPartitioner``: the partitioner for a backend that can say of each node whether it takes it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
 WhyNot = Callable[["Node"], str | None]
-"""Why a node is not to be taken, in the user's terms; None if it may be."""
+"""A function that says why a node is not taken, in the user's terms; None if it may be."""
 NodeLists = Callable[["ExportedProgram"], Iterable[Sequence["Node"]]]
-"""Lists of nodes of the program that it is given."""
+"""A function that lists nodes of the program that it is given."""
 
 
 class Predicate:
-    """A plain ``why_not(node)`` as ``Support``: a deterministic call on constants alone is constant."""
+    """Makes a ``Support`` of a plain ``why_not(node)``. Deterministic calls on constants alone are constant."""
 
     def __init__(self, why_not: WhyNot) -> None:
         self.why_not = why_not
@@ -55,14 +55,14 @@ class CapabilityPartitioner(Partitioner):
     """Gives a backend every node that it takes, in the fewest partitions that leave no cycle.
 
     ``support`` is a function ``why_not(node) -> str | None``, or a ``Support``. ``additional_checks`` are more such
-    functions, which are asked before it; the first reason counts. Constants, and what is computed from constants alone,
-    go into every partition that uses them. Every refusal is kept with its reason.
+    functions, which are asked before it; the first reason counts. Constants, and calls that compute from constants
+    alone, go into every partition that uses them. Every refusal is kept with its reason.
 
-    ``groups(exported_program)`` lists calls that share a partition or have none, for example what is fused; groups that
-    overlap are one. With ``connected_only`` a partition is a connected part of the graph; ``largest`` limits its
-    number of operators. Without ``allows_single_node_partition`` an operator alone is no partition, unless it is among
-    ``allowed_single_node_partition_ops``. ``non_compute_ops`` do not count there, and are never a partition of their
-    own.
+    ``groups(exported_program)`` lists calls that share a partition or have none, for example calls that are fused;
+    groups that overlap count as one. With ``connected_only`` a partition is a connected part of the graph. ``largest``
+    limits its number of operators. Without ``allows_single_node_partition`` an operator alone is no partition, unless
+    it is in ``allowed_single_node_partition_ops``. Operators in ``non_compute_ops`` are not counted there, and never
+    make a partition by themselves.
     """
 
     def __init__(
@@ -99,6 +99,7 @@ class CapabilityPartitioner(Partitioner):
 
 
 def _operators(given: Iterable[Any]) -> frozenset[OpOverload]:
+    """The operators that the user lists; OptionError for something else."""
     listed = frozenset(given)
     for op in listed:
         if not isinstance(op, OpOverload):
@@ -110,9 +111,10 @@ def _operators(given: Iterable[Any]) -> frozenset[OpOverload]:
 class _Search:
     """The search for the partitions of one program.
 
-    ``refused``: node -> why it stays behind, as known so far. ``final``: those of them that nobody should decompose.
-    ``constant``: accepted calls that compute constants. Each partition computes its own copy of a constant that it
-    uses, so such calls never tie two partitions together, and belong to no group.
+    ``refused``: node -> why it stays behind, as far as that is known yet. ``final``: refused nodes that should not be
+    decomposed either. ``constant``: accepted calls that compute constants. Each partition computes its own copy of a
+    constant that it uses, so such calls never tie two partitions together, and belong to no group. ``unreadable``:
+    placeholders of constants that cannot be stored -> why.
     """
 
     def __init__(self, who: CapabilityPartitioner, program: ExportedProgram) -> None:
@@ -134,7 +136,7 @@ class _Search:
         self.groups = [list(group) for group in who.groups(program)] if who.groups else []
 
     def parts(self) -> list[list[Node]]:
-        """Group, ask about each group, and group again without what was refused, until nothing is."""
+        """The partitions: group the accepted calls, ask about each group, and group again without what was refused."""
         # Cheap answers come first: a partition is only asked about when no named group will change it any more, and
         # only called too small when the backend has no objection that would make it smaller.
         while True:
@@ -156,9 +158,9 @@ class _Search:
             self._refuse({**apart, **small}, final=True)
 
     def _group(self, groups: Groups) -> tuple[list[list[Node]], dict[Node, str]]:
-        """Partitions, and what its groups keep out of them."""
+        """The partitions of the calls that are accepted now, and calls that their groups keep out of any."""
         accepted = {n for n in self.calls if n not in self.refused}
-        floating = self._floating()
+        floating = self._unplaced_constants()
         listed, apart = groups.units([n for n in self.calls if n not in floating], accepted)
         level = levels(listed, accepted)
         sink(listed, level, accepted)
@@ -170,6 +172,7 @@ class _Search:
         return [flatten(part, groups.position) for part in parts], apart
 
     def _why_not(self, node: Node) -> str | None:
+        """Why a call stays behind; None if the backend takes it."""
         if node.target is CALL_DELEGATE:
             return "a delegate already"
         if node.target is operator.getitem:
@@ -186,9 +189,10 @@ class _Search:
         return self._why_no_bytes(node) if why is None else why
 
     def _why_no_bytes(self, node: Node) -> str | None:
+        """Why a call stays behind because of the kind of tensor that it reads or makes; None if there is no reason."""
         for value in (*node.all_input_nodes, node):
             val = value.meta.get("val")
-            # nearly all are plain fake tensors, and to compare the type is much faster
+            # nearly all are plain fake tensors, and comparing the type is much faster
             wraps = type(val) is not FakeTensor and is_traceable_wrapper_subclass(val)
             if value in self.unreadable or wraps:
                 self.final.add(node)
@@ -197,14 +201,17 @@ class _Search:
         return None
 
     def _is_constant(self, node: Node) -> bool:
-        """Whether ``node`` can be computed anywhere: ``zeros_like(y)`` is constant, but not without ``y``."""
+        """Whether each partition can compute ``node`` for itself: its operands are constants, too, or it has none.
+
+        ``zeros_like(y)`` is a constant, but cannot be computed without ``y``.
+        """
         if node.target is operator.getitem:
             return node.args[0] in self.constant
         computed = (i for i in node.all_input_nodes if i.op == "call_function")
         return all(i in self.constant for i in computed) and self.support.is_constant(node)
 
     def _refuse(self, reasons: Mapping[Node, str], final: bool = False) -> None:
-        """Refuse nodes, each with the calls that unpack it or that it unpacks."""
+        """Refuse nodes, together with the calls that unpack them and with the calls that they unpack."""
         waiting = list(reasons.items())
         seen: set[Node] = set()
         while waiting:
@@ -213,20 +220,23 @@ class _Search:
                 seen.add(node)
                 self.refused[node] = why
                 waiting += [(u, why) for u in node.users if u.target is operator.getitem]
-                if node.target is operator.getitem:  # one result cannot stay behind alone: the call makes all of them
+                if node.target is operator.getitem:  # one result cannot stay behind alone: the call makes them all
                     waiting.append((node.args[0], why))  # type: ignore[arg-type]
         self.constant -= seen
         if final:
             self.final |= seen
 
-    def _floating(self) -> set[Node]:
-        """Constants that accepted calls use. They are in no partition until it is known which partitions use them."""
+    def _unplaced_constants(self) -> set[Node]:
+        """Constant calls that accepted calls use.
+
+        They get their partitions last, when it is known which ones use them.
+        """
         used = {n for n in self.constant if any(u.op == "call_function" and u not in self.refused for u in n.users)}
         return used | {u for n in used for u in n.users if u.target is operator.getitem}
 
     def copied(self) -> set[Node]:
-        """Floating constants that the host needs too."""
-        floating = self._floating()
+        """Constant calls in partitions that the host needs, too."""
+        floating = self._unplaced_constants()
         copied: set[Node] = set()
         for node in reversed(self.calls):
             if node in floating and any(u in copied or u in self.refused or u.op == "output" for u in node.users):
@@ -240,6 +250,7 @@ class _Search:
         return [Refusal(n, reasons[n], n in self.final) for n in listed]
 
     def _why_too_small(self, part: list[Node]) -> dict[Node, str]:
+        """Why the nodes of a partition stay behind because it is too small; {} if it is not."""
         who = self.who
         if who.allows_single_node_partition and not who.non_compute_ops:
             return {}
@@ -253,9 +264,10 @@ class _Search:
 
 
 def _with_constants(part: Sequence[Node], constant: set[Node]) -> list[Node]:
-    """``part`` preceded by the calls that compute the constants it uses, each before its users."""
+    """``part``, preceded by the calls that compute the constants it uses, each before its users."""
     members = set(part)
     computed: dict[Node, None] = {}
+    # depth first without recursion: a node is visited again (``ready``) after its operands
     stack: list[tuple[Node, bool]] = [(i, False) for n in reversed(part) for i in reversed(n.all_input_nodes)]
     while stack:
         node, ready = stack.pop()
@@ -272,7 +284,10 @@ def _with_constants(part: Sequence[Node], constant: set[Node]) -> list[Node]:
 def _write_tags(
     parts: Sequence[Sequence[Node]], constant: set[Node], copied: Iterable[Node], backend_id: str
 ) -> list[str]:
-    """Write the tags: a string, or a tuple for a constant that several partitions use, or a partition and the host."""
+    """Tag the nodes of each partition; returns the tags.
+
+    A tag is a string, or a tuple for a constant that several partitions use, or that a partition and the host use.
+    """
     tags: dict[Node, list[str | None]] = {node: [None] for node in copied}
     names = [f"{backend_id}_{k}" for k in range(len(parts))]
     for name, part in zip(names, parts, strict=True):

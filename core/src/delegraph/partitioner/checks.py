@@ -1,6 +1,6 @@
 """Ready-made parts of support checks (names as in ExecuTorch): ``why_not`` functions that keep nodes on the host.
 
-They keep no record: what was refused, and why, is in the partitioner's result and in the report.
+They record nothing: the partitioner's result and the report have what was refused, and why.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class DontPartition:
-    """Keeps operators on the host: overloads, or names such as "aten.add.Tensor"; parts of names unless ``exact``."""
+    """Keeps operators on the host: overloads, or names such as "aten.add.Tensor" (parts of names unless ``exact``)."""
 
     def __init__(self, *targets: OpOverload | str, exact: bool = True) -> None:
         self.targets, self.exact = targets, exact
@@ -27,7 +27,7 @@ class DontPartition:
 
 
 class DontPartitionName:
-    """Keeps nodes on the host by their names in the graph; by parts of them unless ``exact``."""
+    """Keeps nodes on the host by their names in the graph (by parts of names unless ``exact``)."""
 
     def __init__(self, *names: str, exact: bool = True) -> None:
         self.names, self.exact = names, exact
@@ -37,10 +37,10 @@ class DontPartitionName:
 
 
 class DontPartitionModule:
-    """Keeps what a module computes on the host, by its class or by its place in the model.
+    """Keeps the calls of a module on the host, by its class or by its place in the model.
 
     ``module_name``: the class, as "Linear" or in full as "torch.nn.modules.linear.Linear". ``instance_name``: the
-    place, as "encoder.attention". Modules inside belong to it. Parts of names do unless ``exact``.
+    place, as "encoder.attention". Modules inside of it belong to it. Unless ``exact``, parts of names are enough.
     """
 
     def __init__(self, *, module_name: str | None = None, instance_name: str | None = None, exact: bool = True) -> None:
@@ -55,6 +55,10 @@ class DontPartitionModule:
 
 
 def _reason(names: Sequence[str], wanted: Iterable[str | None], exact: bool, what: str) -> str | None:
+    """Why a node stays on the host, if one of its ``names`` is ``wanted``; None if none is.
+
+    ``what`` says what is named.
+    """
     for each in filter(None, wanted):
         match = next((n for n in names if n == each or (not exact and each in n)), None)
         if match is not None:

@@ -37,17 +37,20 @@ class DelegationSpec(_DelegationSpec):
 
 
 Unless = Union["torch.dtype", Literal["static"]]
-"""What would have to change: a value to this dtype, or sizes that are known at run time only to fixed ones."""
+"""What would have to change.
+
+The value would need this dtype, or its dynamic sizes would have to be fixed ("static").
+"""
 
 
 class Reason(str):
-    """Why a node stays behind, in the user's terms. Wherever a reason is a str, it may be one of these, which say more.
+    """Why a node stays behind, in the user's terms. Wherever a reason is a str, it may be a Reason, which says more.
 
     ``hint``: what the user can do about it, in the program, its inputs or an option. ``cause``: a key that users do not
-    see; refusals that share it are one row of the report, whatever their texts. Refusals without a cause are one row if
-    operator and text are the same. ``of``: the operand that the reason is about. If that is refused for the same cause,
-    both are in its row. ``unless``: the dtype that ``of`` would have to have, or ``"static"`` for fixed sizes; the
-    report asks the backend again, and says how many operators it would take then.
+    see. Refusals with the same cause are one row of the report, whatever their texts; refusals without a cause are one
+    row if operator and text are the same. ``of``: the operand that the reason is about. If that is refused for the same
+    cause, both are in one row. ``unless``: the dtype that ``of`` would have to have, or ``"static"`` for fixed sizes;
+    the report asks the backend again, and says how many operators it would take then.
     """
 
     hint: str
@@ -84,9 +87,9 @@ class Refusal:
 class PartitionResult:
     """The tagged program, the backend of each tag, and why other nodes were refused.
 
-    A delegated node has ``node.meta["delegation_tag"]``: a key of ``partition_tags``, or a tuple of such keys for a
-    constant that several partitions use: each gets its own, and so does the host if the first entry is None.
-    ``boundary_types`` maps node names to the dtype in which that value crosses into or out of its delegate.
+    A delegated node has ``node.meta["delegation_tag"]``: a key of ``partition_tags``, or, for a constant that several
+    partitions use, a tuple of such keys. Each of these gets its own copy, and so does the host if the first entry is
+    None. ``boundary_types`` maps names of nodes to the dtype in which that value crosses into or out of its delegate.
     ``refusals`` end up in the report.
     """
 
@@ -98,22 +101,25 @@ class PartitionResult:
 
 @runtime_checkable
 class Support(Protocol):
-    """What a backend knows about nodes. ``begin`` is called first, then ``why_not`` once a call, in graph order."""
+    """What a backend knows about nodes.
+
+    ``begin`` is called first, then ``why_not`` once for each call, in graph order.
+    """
 
     def begin(self, exported_program: ExportedProgram) -> None:
-        """A new program: forget the last one."""
+        """A new program begins: forget the last one."""
 
     def why_not(self, node: Node) -> str | None:
         """Why the backend does not take ``node``, in the user's terms; None if it does."""
 
     def is_constant(self, node: Node) -> bool:
-        """Whether an accepted node computes a constant, so that each partition may have its own."""
+        """Whether an accepted node computes a constant, so that each partition may have its own copy."""
 
     def partition_why_not(self, nodes: Sequence[Node]) -> Mapping[Node, str]:
-        """Refusals that show only in a finished partition, where all but constants arrives at run time; {} if none.
+        """Refusals that show only when a partition is complete, and all but constants arrives at run time.
 
-        What this returns empty for must compile, as far as that can be known without compiling;
-        ``delegraph.lowering.extract_partition`` gives the program that ``preprocess`` would get.
+        {} if there are none. If this returns nothing for a partition, it should compile, as far as that can be known
+        without compiling: ``delegraph.lowering.extract_partition`` gives the program that ``preprocess`` would get.
         """
 
 
@@ -121,8 +127,10 @@ class Partitioner(ABC):
     """Tags the nodes that a backend takes, and changes nothing else; the core checks that."""
 
     support: Support | None = None
-    """Answers questions about single nodes, those of decompositions too. Without it, a partitioner sees core ATen and
-    its ``ops_to_not_decompose``."""
+    """Answers questions about single nodes, also those of decompositions.
+
+    A partitioner without it sees core ATen and the operators of its ``ops_to_not_decompose``.
+    """
 
     def __init__(self, spec: Mapping[Any, Any] = MappingProxyType({})) -> None:
         self._spec = MappingProxyType(dict(spec))
@@ -140,9 +148,9 @@ class Partitioner(ABC):
         """Tag the nodes of ``exported_program`` and say which backend each tag goes to."""
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
-        """Operators that this backend wants whole, and a filter that says for which nodes."""
+        """Operators that this backend wants whole, and a function that says for which nodes (None: for all)."""
         return [], None
 
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
-        """``to_edge_transform_and_lower`` runs it on the functional program before anything is decomposed."""
+        """Transform the functional program before decomposition; only ``to_edge_transform_and_lower`` calls this."""
         return exported_program

@@ -1,7 +1,7 @@
 """Groups: calls that share a partition or have none.
 
-The calls of a group are merged into one unit. Where that closes a cycle, everything on the cycle has to be in the same
-partition. A cycle through the host cannot be, and then a group gives way: its calls are refused. One walk finds all
+The calls of a group are merged into one unit. If that closes a cycle, everything on the cycle has to be in the same
+partition. A cycle through the host cannot be, so then a group gives way: its calls are refused. One walk finds all
 cycles as strongly connected components; for every group that gives way, its component is searched once more.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Groups:
-    """Groups of calls of one program. Groups that overlap are one; what is no call is left out."""
+    """Groups of calls of one program. Groups that overlap are merged; nodes that are no calls are left out."""
 
     def __init__(self, groups: Iterable[Iterable[Node]], calls: Sequence[Node], largest: int | None = None) -> None:
         self.largest = largest
@@ -30,6 +30,7 @@ class Groups:
         self._group_of = {n: group for group in self.groups for n in group}
 
     def _calls(self, group: Iterable[Node]) -> list[Node]:
+        """The calls of one group that the user gave; ContractViolation for a call of another program."""
         listed = list(group)
         for node in listed:
             if node.op == "call_function" and node not in self.position:
@@ -39,7 +40,7 @@ class Groups:
         return [n for n in listed if n in self.position]
 
     def broken(self, refused: Mapping[Node, str]) -> dict[Node, str]:
-        """Accepted calls of groups of which a call is refused, and why they stay behind."""
+        """Accepted calls in a group of which another call is refused -> why they stay behind."""
         reasons: dict[Node, str] = {}
         for group in self.groups:
             missing = next((n for n in group if n in refused), None)
@@ -49,9 +50,9 @@ class Groups:
         return reasons
 
     def units(self, calls: Sequence[Node], accepted: Collection[Node]) -> tuple[list[Unit], dict[Node, str]]:
-        """Units of ``calls``, each after what it needs, with what has to share a partition in one; and refusals.
+        """Units of ``calls``, each after the units that it needs; groups are one unit.
 
-        Calls of a group that are not ``accepted`` stand alone.
+        Also the calls of groups that give way. Calls of a group that are not ``accepted`` are units by themselves.
         """
         if not self.groups:
             return units(calls), {}
@@ -62,12 +63,15 @@ class Groups:
         listed: list[Unit] = []
         refused: dict[Node, str] = {}
         for component in _strongly_connected(list(merged.values())):
-            self._break_up(component, accepted, refused)
+            self._resolve_cycles(component, accepted, refused)
             listed.append(flatten(component, self.position))
         return listed, refused
 
-    def _break_up(self, component: Sequence[Unit], accepted: Collection[Node], refused: dict[Node, str]) -> None:
-        """Let groups give way, the widest first, until none needs its own result and none is too large."""
+    def _resolve_cycles(self, component: Sequence[Unit], accepted: Collection[Node], refused: dict[Node, str]) -> None:
+        """Let groups give way, the widest first, until none needs its own result and none is too large.
+
+        Their calls are put into ``refused`` with the reason.
+        """
         waiting = [component]
         while waiting:
             cyclic = waiting.pop()
@@ -81,6 +85,10 @@ class Groups:
                 waiting += _strongly_connected([*(u for u in cyclic if u is not widest), *units(widest)])
 
     def _why_not_partition(self, component: Sequence[Unit], outside: Sequence[Unit]) -> str | None:
+        """Why the units of a component cannot be one partition; None if they can.
+
+        ``outside`` are units of it on the host.
+        """
         if outside:
             return f"cannot be one partition: it would need its own result through {outside[0][0].name}"
         operators = sum(map(size, component))
@@ -90,8 +98,8 @@ class Groups:
 
 
 def _merge(groups: Sequence[list[Node]], position: Mapping[Node, int]) -> list[list[Node]]:
-    """Groups that share a call as one, in graph order, with what unpacks their calls."""
-    # a call and what unpacks it begin as one, so that a group that names either has both
+    """The groups, those that share a call merged, in graph order, with the calls that unpack theirs."""
+    # a call and the calls that unpack it begin as one: a group that names one of them has them all
     parent: dict[Node, Node] = {}
     for unit in units(position):
         parent.update(dict.fromkeys(unit, unit[0]))
@@ -107,9 +115,9 @@ def _merge(groups: Sequence[list[Node]], position: Mapping[Node, int]) -> list[l
 
 
 def _strongly_connected(listed: Sequence[Unit]) -> list[list[Unit]]:
-    """Units that need each other, together; each component after those that it needs.
+    """The units in components of units that need each other; each component comes after those that it needs.
 
-    Tarjan's algorithm (1972), with a stack of its own instead of recursion: graphs are deeper than Python's.
+    Tarjan's algorithm (1972), with a stack in place of recursion, because graphs are deeper than Python allows.
     """
     place = {n: k for k, unit in enumerate(listed) for n in unit}
     needs = [list(dict.fromkeys(place[i] for n in unit for i in n.all_input_nodes if i in place)) for unit in listed]

@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
 Unit = list["Node"]
+"""Calls that stay together, in graph order."""
 Levels = dict["Node", int]
+"""Call -> its level."""
 
 
 def units(calls: Iterable[Node]) -> list[Unit]:
-    """Each call with the calls that unpack it, and those that unpack these, in graph order."""
+    """Each call as a unit with the calls that unpack its results, in graph order."""
     unit_of: dict[Node, Unit] = {}
     listed: list[Unit] = []
     for node in calls:
@@ -38,12 +40,15 @@ def units(calls: Iterable[Node]) -> list[Unit]:
 
 
 def size(unit: Unit) -> int:
-    """How many operators a unit has; calls that unpack are not counted."""
+    """How many operators a unit has; calls that unpack do not count."""
     return sum(n.target is not operator.getitem for n in unit)
 
 
 def levels(listed: Iterable[Unit], accepted: Collection[Node]) -> Levels:
-    """The level of every call. What has none (placeholders, floating constants) is available at level 0."""
+    """The level of every call.
+
+    Nodes without one (placeholders, constants that are placed later) are available at level 0.
+    """
     level: Levels = {}
     for unit in listed:
         inside = unit[0] in accepted
@@ -54,7 +59,7 @@ def levels(listed: Iterable[Unit], accepted: Collection[Node]) -> Levels:
 
 
 def sink(listed: Sequence[Unit], level: Levels, accepted: Collection[Node]) -> None:
-    """Move an accepted unit whose users are all accepted to the lowest level of a user: fewer values cross."""
+    """Move accepted units whose users are all accepted to the lowest level of a user; then fewer values cross."""
     for unit in reversed(listed):
         if unit[0] in accepted:
             members = set(unit)
@@ -64,7 +69,7 @@ def sink(listed: Sequence[Unit], level: Levels, accepted: Collection[Node]) -> N
 
 
 def group_by_level(listed: Iterable[Unit], level: Levels, accepted: Collection[Node]) -> list[list[Unit]]:
-    """Accepted units by level, lowest first."""
+    """The accepted units of each level, lowest level first."""
     groups: dict[int, list[Unit]] = {}
     for unit in listed:
         if unit[0] in accepted:
@@ -87,7 +92,7 @@ def connected_components(group: Sequence[Unit]) -> list[list[Unit]]:
 
 
 def limit(group: Sequence[Unit], largest: int) -> list[list[Unit]]:
-    """A group cut, in the order of its units, into parts of at most ``largest`` operators."""
+    """A group, cut in the order of its units into parts of at most ``largest`` operators."""
     parts: list[list[Unit]] = []
     room = 0
     for unit in group:

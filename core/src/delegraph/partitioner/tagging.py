@@ -26,8 +26,8 @@ def tag_constant_data(program: ExportedProgram) -> None:
 def tag_mutated_buffer(program: ExportedProgram) -> None:
     """Tag each written buffer for the partition that has all its readers and makes its last value, if there is one.
 
-    The delegate then keeps the buffer from call to call. Any other written buffer stays with the parent, which passes
-    it to delegates and stores what they return.
+    The delegate then keeps the buffer from call to call. Any other written buffer stays with the host, which passes it
+    to delegates and stores what they return.
     """
     for buffer, last in written_values(program).items():
         tags = {tags_of(node) for node in (last, *buffer.users)}
@@ -37,11 +37,12 @@ def tag_mutated_buffer(program: ExportedProgram) -> None:
 
 
 def tags_of(node: Node) -> tuple[str, ...]:
-    """The tags of a node, none, one or several."""
+    """The tags of a node: none, one or several."""
     given = node.meta.get("delegation_tag")
     return tuple(given) if isinstance(given, (tuple, list)) else () if given is None else (given,)
 
 
 def _tag(node: Node, tags: list[str] | tuple[str, ...]) -> None:
+    """Set the tags of a node."""
     if tags:
         node.meta["delegation_tag"] = tags[0] if len(tags) == 1 else tuple(tags)

@@ -24,6 +24,7 @@ def check_result(who: Partitioner, result: Any, program: ExportedProgram) -> Non
 
 
 def _faults(result: Any, program: ExportedProgram) -> Iterator[str]:
+    """What is wrong with the types in a partitioner's result, in words."""
     if not isinstance(result, PartitionResult):
         yield f" returned {type(result).__name__}, not a PartitionResult"
     elif not isinstance(result.partition_tags, Mapping):
@@ -72,4 +73,5 @@ def _faults_of_refusals(refusals: Any) -> Iterator[str]:
 
 
 def _show(value: Any) -> str:
+    """A value, shortened, with its type."""
     return f"{value!r:.80} ({type(value).__name__})"

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class WrappingPartitioner(Partitioner):
     """Gives ``backend_id`` the partitions that ``inner`` would give its own backend.
 
-    Their compile specs are those of ``inner``, followed by ``compile_specs``. Whatever delegraph asks a partitioner is
-    asked of ``inner``, so that it sees the same program: operators are decomposed where it refuses them, not before.
-    Raises OptionError if ``inner`` is no partitioner.
+    Their compile specs are those of ``inner``, followed by ``compile_specs``. Everything that delegraph asks a
+    partitioner is asked of ``inner``, so that it sees the same program as without the wrapper: operators are decomposed
+    if it refuses them, not before. Raises OptionError if ``inner`` is no partitioner.
     """
 
     def __init__(self, inner: Partitioner, backend_id: str, compile_specs: Sequence[CompileSpec] = ()) -> None:

@@ -1,1 +1,1 @@
-"""What ``delegraph doctor`` finds out, each plugin in a process of its own."""
+"""What ``delegraph doctor`` finds out, by examining each plugin in a process of its own."""

@@ -1,7 +1,7 @@
-"""Probes each plugin in a process of its own, so that nothing that a plugin does can end the process that asks.
+"""Examines each plugin in a process of its own, so that nothing that a plugin does can end the process that asks.
 
-A child imports the light module in a fresh interpreter, then every target. It writes what it begins and what is wrong
-to a file, a line of JSON each: the last line of a child that died says what killed it.
+The child process imports the light module in a fresh interpreter, and then every target. It writes what it is about to
+do and what is wrong to a file, one line of JSON each. If the child dies, the last line says what killed it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..record import Fault, PluginRecord, Status, without
 from ..resolve import resolve
 
 SECONDS = 60.0
-"""How long one plugin may take. Importing torch alone takes some seconds on a cold disk."""
+"""How long one plugin may take. Importing torch alone takes some seconds from a cold disk."""
 _LIGHT, _DONE = "importing its light module", "done"
 _DELEGRAPH = str(Path(__file__).absolute().parents[2]) + os.sep
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
@@ -47,13 +47,13 @@ class ProbeResult:
 
     @classmethod
     def of(cls, found: Sequence[Fault], *more: Fault) -> ProbeResult:
-        """``found``, of which those with status ok are warnings, as ``more`` are."""
+        """The result with the faults in ``found``; those with status ok, and ``more``, are warnings."""
         wrong = tuple(f for f in found if f.status is not Status.OK)
         return cls(wrong, (*(f for f in found if f.status is Status.OK), *more))
 
 
 def probe(plugins: Sequence[tuple[EntryPoint, PluginRecord]], seconds: float = SECONDS) -> dict[Key, ProbeResult]:
-    """Probe plugins, as many at a time as there are processors; each may take ``seconds``."""
+    """Examine plugins, as many at a time as there are processors; each may take ``seconds``."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         try:
             results = list(pool.map(lambda plugin: _probe_in_child(plugin[0], plugin[1], seconds), plugins))
@@ -67,6 +67,7 @@ def probe(plugins: Sequence[tuple[EntryPoint, PluginRecord]], seconds: float = S
 
 
 def _probe_in_child(entry: EntryPoint, record: PluginRecord, seconds: float) -> ProbeResult:
+    """Examine one plugin in a child process."""
     with tempfile.TemporaryDirectory(prefix="delegraph-doctor-") as folder:
         job = {"entry": [entry.name, entry.value], "record": [record.distribution, record.version, record.location]}
         (Path(folder) / "job").write_text(json.dumps(job))
@@ -78,7 +79,7 @@ def _probe_in_child(entry: EntryPoint, record: PluginRecord, seconds: float) -> 
 
 
 def _run_child(folder: str, seconds: float) -> str:
-    """Run the child; says how it ended. Its output goes to a file, so that no pipe can block."""
+    """Run the child, and say how it ended. Its output goes to a file, because a pipe could block it."""
     path = [p for p in sys.path if isinstance(p, str)]
     program = f"import sys; sys.path[:] = {path!r}; from {__name__} import main; main({folder!r})"
     command = [sys.executable, "-u", "-X", "faulthandler", "-c", program]
@@ -102,7 +103,7 @@ def _run_child(folder: str, seconds: float) -> str:
 
 
 def _conclude(lines: Sequence[dict[str, Any]], end: str, record: PluginRecord) -> ProbeResult:
-    """What the child wrote, and if it did not come to its end, how it ended and doing what."""
+    """The result from the lines that the child wrote. If it did not finish, ``end`` says how it ended."""
     faults = [Fault(Status(i["status"]), i["error"], i["hint"]) for i in lines if "error" in i]
     last = next((i for i in reversed(lines) if "doing" in i), {"doing": "starting Python to examine it", "left": 0})
     if (doing := last["doing"]) == _DONE:
@@ -119,12 +120,16 @@ def _conclude(lines: Sequence[dict[str, Any]], end: str, record: PluginRecord) -
 
 
 def _is_library(file: str) -> bool:
-    """Ours, or Python's own. What is installed is neither, although it lies below the standard library."""
+    """Whether a file is delegraph's or of Python's own library.
+
+    Installed packages lie below that, but are not part of it.
+    """
     packages = any(part in file for part in ("site-packages", "dist-packages"))
     return file.startswith(("<", _DELEGRAPH)) or (file.startswith(_STANDARD_LIBRARY) and not packages)
 
 
 def _text(folder: str, name: str) -> str:
+    """The text of a file in the folder; "" if there is none."""
     path = Path(folder) / name
     return path.read_text(errors="replace") if path.exists() else ""
 
@@ -133,7 +138,7 @@ def _text(folder: str, name: str) -> str:
 
 
 def main(folder: str) -> None:
-    """Probe the plugin that the job in ``folder`` names, and end this process without waiting for its threads."""
+    """Examine the plugin that the job in ``folder`` names, and end this process without waiting for its threads."""
     job = json.loads(_text(folder, "job"))
     (name, value), origin = job["entry"], job["record"]
     with open(os.path.join(folder, "answer"), "a") as answer:
@@ -159,9 +164,9 @@ def main(folder: str) -> None:
 def target_faults(
     record: PluginRecord, begin: Callable[[str, int], None] = lambda target, left: None
 ) -> Iterator[Fault]:
-    """Import all targets of a plugin but those of backends that cannot be used.
+    """Import all targets of a plugin, without those of backends that cannot be used; yields what is wrong.
 
-    Before each, ``begin`` is told which it is and how many are left after it.
+    Before each target, ``begin`` is called with it and with the number of targets that are left after it.
     """
     declared = record.declarations if record.status in (Status.OK, Status.CONFLICT, Status.UNAVAILABLE) else ()
     usable = [d for d in declared if _backend_of(d) not in record.faults]
@@ -177,11 +182,15 @@ def target_faults(
 
 
 def _backend_of(declaration: Declaration) -> str | None:
+    """The short name of the backend that a declaration is, or belongs to; None if it belongs to none."""
     return declaration.name if isinstance(declaration, BackendSpec) else getattr(declaration, "backend", None)
 
 
 def _absent(declaration: Declaration) -> Fault | None:
-    """A warning if what is declared needs modules that are not installed; a backend's are a fault of its record."""
+    """A warning if a declaration needs modules that are not installed.
+
+    For a backend that is a fault in its record already.
+    """
     needs = ", ".join(missing(declaration.requires))
     if not needs or isinstance(declaration, BackendSpec):
         return None

@@ -1,4 +1,4 @@
-"""What is wrong with this installation, whose it is, and what to do about it."""
+"""The doctor's report: what is wrong with this installation, which plugin is to blame, and what to do about it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DEPENDENCIES = tuple("delegraph torch numpy pluggy importlib-metadata packaging
 
 @dataclass(frozen=True)
 class PluginRow:
-    """One plugin: its status after all of its targets were imported, what is wrong, and what is odd but harmless."""
+    """One plugin: its status after all targets were imported, what is wrong, and what is odd but does no harm."""
 
     name: str
     distribution: str
@@ -29,7 +29,7 @@ class PluginRow:
     location: str
     status: Status
     offers: Mapping[str, tuple[str, ...]]
-    """``backends``, ``commands``, ``formats`` and so on, by name: what can be asked for by a name of its own."""
+    """``backends``, ``commands``, ``formats`` and so on -> the names under which the plugin offers them."""
     problems: tuple[Fault, ...]
     warnings: tuple[Fault, ...]
 
@@ -42,6 +42,7 @@ class PluginRow:
 
 
 def _lines(kind: str, fault: Fault) -> Iterator[str]:
+    """A fault as lines of text."""
     yield f"  {kind}: {fault.error}"
     if fault.hint:
         yield f"  what to do: {fault.hint}"
@@ -49,7 +50,7 @@ def _lines(kind: str, fault: Fault) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """Versions, one row a plugin, and remarks that belong to none."""
+    """Versions, one row for each plugin, and remarks that belong to none."""
 
     versions: dict[str, str]
     plugins: tuple[PluginRow, ...]
@@ -75,9 +76,9 @@ class DoctorReport:
 
 
 def report(records: Sequence[PluginRecord], notes: Sequence[str], probed: Mapping[Key, ProbeResult]) -> DoctorReport:
-    """Put together what this process knows of its plugins and what was found in processes of their own.
+    """The report from the records of this process and the results of probing plugins in processes of their own.
 
-    Plugins that were not probed (registered in this process) have their targets imported here.
+    Plugins that were not probed, because they were registered in this process, have their targets imported here.
     """
     installed = copies()
     rows = tuple(_row(r, probed.get((r.distribution, r.name)), records, installed) for r in records)
@@ -89,11 +90,13 @@ def report(records: Sequence[PluginRecord], notes: Sequence[str], probed: Mappin
 def _row(
     record: PluginRecord, probed: ProbeResult | None, all_records: Sequence[PluginRecord], installed: Installed
 ) -> PluginRow:
+    """The row of one plugin."""
     found = ProbeResult.of(list(target_faults(record))) if probed is None else probed
     own = [Fault(record.status, record.error, record.hint)] if record.status is not Status.OK else []
     fatal = [found.fatal] if found.fatal else []
     unmet = [f for text in record.requirements for f in _unmet(text, record, installed)]
-    alone = record.faults.values() if record.status is Status.OK else ()  # the rest of the plugin can be used
+    # faults of single backends are problems, unless the plugin is usable and they only lack an extra
+    alone = record.faults.values() if record.status is Status.OK else ()
     lacking = [f for f in alone if f.status is Status.UNAVAILABLE]
     listed = [f for f in record.faults.values() if f not in lacking]
     faults = dict.fromkeys([*fatal, *own, *unmet, *listed, *found.faults])
@@ -117,7 +120,7 @@ def _row(
 
 
 def _unmet(text: str, record: PluginRecord, installed: Installed) -> Iterator[Fault]:
-    """What is wrong with one requirement of a plugin's distribution."""
+    """What is wrong with ``text``, one requirement of the plugin's distribution."""
     from packaging.requirements import Requirement
 
     try:
@@ -135,7 +138,7 @@ def _unmet(text: str, record: PluginRecord, installed: Installed) -> Iterator[Fa
         return
     try:
         fits = wanted.specifier.contains(there, prereleases=True)
-    except ValueError:  # what is installed has no version that could be compared
+    except ValueError:  # the installed version cannot be compared
         fits = not wanted.specifier
     if not fits:
         yield Fault(Status.INCOMPATIBLE, f"it requires {wanted}, and {there} is installed", hint)
@@ -145,7 +148,10 @@ _NOTHING = "for its authors: the entry point names the module (or object) that h
 
 
 def _same_name(record: PluginRecord, all_records: Sequence[PluginRecord]) -> Iterator[Fault]:
-    """Entry points of one name in two distributions are two plugins; only who disables one by name has to know."""
+    """A warning if another distribution has an entry point of the same name.
+
+    They are two plugins all the same; only someone who disables one by that name has to know.
+    """
     others = [r for r in all_records if r.name == record.name and r.distribution != record.distribution]
     if others:
         error = f"the entry point {record.name!r} is also one of {' and of '.join(r.address for r in others)}"
