@@ -96,7 +96,7 @@ _NAMES = {
     "partitioner": "Refusal",
     "report.model": "Report",
 }
-"""Module -> the public names in it, which import it when one is first used."""
+"""Module -> public names in it. A module is imported when one of its names is first used."""
 _ELSEWHERE = {
     "BucketedProgram": "delegraph_executorch.buckets:BucketedProgram",
     "Comparison": "delegraph_analysis:Comparison",
@@ -106,11 +106,11 @@ _ELSEWHERE = {
     "quantization_errors": "delegraph_quantize:quantization_errors",
     "quantize": "delegraph_quantize:quantize",
 }
-"""Names of earlier versions -> where another distribution has them now."""
+"""Names of earlier versions -> where they are now, in another distribution."""
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
-if not TYPE_CHECKING:  # a type checker that saw it would take any name, misspelt or not
+if not TYPE_CHECKING:  # hidden from type checkers, which would otherwise accept any name
 
     def __getattr__(name: str) -> Any:
         if name in _ELSEWHERE:

@@ -1,4 +1,7 @@
-"""``delegraph.lower``: from a model to a program whose parts run on backends. ``delegraph.load``: from a file."""
+"""``delegraph.lower``, from a model to a program whose parts run on backends.
+
+``delegraph.load``, from a file to one.
+"""
 
 from __future__ import annotations
 
@@ -54,19 +57,18 @@ def lower(
     registry: Registry | None = None,
     executor: Executor | None = None,
 ) -> LoweredProgram:
-    """Lower a model, and say what went where and why not elsewhere.
+    """Lower a model; the result's report says what went where, and why not elsewhere.
 
-    ``program``: an nn.Module in eval mode with ``example_inputs`` (its arguments; a tensor alone is one), an
-    ExportedProgram, or {method: either} (then ``example_inputs``, ``example_kwargs`` and ``dynamic_shapes`` are by
-    method too), or an object of a type that a plugin reads (``ModelSpec``). ``backends``: names in order of
-    preference, Partitioners, or both; [] leaves everything on the host; without it those that ``options`` are for, else
-    the only or the default one installed, and the report says which.
-    ``options``: {backend name: {option: value}}. ``transforms``: functions from program to program, run on the
-    normalized program. ``require_full`` makes an operator left to the host an error that lists all of them. Calls on
-    constants alone that a backend refuses are computed now, values up to 16 MiB each, unless ``fold_constants`` is
-    False. The model is never changed, its weights never copied.
-    ``executor`` (a ``concurrent.futures`` executor of threads) compiles the partitions of backends that say they are
-    thread-safe side by side, to the same bytes.
+    ``program`` is an nn.Module in eval mode with ``example_inputs`` (its arguments; a tensor alone is one), an
+    ExportedProgram, {method: either} (then ``example_inputs``, ``example_kwargs`` and ``dynamic_shapes`` are by method,
+    too), or an object of a type that a plugin reads (``ModelSpec``). ``backends`` are names in order of preference,
+    Partitioners, or both; [] leaves everything on the host. Without it, ``lower`` takes the backends that ``options``
+    are for, else the only one or the default one that is installed, and the report says which. ``options`` is {backend
+    name: {option: value}}. ``transforms`` are functions from program to program, run on the normalized program. With
+    ``require_full``, operators that are left to the host are an error, which lists all of them. Calls on constants
+    alone that a backend refuses are computed now, values up to 16 MiB each, unless ``fold_constants`` is False. The
+    model is never changed, its weights never copied. ``executor`` (a ``concurrent.futures`` executor of threads)
+    compiles partitions of thread-safe backends side by side, to the same bytes.
 
     Raises a ``delegraph.errors.DelegraphError`` with a stable code.
     """
@@ -74,11 +76,11 @@ def lower(
     _expect_choices(options, transforms, on_missing_runtime)
     if backends is None:
         backends, why = registry.default_backends(options)
-    backends = _listed(backends)
-    with pause_collection():  # for plugins too, which are imported here: one collection would cost more than that
-        named = _partitioners(backends, options, registry)
+    backends = _expect_backends(backends)
+    with pause_collection():  # also while plugins are imported: one collection would take longer than that
+        named = _named_partitioners(backends, options, registry)
         chosen = registry.preferring(b for b in backends if isinstance(b, str))
-        if example_inputs is None and (given := _from_elsewhere(program, registry)) is not None:
+        if example_inputs is None and (given := _model_of_plugin(program, registry)) is not None:
             program, transforms = given.programs, (*given.transforms, *transforms)
             example_inputs, example_kwargs, dynamic_shapes = given.inputs, given.kwargs, given.dynamic_shapes
         sources = sources_by_method(program, example_inputs, example_kwargs, dynamic_shapes)
@@ -115,9 +117,10 @@ def export(
     example_kwargs: Any = None,
     dynamic_shapes: Any = None,
 ) -> dict[str, ExportedProgram]:
-    """Method -> its program, as ``lower`` would export it: ``{"forward": ...}`` of a model that is given alone.
+    """Method -> its program, as ``lower`` would export it; for a single model ``{"forward": ...}``.
 
-    The arguments are those of ``lower``, which takes what this returns. Raises InputError for what cannot be lowered.
+    The arguments are those of ``lower``, which also takes what this returns. Raises InputError for what cannot be
+    lowered.
     """
     sources = sources_by_method(program, example_inputs, example_kwargs, dynamic_shapes)
     return {method: export_method(method, source) for method, source in sources.items()}
@@ -133,13 +136,14 @@ def load(
 ) -> LoadedProgram:
     """Read a program that was saved; call it, or one of its methods, as it was called before.
 
-    A file of one delegate, such as ``.tosa``, takes its inputs in the order that its ``summary`` shows: of first use.
-    The path's suffix chooses the format. Delegates run in the runtimes of their backends, which load them with the
-    first call. ``runtime`` names one that executes the whole file instead, such as ``"executorch"`` for ``.pte``.
-    ``max_memory``, in bytes, and ``max_iterations``, of all loops of a call, bound what a file may ask for where it is
-    not trusted; what they are otherwise, the format says (``.pte``: 8 GiB and 100000).
-    Raises FormatNotFound if no plugin offers the format, OptionError if the format cannot be read back or has no such
-    limit, FormatError for a damaged file, NoRuntime if a runtime is not there.
+    The path's suffix chooses the format. A file of one delegate, such as ``.tosa``, takes its inputs in the order that
+    its ``summary`` shows: of first use. Delegates run in the runtimes of their backends, which load them in the first
+    call. ``runtime`` names a runtime that executes the whole file instead, such as ``"executorch"`` for ``.pte``.
+    ``max_memory`` (in bytes) and ``max_iterations`` (of all loops of a call) limit what a file that is not trusted may
+    ask for; their defaults are the format's (``.pte``: 8 GiB and 100000).
+
+    Raises FormatNotFound if no plugin offers the format, OptionError if the format cannot be read or has no such limit,
+    FormatError for a damaged file, NoRuntime if a runtime is not there.
     """
     with TRACING:  # a format may trace, or read programs by torch.export.load
         return FileFormat(path, registry or default_registry()).load(
@@ -147,12 +151,14 @@ def load(
         )
 
 
-def _from_elsewhere(program: Any, registry: Registry) -> GivenModel | None:
-    """What a plugin makes of an object of a type that it declares, such as a model of another library; else None."""
+def _model_of_plugin(program: Any, registry: Registry) -> GivenModel | None:
+    """The model that a plugin makes of an object of a type that it declares; None if no plugin declares the type."""
     if isinstance(program, (ExportedProgram, Mapping)):
         return None
     types = {f"{k.__module__}:{k.__qualname__}" for k in type(program).__mro__}
-    types |= {f"{t.partition(':')[0].partition('.')[0]}:{t.partition(':')[2]}" for t in types}  # as its users import it
+    types |= {
+        f"{t.partition(':')[0].partition('.')[0]}:{t.partition(':')[2]}" for t in types
+    }  # the type by its top-level package, as users import it
     for spec, _ in registry.declared(ModelSpec):
         if not types.isdisjoint(spec.types):
             from .command.model import from_elsewhere
@@ -162,7 +168,7 @@ def _from_elsewhere(program: Any, registry: Registry) -> GivenModel | None:
 
 
 def _expect_choices(options: Any, transforms: Any, on_missing_runtime: Any) -> None:
-    """Raise OptionError for arguments of other forms than ``lower`` says, whatever they may hold."""
+    """Raise OptionError for arguments that do not have the form that ``lower`` says."""
     tables = [options, *(options.values() if isinstance(options, Mapping) else ())]
     if not all(isinstance(table, Mapping) and all(isinstance(key, str) for key in table) for table in tables):
         raise OptionError("option-invalid", f"options is {{backend name: {{option: value}}}}, not {options!r}")
@@ -173,8 +179,8 @@ def _expect_choices(options: Any, transforms: Any, on_missing_runtime: Any) -> N
         raise OptionError("option-invalid", f"{text}{on_missing_runtime!r}")
 
 
-def _listed(backends: Any) -> list[str | Partitioner]:
-    """``backends``, each of which is a name or a partitioner."""
+def _expect_backends(backends: Any) -> list[str | Partitioner]:
+    """``backends`` as a list; OptionError unless each is a name or a partitioner, and no name is there twice."""
     if isinstance(backends, (str, bytes, Partitioner)) or not isinstance(backends, Iterable):
         raise OptionError("option-invalid", f"backends is a list of names: backends=[{backends!r}]")
     listed = list(backends)
@@ -191,10 +197,10 @@ def _listed(backends: Any) -> list[str | Partitioner]:
     return listed
 
 
-def _partitioners(
+def _named_partitioners(
     backends: Sequence[str | Partitioner], options: Mapping[str, Mapping[str, Any]], registry: Registry
 ) -> list[tuple[str, Partitioner]]:
-    """Name and partitioner of each backend. A wrong name or option is an error before any work begins."""
+    """Name and partitioner of each backend. A wrong name or option raises an error here, before any work begins."""
     for name in options:
         if name not in backends:
             text = f"options for {name!r}, which is not among the backends {list(backends)}"

@@ -35,7 +35,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class CompileSpec:
-    """One setting for the backend: a key and its bytes. Order and duplicates are kept, for the runtime too."""
+    """One setting for the backend: a key and its bytes.
+
+    Order and duplicates of settings are kept, also for the runtime.
+    """
 
     key: str
     value: bytes
@@ -45,10 +48,10 @@ class CompileSpec:
 class PreprocessResult:
     """What a backend makes of one partition.
 
-    ``debug_handle_map``: delegate debug identifier -> debug handles of the nodes it stands for. For the report:
-    ``facts`` of the delegate by name, such as ``{"memory": "on-chip"}``, of which ``"target"`` is shown where delegates
-    of one backend have different ones; ``figures``: identifier of ``debug_handle_map`` -> amounts by name, such as
-    ``{3: {"cycles": 1200}}``, which are added up by delegate and by line of the user's program.
+    ``debug_handle_map``: delegate debug identifier -> debug handles of the nodes that it stands for. Two more fields
+    are for the report. ``facts`` are facts of the delegate by name, such as ``{"memory": "on-chip"}``; ``"target"`` is
+    shown if delegates of one backend have different ones. ``figures``: identifier of ``debug_handle_map`` -> amounts by
+    name, such as ``{3: {"cycles": 1200}}``, which the report adds up by delegate and by line of the user's program.
     """
 
     processed_bytes: bytes | Blob = b""
@@ -66,16 +69,17 @@ def enforcedmethod(method: F) -> F:
 
 
 class BackendDetails(ABC):
-    """What a backend implements. The class's name is its backend id. Never instantiated.
+    """What a backend implements. The class's name is the backend's id; it is never instantiated.
 
-    A concrete subclass that lacks an enforced method is refused when the class is made; a shared base says
-    ``class Base(BackendDetails, abstract=True)``.
+    A concrete subclass that lacks an enforced method is refused when the class is defined. A shared base says ``class
+    Base(BackendDetails, abstract=True)``.
     """
 
     thread_safe: ClassVar[bool] = False
     """Whether ``preprocess`` may run in several threads at once, on partitions of one or of several lowerings.
 
-    One that traces with torch (``torch.export``, ``make_fx``) may not: torch's tracers keep state per process.
+    A backend that traces with torch (``torch.export``, ``make_fx``) may not: torch's tracers keep their state per
+    process.
     """
 
     def __init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
@@ -94,10 +98,10 @@ class BackendDetails(ABC):
     @enforcedmethod
     @abstractmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        """Compile one partition: its placeholders are constants, then inputs; it returns a flat tuple.
+        """Compile one partition. Its placeholders are constants, then inputs; it returns a flat tuple.
 
         ``edge_program.graph_module.meta`` says where it comes from: ``meta["method"]`` is the name of the method,
-        ``meta["partition"]`` the tag that its partitioner gave it. Raises Unsupported for a partition that it cannot
+        ``meta["partition"]`` is the tag that the partitioner gave it. Raises Unsupported for a partition that it cannot
         compile: ``delegraph.lower`` gives that to the next backend or to the host, and reports the reason.
         """
         raise NotImplementedError
@@ -126,6 +130,7 @@ def check_called_on_class(cls: type, name: str, arguments: Sequence[str]) -> Non
 
 
 def _check_counts(backend: str, programs: Mapping[str, Sequence[Any]], specs: Mapping[str, Sequence[Any]]) -> None:
+    """Raise ContractViolation unless there is a list of compile specs for each partition."""
     for method, listed in programs.items():
         given = len(specs[method]) if method in specs else 0
         if given != len(listed):
@@ -134,9 +139,10 @@ def _check_counts(backend: str, programs: Mapping[str, Sequence[Any]], specs: Ma
 
 
 class DelegateMappingBuilder:
-    """Delegate debug identifier -> debug handles; one identifier for many nodes (fusion), many for one (decomposition).
+    """Builds a map from delegate debug identifiers to debug handles, for ``PreprocessResult.debug_handle_map``.
 
-    Identifiers are 0, 1, 2, ... with ``generated_identifiers``, otherwise each is given by the caller, int or str.
+    One identifier may stand for many nodes (fusion), and many for one (decomposition). With ``generated_identifiers``
+    they are 0, 1, 2, ..., otherwise the caller gives each of them, an int or a str.
     """
 
     def __init__(self, generated_identifiers: bool = False) -> None:
@@ -149,12 +155,12 @@ class DelegateMappingBuilder:
         handles: int | Sequence[int | None] | None = None,
         identifier: int | str | None = None,
     ) -> int | str:
-        """Map an identifier to the handles given, or to those of the nodes given; returns the identifier."""
+        """Map an identifier to ``handles``, or to the debug handles of ``nodes``; returns the identifier."""
         if (nodes is None) == (handles is None):
             raise ContractViolation(
                 "contract-violation", "a delegate mapping entry takes nodes or handles, one of both"
             )
-        found = _handles_of(nodes) if nodes is not None else _listed(handles)
+        found = _handles_of(nodes) if nodes is not None else _as_list(handles)
         known = tuple(sorted({h for h in found if h is not None}))
         if not known:
             raise ContractViolation("contract-violation", "a delegate mapping entry needs at least one debug handle")
@@ -167,6 +173,7 @@ class DelegateMappingBuilder:
         return dict(self._map)
 
     def _identifier(self, identifier: int | str | None) -> int | str:
+        """The identifier of a new entry, given by the caller or generated."""
         if self._generated == (identifier is not None):
             wanted = "generates its identifiers" if self._generated else "needs an identifier from you"
             raise ContractViolation("contract-violation", f"this DelegateMappingBuilder {wanted}")
@@ -177,8 +184,10 @@ class DelegateMappingBuilder:
 
 
 def _handles_of(nodes: Any) -> list[int | None]:
-    return [n.meta.get("debug_handle") if n is not None else None for n in _listed(nodes)]
+    """The debug handles of nodes; None for a node without one."""
+    return [n.meta.get("debug_handle") if n is not None else None for n in _as_list(nodes)]
 
 
-def _listed(items: Any) -> list[Any]:
+def _as_list(items: Any) -> list[Any]:
+    """Several items as a list; one item as a list of one."""
     return list(items) if isinstance(items, (list, tuple, set, frozenset)) else [items]

@@ -64,7 +64,7 @@ CODES: dict[str, str] = {
 
 
 class DelegraphWarning(UserWarning):
-    """Something that delegraph can work without, such as an installed plugin that cannot be loaded."""
+    """Something went wrong that delegraph can work without, such as an installed plugin that cannot be loaded."""
 
 
 class DelegraphError(Exception):

@@ -1,7 +1,7 @@
-"""Reading exported programs by their signatures, and building new ones.
+"""Reads exported programs by their signatures, and builds new ones.
 
 torch has no public way to build an ExportedProgram from a graph, so ``build_program`` uses private names of
-``torch.export``; this module is the one that has to change with them.
+``torch.export``. When torch changes these, this is the module to change.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ MUTATIONS = (*STATE_WRITES, OutputKind.USER_INPUT_MUTATION)
 
 
 def placeholders(program: ExportedProgram) -> list[tuple[Node, InputSpec]]:
-    """Placeholders with their specs, in calling order."""
+    """Each placeholder with its spec, in calling order."""
     nodes = [n for n in program.graph.nodes if n.op == "placeholder"]
     return list(zip(nodes, program.graph_signature.input_specs, strict=True))
 
@@ -82,7 +82,7 @@ def written_targets(program: ExportedProgram) -> set[str]:
 
 
 def trained_targets(program: ExportedProgram) -> list[str]:
-    """Names of the parameters whose gradients a joint program returns: the caller updates them between calls."""
+    """Names of the parameters whose gradients a joint program returns, for its caller to update them."""
     specs = program.graph_signature.output_specs
     return [s.target for s in specs if s.kind is OutputKind.GRADIENT_TO_PARAMETER and s.target]
 
@@ -97,32 +97,35 @@ def written_values(program: ExportedProgram) -> dict[Node, Node]:
 
 
 def constant_placeholders(program: ExportedProgram) -> set[Node]:
-    """Placeholders of parameters, buffers and constants that neither the program writes nor its caller trains."""
+    """Placeholders of parameters, buffers and constants that neither the program writes nor its caller updates."""
     written = written_targets(program).union(trained_targets(program))
     return {n for n, s in placeholders(program) if s.kind in CONSTANT_KINDS and s.target not in written}
 
 
 def user_inputs(program: ExportedProgram) -> list[Node]:
-    """Placeholders of what the caller passes, in calling order."""
+    """Placeholders of the inputs that the caller passes, in calling order."""
     return [n for n, s in placeholders(program) if s.kind is InputKind.USER_INPUT]
 
 
 def copy_node(graph: Graph, node: Node, value_of: Callable[[Node], Any]) -> Node:
-    """A copy of ``node`` at the end of ``graph``, with its name if that is free and ``meta["val"]`` on every node."""
+    """Append a copy of ``node`` to ``graph``, with its name if that is free.
+
+    ``value_of`` maps operands to their copies. Every copy has ``meta["val"]``, None if the node has no value.
+    """
     args, kwargs = map_arg(node.args, value_of), map_arg(node.kwargs, value_of)
     names = graph._graph_namespace
     name = names.create_name(node.name, None) if node.name in names._used_names else node.name
     copy = _append(graph, Node(graph, name, node.op, node.target, args, kwargs, node.type), node.meta)
     if node.op == "get_attr":
-        copy.meta.setdefault("val", None)  # of what fetches a subgraph; on some such nodes torch leaves it out
+        copy.meta.setdefault("val", None)  # torch leaves it out on some nodes that fetch a subgraph
     return copy
 
 
 def placeholder_of(graph: Graph, node: Node) -> Node:
-    """A placeholder, at the end of ``graph``, for the value of ``node``, with its metadata.
+    """Append a placeholder for the value of ``node``, with its metadata, to ``graph``.
 
-    It has another name where Python has that name, such as ``input``: two inputs `input` and `input_1` would be one in
-    torch's generated code.
+    It gets another name if the node's is one of Python's, such as ``input``: in torch's generated code, two inputs
+    `input` and `input_1` would be one.
     """
     name = graph._graph_namespace.create_name(node.name, None)
     return _append(graph, Node(graph, name, "placeholder", name, (), {}, node.type), node.meta)
@@ -131,13 +134,14 @@ def placeholder_of(graph: Graph, node: Node) -> Node:
 def append_node(
     graph: Graph, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str, meta: dict[str, Any]
 ) -> Node:
-    """A new node at the end of ``graph``, whose name has to be free."""
+    """Append a new node to ``graph``. ``name`` has to be free."""
     return _append(graph, Node(graph, name, op, target, args, kwargs), meta)
 
 
 def _append(graph: Graph, new: Node, meta: Mapping[str, Any]) -> Node:
-    # What ``graph.node_copy`` does, without its search for names that Python has and for symbolic numbers among the
-    # arguments, of which a copy cannot have more than its original. Three times as fast: 4 ms of 48 for MobileNetV2.
+    """Append the node ``new`` to the graph, with a copy of ``meta``."""
+    # This is what ``graph.node_copy`` does, but three times as fast (4 ms of 48 for MobileNetV2): it does not look for
+    # names that Python has, nor for symbolic numbers among the arguments, which cannot be new in a copy.
     new.meta.update(meta)
     graph._graph_namespace._used_names.add(new.name)
     graph._graph_namespace.associate_name_with_obj(new.name, new)
@@ -148,7 +152,7 @@ def _append(graph: Graph, new: Node, meta: Mapping[str, Any]) -> Node:
 
 
 def copy_program(program: ExportedProgram) -> ExportedProgram:
-    """A copy whose graph may be changed. Tensors, delegates and the graphs of branches and loops are shared."""
+    """A copy of ``program`` whose graph may be changed. Tensors, delegates and subgraphs are shared."""
     graph, copies = Graph(owning_module=program.graph_module), dict[Node, Node]()
     for node in program.graph.nodes:
         copies[node] = copy_node(graph, node, copies.__getitem__)
@@ -157,7 +161,7 @@ def copy_program(program: ExportedProgram) -> ExportedProgram:
 
 
 def constant_tensor(program: ExportedProgram, spec: InputSpec) -> torch.Tensor:
-    """The tensor behind a parameter, buffer or constant; non-persistent buffers are among the constants."""
+    """The tensor of a parameter, buffer or constant; non-persistent buffers are among the program's constants."""
     target = str(spec.target)
     state: Any = program.state_dict
     tensor: torch.Tensor = state[target] if target in state else program.constants[target]
@@ -167,7 +171,7 @@ def constant_tensor(program: ExportedProgram, spec: InputSpec) -> torch.Tensor:
 def add_constant(program: ExportedProgram, tensor: torch.Tensor, name: str = "constant") -> Node:
     """Give ``program`` one more constant, by reference; returns its placeholder, for calls to use.
 
-    The name is made unique. A transform may do it to the program that it is given.
+    Its name is ``name``, made unique. A transform may do this to the program that it gets.
     """
     graph, signature = program.graph, program.graph_signature
     mode = detect_fake_mode([n.meta.get("val") for n in graph.nodes])
@@ -198,7 +202,7 @@ def output_values(program: ExportedProgram) -> tuple[Any, ...]:
 
 
 def argument_of(value: Any) -> ArgumentSpec:
-    """The argument spec of a node, by what it stands for, or of a Python constant."""
+    """The argument spec for a node, depending on what it stands for, or for a Python constant."""
     if not isinstance(value, Node):
         return ConstantArgument("", value)
     kinds: dict[type, Any] = {
@@ -214,7 +218,7 @@ def argument_of(value: Any) -> ArgumentSpec:
 
 
 def name_outputs(specs: Iterable[OutputSpec], values: Iterable[Any]) -> list[OutputSpec]:
-    """``specs`` of a graph that now returns ``values`` in their places."""
+    """``specs`` for a graph that returns ``values`` in their places."""
     return [OutputSpec(s.kind, argument_of(v), s.target) for s, v in zip(specs, values, strict=True)]
 
 
@@ -227,21 +231,22 @@ def build_program(
     call: Any,
     check: bool = True,
 ) -> ExportedProgram:
-    """An ExportedProgram of ``graph`` with the tensors of ``like`` that it names, by reference.
+    """An ExportedProgram of ``graph``, with those tensors of ``like`` that its signature names, by reference.
 
-    ``call`` is the ``ModuleCallEntry`` list that says how callers flatten and unflatten. Without ``check`` it is not
-    validated, which is for what is not a whole program yet.
+    ``root`` has the modules that the graph fetches. ``call`` is the ``ModuleCallEntry`` list that says how callers
+    flatten arguments and unflatten results. Without ``check`` the program is not validated: that is for programs that
+    are not complete yet.
     """
     # Only tensors that the signature names: a part of a program must not keep the weights of the rest alive.
     named = {str(s.target) for s in inputs if s.kind in CONSTANT_KINDS or s.kind is InputKind.CUSTOM_OBJ}
-    # ``ExportedProgram(...)`` would generate Python code for the graph. That takes more than half of its time, and most
-    # programs on the way are never called; a lazy module generates the code with the first call.
+    # ``ExportedProgram(...)`` would generate Python code for the graph, which takes more than half its time, and most
+    # programs of a lowering are never called. A lazy module generates the code in its first call.
     module = _LazyGraphModule(root, graph)
     module.meta.update(getattr(root, "meta", {}))
-    # For the same reason its ``__init__`` is left out, and what that would set is set here: these are all the fields of
-    # an ExportedProgram. A field that a new torch adds is missing here; what reads it raises AttributeError, and a line
-    # below is the mend. Example inputs are of the whole program and would not fit a part of it. The verifier is that of
-    # plain exported programs, also where ``like`` came in a dialect of its own.
+    # For the same reason its ``__init__`` is not called, and everything that it would set is set here: these are all
+    # fields of an ExportedProgram. If a new torch adds a field, reading it raises AttributeError: then add it
+    # below. There are no example inputs, because those of ``like`` would not fit a part of it. The verifier is the one
+    # for plain exported programs, even if ``like`` is in a dialect of its own.
     program = object.__new__(ExportedProgram)
     program.__dict__.update(
         _graph_module=module,
@@ -252,7 +257,7 @@ def build_program(
         _example_inputs=None,
         _constants={k: v for k, v in like.constants.items() if k in named},
         _verifiers=[Verifier],
-        _guards_code=list(like._guards_code),  # about its sizes, which the parts of a program share
+        _guards_code=list(like._guards_code),  # conditions on sizes, which the parts of a program share
     )
     if check:
         validate(program)
@@ -260,12 +265,12 @@ def build_program(
 
 
 def forget_guards(program: ExportedProgram) -> None:
-    """Drop what torch noted of the sizes of inputs, after their dimensions were moved: it is about others."""
+    """Drop torch's conditions on the sizes of inputs. After their dimensions were moved, these speak of other sizes."""
     program._guards_code = []
 
 
 def validate(program: ExportedProgram) -> None:
-    """As ``program.validate()``, which reads the blobs of delegates to see that they are bytes: no blob is joined."""
+    """As ``program.validate()``, but without joining blobs, which that would read to see that they are bytes."""
     token = _VALIDATING.set(True)
     try:
         program.validate()  # type: ignore[no-untyped-call]
@@ -274,7 +279,7 @@ def validate(program: ExportedProgram) -> None:
 
 
 def why_not_valid(program: ExportedProgram) -> str | None:
-    """What torch's verifier finds wrong with the program; None if it is as exported programs are."""
+    """What torch's verifier finds wrong with the program; None if nothing is."""
     try:
         validate(program)
     except SpecViolationError as error:
@@ -286,12 +291,12 @@ _VALIDATING: ContextVar[bool] = ContextVar("_VALIDATING", default=False)
 
 
 def is_validating() -> bool:
-    """Whether ``validate`` runs: blobs that are read now, only their type is looked at."""
+    """Whether ``validate`` is running: then only the type of a blob matters."""
     return _VALIDATING.get()
 
 
 def has_effect(node: Node) -> bool:
-    """Whether a call does something although nobody uses its result; a call that returns nothing does nothing else."""
+    """Whether a call does something even if nothing uses its result. A call without results does."""
     schema = getattr(node.target, "_schema", None)
     return node.is_impure() or (schema is not None and not schema.returns)
 
@@ -299,9 +304,9 @@ def has_effect(node: Node) -> bool:
 def flat_arguments(
     spec: pytree.TreeSpec | None, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str] = ()
 ) -> list[Any]:
-    """The leaves of a call's arguments. ``names``: what positional arguments are called, as far as that is known.
+    """The leaves of a call's arguments. ``names`` are the names of positional arguments, as far as they are known.
 
-    Raises InputError, with what is missing or built otherwise, if they are not of the form ``spec``.
+    Raises InputError, which says what is missing or different, if the arguments do not have the structure ``spec``.
     """
     known = list(spec.child(1).context or []) if spec is not None else []
     unknown = [k for k in kwargs if k not in known]
@@ -309,12 +314,12 @@ def flat_arguments(
         text = f"unknown keyword argument {unknown[0]!r}; the program takes {known}"
         hint = f"give {unknown[0]} by position, as in the export" if unknown[0] in names else None
         raise InputError("input-invalid", text, hint=hint)
-    # in the order in which the program was exported with them, which is part of the spec
+    # in the order in which they were exported, because the spec has that order
     ordered = {k: kwargs[k] for k in known if k in kwargs}
     flat, given = pytree.tree_flatten((tuple(args), ordered))
     if spec is None or given == spec:
         return flat
-    try:  # dicts with their keys in another order
+    try:  # dicts may have their keys in another order
         flat = spec.flatten_up_to((tuple(args), ordered))
     except ValueError:
         flat = []
@@ -324,7 +329,7 @@ def flat_arguments(
 
 
 def _other_structure(wanted: pytree.TreeSpec, given: pytree.TreeSpec, names: Sequence[str]) -> str:
-    """Which arguments are missing, or the first that is built otherwise than it was exported."""
+    """In words, which arguments are missing, or the first one that has another structure than it was exported with."""
     count, keys = wanted.child(0).num_children, list(wanted.child(1).context or [])
     there, given_keys = given.child(0).num_children, list(given.child(1).context or [])
     if (count, keys) == (there, given_keys):
@@ -337,7 +342,8 @@ def _other_structure(wanted: pytree.TreeSpec, given: pytree.TreeSpec, names: Seq
 
 
 def _difference(name: str, wanted: pytree.TreeSpec, given: pytree.TreeSpec) -> str | None:
-    ours, theirs = ((spec.type, _context(spec), spec.num_children) for spec in (wanted, given))
+    """In words, the first difference between the structures of the input ``name``; None if there is none."""
+    ours, theirs = ((spec.type, _keys_or_context(spec), spec.num_children) for spec in (wanted, given))
     if ours != theirs:
         return f"input {name} is to be {_kind(wanted)}; it is {_kind(given)}"
     keys = list(wanted.context) if wanted.type is dict else range(wanted.num_children)
@@ -346,12 +352,13 @@ def _difference(name: str, wanted: pytree.TreeSpec, given: pytree.TreeSpec) -> s
     return next(filter(None, map(_difference, inner, wanted.children(), [children[key] for key in keys])), None)
 
 
-def _context(spec: pytree.TreeSpec) -> Any:
-    """What a container is beside its type; the keys of a dict may come in any order."""
+def _keys_or_context(spec: pytree.TreeSpec) -> Any:
+    """What pytree knows of a container besides its type. The keys of a dict may come in any order."""
     return set(spec.context) if spec.type is dict else spec.context
 
 
 def _kind(spec: pytree.TreeSpec) -> str:
+    """A structure in words."""
     if spec.is_leaf():
         return "a single value, such as a tensor"
     if spec.type is dict:
@@ -360,6 +367,7 @@ def _kind(spec: pytree.TreeSpec) -> str:
 
 
 def _describe(spec: pytree.TreeSpec) -> str:
+    """The structure of all arguments in words."""
     args, kwargs = spec.child(0), spec.child(1)
     named = f" and the keywords {', '.join(kwargs.context)}" if kwargs.num_children else ""
     leaves = f" of {args.num_leaves} values" if args.num_leaves != args.num_children else ""
@@ -367,9 +375,9 @@ def _describe(spec: pytree.TreeSpec) -> str:
 
 
 def leaf_names(spec: pytree.TreeSpec | None, names: Sequence[str]) -> list[str] | None:
-    """What a caller calls each flat input: ``x``, ``pair['a']``; None where ``names`` has not all that are positional.
+    """What a caller calls each flat input: ``x``, ``pair['a']``. None if ``names`` lacks a positional argument's name.
 
-    ``spec`` is of positional and keyword arguments, as ``program.call_spec.in_spec``.
+    ``spec`` is the structure of positional and keyword arguments, as ``program.call_spec.in_spec``.
     """
     if spec is None:
         return None
@@ -381,15 +389,15 @@ def leaf_names(spec: pytree.TreeSpec | None, names: Sequence[str]) -> list[str] 
 
 
 def root_call(program: ExportedProgram) -> list[ModuleCallEntry]:
-    """How the whole program is called, without what it says about nodes and submodules."""
-    # What ``program.call_spec`` reads; that property makes a class with every call, half a millisecond of a lowering.
+    """How the whole program is called, as ``build_program`` wants it; without entries about nodes and submodules."""
+    # ``program.call_spec`` has this too, but that property creates a class each time: half a millisecond of a lowering.
     signature: Any = program.module_call_graph[0].signature
     in_spec, out_spec, names = signature.in_spec, signature.out_spec, signature.forward_arg_names
     return [ModuleCallEntry("", ModuleCallSignature([], [], in_spec, out_spec, names))]
 
 
 def flat_call(inputs: int, outputs: int) -> list[ModuleCallEntry]:
-    """A call with positional inputs that returns a flat tuple."""
+    """How to call a program that takes ``inputs`` positional inputs and returns a flat tuple of ``outputs``."""
     in_spec = pytree.tree_structure(((0,) * inputs, {}))
     out_spec = pytree.tree_structure((0,) * outputs)
     return [ModuleCallEntry("", ModuleCallSignature([], [], in_spec, out_spec))]

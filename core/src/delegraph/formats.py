@@ -1,4 +1,4 @@
-"""Program formats: what saves a lowered program as a file, reads such a file back, and shows what is in it.
+"""Program formats: classes that save a lowered program as a file, read such a file, and show what is in it.
 
 A plugin derives a class from ``ProgramFormat`` (or from ``DelegateFormat``, if a file is the blob of one delegate) and
 declares it with a ``FormatSpec``, whose suffix chooses it. Importing this module imports neither torch nor numpy.
@@ -50,7 +50,7 @@ __all__ = [
 
 
 class DelegateContents(Protocol):
-    """One delegate of a program: where it is called, and everything that its runtime is loaded with."""
+    """One delegate of a program: where it is called, and everything with which its runtime is loaded."""
 
     @property
     def method(self) -> str:
@@ -66,11 +66,14 @@ class DelegateContents(Protocol):
 
     @property
     def producer(self) -> str:
-        """What provides the backend, and its version, such as ``acme-npu 1.0``; empty if that is not known."""
+        """The distribution that provides the backend, and its version, such as ``acme-npu 1.0``.
+
+        "" if that is not known.
+        """
 
     @property
     def blob(self) -> bytes | Blob:
-        """What the backend compiled. A large one is not joined: stream it with ``write_to``, or ``join`` it."""
+        """What the backend compiled. A large blob is not joined: stream it with ``write_to``, or ``join`` it."""
 
     @property
     def compile_specs(self) -> Sequence[CompileSpec]:
@@ -78,11 +81,14 @@ class DelegateContents(Protocol):
 
     @property
     def named_data(self) -> NamedDataStoreOutput | None:
-        """The data that this delegate reads by key, if there is any."""
+        """The data that this delegate reads by key; None if there is none."""
 
     @property
     def inputs(self) -> Sequence[Any]:
-        """What it is called with, in order: each has a ``name``, a ``dtype`` and a ``shape`` (None for a number)."""
+        """What the delegate is called with, in order.
+
+        Each has a ``name``, a ``dtype`` and a ``shape`` (None for a number).
+        """
 
     @property
     def outputs(self) -> Sequence[Any]:
@@ -94,7 +100,10 @@ class DelegateContents(Protocol):
 
 
 class ProgramContents(Protocol):
-    """A lowered program as a format gets it. ``delegraph.lower`` and ``EdgeProgramManager`` both offer this."""
+    """A lowered program as a format gets it.
+
+    ``delegraph.lower`` and ``EdgeProgramManager`` both return such objects.
+    """
 
     @property
     def methods(self) -> Collection[str]:
@@ -106,7 +115,7 @@ class ProgramContents(Protocol):
 
     @property
     def delegates(self) -> Sequence[DelegateContents]:
-        """The delegates of all methods. Those of branches and loop bodies have dotted names."""
+        """The delegates of all methods; those in branches and loop bodies have dotted names."""
 
     @property
     def named_data(self) -> NamedDataStoreOutput:
@@ -117,23 +126,24 @@ class ProgramContents(Protocol):
         """Number of the operators that no delegate computes."""
 
     def exported_program(self, name: str = "forward") -> ExportedProgram:
-        """A method: functional, with debug handles and with calls of ``exported_program.CALL_DELEGATE``.
+        """The program of a method: functional, with debug handles and with calls of ``exported_program.CALL_DELEGATE``.
 
-        What the host computes are the calls of the user's model, such as ``aten.layer_norm``. Its ``call_spec`` says
-        how callers pass arguments and get results.
+        Calls that the host makes are those of the user's model, such as ``aten.layer_norm``. Its ``call_spec`` says how
+        callers pass arguments and get results.
         """
 
     def core_program(self, name: str = "forward", keep: Collection[Any] = ()) -> ExportedProgram:
-        """The same in core ATen, for runtimes that have kernels of those operators only, and of some to ``keep``.
+        """The same in core ATen, for runtimes with kernels only for its operators and those to ``keep`` whole.
 
-        An ``EdgeProgramManager`` gives the program as it is, which is in core ATen as far as its user wants it so.
+        An ``EdgeProgramManager`` returns its program as it is: in core ATen as far as its user wants that.
         """
 
 
 class LoadDelegate(Protocol):
-    """Hands the contents of a delegate to the runtime of its backend. The runtime loads it with the first call.
+    """Hands the contents of a delegate to the runtime of its backend, which loads it in the first call.
 
-    The result may be called from any thread. A call raises NoRuntime if this host has no runtime for the backend.
+    The delegate that is returned may be called from any thread. A call raises NoRuntime if this host has no runtime for
+    the backend.
     """
 
     def __call__(
@@ -155,7 +165,7 @@ class Inspection(Protocol):
 
 
 class Verdict(NamedTuple):
-    """What one other tool says of a file: ``accepted`` is None if the tool is not installed."""
+    """What another tool says about a file; ``accepted`` is None if that tool is not installed."""
 
     judge: str
     accepted: bool | None
@@ -175,22 +185,22 @@ class QuantizationParameters(NamedTuple):
 
 
 class Quantization(NamedTuple):
-    """What a program takes and returns, by name and in order: its parameters, or None for what is not quantized."""
+    """A program's inputs and outputs by name, in order: their parameters, or None for those that are not quantized."""
 
     inputs: Mapping[str, QuantizationParameters | None]
     outputs: Mapping[str, QuantizationParameters | None]
 
 
 class ProgramFormat:
-    """One kind of file. A subclass defines what the format can do; its methods are called on the class.
+    """One kind of file. A subclass defines the methods that the format can do; they are called on the class.
 
-    What it leaves out is refused with an error that names the format. Damaged files raise FormatError; an exception
-    that is no DelegraphError becomes PluginFailed, which names the plugin.
+    Using a method that it leaves out raises an error that names the format. Damaged files raise FormatError. An
+    exception that is no DelegraphError becomes PluginFailed, which names the plugin.
     """
 
     @staticmethod
     def why_not(backend_ids: Collection[str]) -> str | None:
-        """Why no program that is lowered for these backends can be written, or None. Asked before the lowering."""
+        """Why no program that is lowered for these backends can be written; None if it can. Asked before lowering."""
         return None
 
     @staticmethod
@@ -200,18 +210,18 @@ class ProgramFormat:
 
     @classmethod
     def files(cls, program: ProgramContents, options: Mapping[str, Any]) -> Mapping[str, bytes | Blob]:
-        """The contents of all files of a program. ``""`` is the file itself, any other name one that is beside it.
+        """The contents of all files of a program by name: ``""`` is the file itself, others are written beside it.
 
         ``weights.ptd`` is written as ``model.weights.ptd`` beside ``model.pte``. Only a format of several files defines
-        this; its ``serialize`` refuses a program whose one file would not hold all of it.
+        this; its ``serialize`` refuses a program that does not fit into one file.
         """
         return {"": cls.serialize(program, options)}
 
     @classmethod
     def write(cls, program: ProgramContents, path: Path, options: Mapping[str, Any]) -> None:
-        """Write ``path``, and the files that go beside it, each whole or not at all.
+        """Write ``path``, and the files beside it, each completely or not at all.
 
-        Only a format that does more than writing ``files`` defines this: it writes each file with ``write_whole``.
+        Only a format that does more than writing ``files`` defines this; it writes each file with ``write_whole``.
         """
         write_files(cls.files(program, options), path)
 
@@ -219,8 +229,9 @@ class ProgramFormat:
     def read(path: Path, load_delegate: LoadDelegate) -> Mapping[str, Callable[..., Any]]:
         """The methods of the program in a file, by name, each to be called as the method that was saved.
 
-        A format whose files say how much memory or how many iterations they take has ``max_memory: int``, in bytes, and
-        ``max_iterations: int`` as well, with defaults: ``delegraph.load`` and ``delegraph run`` pass on the user's.
+        A format whose files say how much memory or how many iterations they need also takes ``max_memory: int``, in
+        bytes, and ``max_iterations: int``, with defaults; ``delegraph.load`` and ``delegraph run`` pass the user's
+        limits on.
         """
         raise NotImplementedError
 
@@ -231,17 +242,14 @@ class ProgramFormat:
 
     @staticmethod
     def named_data(path: Path) -> Mapping[str, bytes | memoryview]:
-        """The data that a file holds by key, of ``ProgramContents.named_data``.
-
-        ``LoadedProgram.named_data`` is this.
-        """
+        """The data that a file holds by key (``ProgramContents.named_data``), for ``LoadedProgram.named_data``."""
         raise NotImplementedError
 
     @staticmethod
     def load_in(runtime: str, path: Path) -> Mapping[str, Callable[..., Any]]:
-        """The methods of the program in a file, executed by one of the ``runtimes`` that the ``FormatSpec`` names.
+        """The methods of the program in a file, executed by ``runtime``, one of the ``runtimes`` of the ``FormatSpec``.
 
-        Raises NoRuntime, with what to install, if it is not there.
+        Raises NoRuntime, with what to install, if the runtime is not there.
         """
         raise NotImplementedError
 
@@ -257,19 +265,19 @@ class ProgramFormat:
 
     @staticmethod
     def sample(path: Path, seed: int) -> list[np.ndarray[Any, Any]]:
-        """Random inputs that fit the file: standard normal where they are floating point.
+        """Random inputs that fit the file: standard normal for floats.
 
-        A format of several methods takes ``method: str | None = None`` as well, the ``--method`` of ``delegraph run``.
+        A format of several methods also takes ``method: str | None = None``, the ``--method`` of ``delegraph run``.
         """
         raise NotImplementedError
 
     @staticmethod
     def run(path: Path, inputs: Sequence[np.ndarray[Any, Any]]) -> list[tuple[str, np.ndarray[Any, Any]]]:
-        """Execute the file with one array an input; returns name and value of each output. Raises InputError.
+        """Execute the file with one array for each input; returns name and value of each output. Raises InputError.
 
-        Without it ``delegraph run`` reads the file and calls its method with tensors. A format that knows loops takes
-        ``max_iterations: int`` as well, with a default: ``delegraph run`` passes on its ``--max-iterations``, since a
-        loop in a file need not end.
+        Without this method, ``delegraph run`` reads the file and calls its method with tensors. A format that knows
+        loops also takes ``max_iterations: int``, with a default: ``delegraph run`` passes on its ``--max-iterations``,
+        because a loop in a file need not end.
         """
         raise NotImplementedError
 
@@ -280,36 +288,37 @@ class ProgramFormat:
 
     @staticmethod
     def node_of(identifier: Any) -> tuple[str, str]:
-        """For node data: what Model Explorer calls an operator of the file, by its delegate debug identifier.
+        """What Model Explorer calls an operator of the file, by its delegate debug identifier; for node data.
 
-        The graph and the node in it, as the adapter names them that lets Model Explorer open such files.
+        It is the name of the graph and of the node in it, as the adapter has them that lets Model Explorer open such
+        files.
         """
         raise NotImplementedError
 
     @staticmethod
     def verify(path: Path) -> Sequence[Verdict]:
-        """What other tools that are installed say about the file, for ``delegraph inspect --verify``."""
+        """What other installed tools say about the file, for ``delegraph inspect --verify``."""
         raise NotImplementedError
 
 
 def write_files(files: Mapping[str, bytes | Blob], path: Path) -> None:
-    """Write what ``ProgramFormat.files`` returned: the file itself last, so that it is not there without the others."""
+    """Write what ``ProgramFormat.files`` returned: the file itself last, so that it never exists without the others."""
     for name in [*(n for n in files if n), ""]:
         write_whole(path.with_name(f"{path.stem}.{name}") if name else path, files[name])
 
 
 def defines(kind: type[ProgramFormat], ability: str) -> bool:
-    """Whether a format defines one of the methods that ``ProgramFormat`` leaves open."""
+    """Whether a format defines ``ability``, a method that ``ProgramFormat`` leaves to its subclasses."""
     ours, theirs = (inspect.getattr_static(k, ability) for k in (ProgramFormat, kind))
     return ours is not theirs
 
 
 class DelegateFormat(ProgramFormat):
-    """Files that are the blob of one delegate: a program is saved in them if one delegate computes all of it.
+    """Files that are the blob of one delegate: a program can be saved as one if one delegate computes all of it.
 
-    A subclass names the ``backend_id``; ``inspect`` and the like are its own. The runtime gets the blob back and no
-    compile specs, so what it has to know is in the blob. One that overrides ``serialize`` to put the named data into
-    the file as well says ``holds_named_data = True``; without it a delegate that has some is refused.
+    A subclass sets ``backend_id``, and defines ``inspect`` and the like. The runtime gets the blob, but no compile
+    specs, so everything that it has to know is in the blob. A subclass that overrides ``serialize`` to put named data
+    into the file says ``holds_named_data = True``; without that, a delegate with named data is refused.
     """
 
     backend_id: ClassVar[str]
@@ -317,12 +326,12 @@ class DelegateFormat(ProgramFormat):
 
     @classmethod
     def why_not(cls, backend_ids: Collection[str]) -> str | None:
-        """Another backend's blob is another kind of file."""
+        """Refuses programs without the backend whose blobs these files are."""
         return None if cls.backend_id in backend_ids else f"a file of {cls.__name__} is a blob of {cls.backend_id}"
 
     @classmethod
     def serialize(cls, program: ProgramContents, options: Mapping[str, Any]) -> bytes | Blob:
-        """The blob. Raises InputError unless one delegate of the backend, with no data beside it, is the program."""
+        """The blob. InputError unless one delegate of the backend, without data beside it, is all."""
         if options:
             raise OptionError("option-invalid", f"{cls.__name__} takes no options, such as {next(iter(options))!r}")
         count, host = len(program.delegates), program.host_operators + _computed_sizes(program)
@@ -345,12 +354,12 @@ class DelegateFormat(ProgramFormat):
 
     @classmethod
     def read(cls, path: Path, load_delegate: LoadDelegate) -> Mapping[str, Callable[..., Any]]:
-        """The delegate as the method ``forward``: it takes its inputs one by one and returns a tuple."""
+        """The delegate as the method ``forward``, which takes its inputs one by one and returns a tuple."""
         return {"forward": load_delegate(cls.backend_id, path.read_bytes())}
 
 
 def _computed_sizes(program: ProgramContents) -> int:
-    """Numbers that the host computes of the sizes of tensors; they are no operators, and yet a part of the program."""
+    """How many numbers the host computes from sizes of tensors. They are no operators, but part of the program."""
     import torch
 
     from .exported.checks import find_checks

@@ -1,4 +1,4 @@
-"""Data by key, beside the blobs of delegates (names as in ExecuTorch)."""
+"""Data by key that is stored beside the blobs of delegates (names as in ExecuTorch)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 __all__ = ["DataEntry", "NamedDataStore", "NamedDataStoreOutput", "TensorLayout", "check_output"]
 
-_HEAD = 64
-"""Buffers of one length are compared in full only if this many first bytes are equal."""
+_COMPARED_FIRST = 64
+"""Buffers of the same length are compared completely only if so many first bytes are equal."""
 
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """How the bytes of a named tensor are to be read: its element type and sizes, in C order."""
+    """How to read the bytes of a named tensor: its element type and sizes, in C order."""
 
     dtype: torch.dtype
     sizes: tuple[int, ...]
@@ -29,7 +29,7 @@ class TensorLayout:
 
 @dataclass
 class DataEntry:
-    """Where a named piece of data lies: index into the buffers, alignment in bytes, a tensor's layout if it is one."""
+    """Where named data lies: index of its buffer, alignment in bytes, and its layout if it is a tensor."""
 
     buffer_index: int
     alignment: int
@@ -38,9 +38,10 @@ class DataEntry:
 
 @dataclass
 class NamedDataStoreOutput:
-    """What a ``NamedDataStore`` holds: buffers, each once; key -> entry for the program file and for external files.
+    """What a ``NamedDataStore`` holds.
 
-    A buffer that was given as a tensor, or as a Blob, is a Blob.
+    Buffers, each once, and key -> entry for the program file and for external files. A buffer that was given as a
+    tensor, or as a Blob, is a Blob.
     """
 
     buffers: list[bytes | Blob] = field(default_factory=list)
@@ -49,10 +50,12 @@ class NamedDataStoreOutput:
 
 
 class NamedDataStore:
-    """Data by key, shared between delegates and de-duplicated by content.
+    """Data by key, shared between delegates; equal contents are stored once.
 
-    A key is one name space over internal and external data. Adding a key again needs equal data, in the same place; its
-    alignment becomes the least common multiple of both. What cannot be stored is a NamedDataError, and changes nothing.
+    Internal and external data have one name space of keys. A key may be added again with equal data for the same file;
+    its alignment becomes the least common multiple of both. Data that cannot be stored raises NamedDataError and
+    changes nothing. ``_alike`` finds buffers by length and first bytes; ``_home`` maps a key to its external file
+    (None: the program file).
     """
 
     def __init__(self) -> None:
@@ -68,18 +71,18 @@ class NamedDataStore:
         external_tag: str | None = None,
         tensor_layout: TensorLayout | None = None,
     ) -> None:
-        """Add ``data`` under ``key``; ``external_tag`` names the external file that it goes to. Alignment in bytes.
+        """Add ``data`` under ``key``, aligned to ``alignment`` bytes.
 
-        A tensor is stored by reference, as its elements in C order, and says its layout itself; a Blob is streamed.
-        Neither is ever joined here, and neither may change before it was written. Raises NamedDataTypeError for what is
-        neither bytes nor one of these two.
+        ``external_tag`` names the external file for it, if any. A tensor is stored by reference, as its elements in C
+        order, and has its own layout; a Blob is streamed. Neither is joined here, and neither may change before it is
+        written. Raises NamedDataTypeError for anything but bytes, a tensor or a Blob.
         """
         alignment = 1 if alignment is None else alignment
-        _check_arguments(key, alignment, external_tag, tensor_layout)
+        _expect_arguments(key, alignment, external_tag, tensor_layout)
         content, layout = _content(key, data, tensor_layout)
-        kind = len(content), head(content, _HEAD)
+        kind = len(content), head(content, _COMPARED_FIRST)
         index = next((k for k in self._alike.get(kind, ()) if equal(self._output.buffers[k], content)), None)
-        self._check_known(key, index, external_tag, layout)
+        self._expect_same_entry(key, index, external_tag, layout)
         if index is None:
             index = len(self._output.buffers)
             self._output.buffers.append(content)
@@ -95,9 +98,9 @@ class NamedDataStore:
         return self._output
 
     def merge_named_data_store(self, other: NamedDataStoreOutput) -> None:
-        """Take over all that ``other`` holds, or nothing if a part of it cannot be stored."""
+        """Add everything that ``other`` holds, or nothing if a part of it cannot be stored."""
         check_output(other)
-        merged = self._copy()
+        merged = self._independent_copy()
         for tag, entries in [(None, other.pte_data), *other.external_data.items()]:
             for key, entry in entries.items():
                 data = other.buffers[entry.buffer_index]
@@ -106,10 +109,10 @@ class NamedDataStore:
         vars(self._output).update(vars(merged._output))
 
     def externalize_pte_data(self, max_data_bytes: int, tag_prefix: str) -> None:
-        """Move what was to go into the program file to external files of at most ``max_data_bytes`` bytes each.
+        """Move the data of the program file to external files of at most ``max_data_bytes`` bytes each.
 
-        Files are filled in the order of the keys, whatever the order of adding, and named ``{tag_prefix}_{digest}`` by
-        the keys that they hold. Keys with one buffer stay together.
+        Files are filled in the order of the keys, not of adding, and named ``{tag_prefix}_{digest}`` by the keys that
+        they hold. Keys with the same buffer stay together.
         """
         if not _is_positive(max_data_bytes) or not isinstance(tag_prefix, str) or not tag_prefix:
             text = "external files have a positive whole number of bytes and a name, not "
@@ -125,15 +128,16 @@ class NamedDataStore:
             self._output.external_data[tag] = {k: self._output.pte_data.pop(k) for k in keys}
             self._home.update(dict.fromkeys(keys, tag))
 
-    def _copy(self) -> NamedDataStore:
-        """A store that can change without this one."""
+    def _independent_copy(self) -> NamedDataStore:
+        """A store with the same content that can change without this one."""
         copy, own = NamedDataStore(), self._output
         external = {tag: dict(entries) for tag, entries in own.external_data.items()}
         copy._output = NamedDataStoreOutput(list(own.buffers), dict(own.pte_data), external)
         copy._alike, copy._home = {kind: list(known) for kind, known in self._alike.items()}, dict(self._home)
         return copy
 
-    def _check_known(self, key: str, index: int | None, tag: str | None, layout: TensorLayout | None) -> None:
+    def _expect_same_entry(self, key: str, index: int | None, tag: str | None, layout: TensorLayout | None) -> None:
+        """Raise NamedDataError if ``key`` was added before with other data, another layout or for another file."""
         if key not in self._home:
             return
         home = self._home[key]
@@ -147,7 +151,7 @@ class NamedDataStore:
 
 
 def check_output(output: Any) -> None:
-    """Raise NamedDataError, with what is wrong, if ``output`` is not what ``get_named_data_store_output`` returns."""
+    """Raise NamedDataError unless ``output`` is what ``get_named_data_store_output`` returns."""
     if isinstance(output, NamedDataStore):
         text = "a NamedDataStore is no NamedDataStoreOutput"
         raise NamedDataTypeError("contract-violation", text, hint="call its get_named_data_store_output()")
@@ -165,7 +169,8 @@ def check_output(output: Any) -> None:
                 raise _type_error(key, data)
 
 
-def _check_arguments(key: Any, alignment: Any, tag: Any, layout: Any) -> None:
+def _expect_arguments(key: Any, alignment: Any, tag: Any, layout: Any) -> None:
+    """Raise NamedDataError for arguments of ``add_named_data`` of the wrong type or value."""
     if not isinstance(key, str):
         raise NamedDataTypeError("contract-violation", f"the key of named data is a str, not {key!r:.80}")
     if not _is_positive(alignment):
@@ -181,11 +186,12 @@ def _is_positive(number: Any) -> bool:
 
 
 def _content(key: str, data: Any, layout: TensorLayout | None) -> tuple[bytes | Blob, TensorLayout | None]:
+    """The data as bytes or a Blob, and its layout."""
     if isinstance(data, (bytes, bytearray, memoryview)):
         return bytes(data), layout
     if is_blob(data):
         return data, layout
-    import torch  # what has only bytes does without it
+    import torch  # imported late: data that is bytes needs no torch
 
     from .io.weights import why_no_bytes
 
@@ -201,7 +207,7 @@ def _content(key: str, data: Any, layout: TensorLayout | None) -> tuple[bytes | 
 
 
 def _shards(output: NamedDataStoreOutput, limit: int) -> list[list[str]]:
-    """Keys of the program file's data in groups, each sorted and with at most ``limit`` bytes of distinct buffers."""
+    """Keys of the program's data in groups for external files, each with at most ``limit`` bytes, sorted."""
     together: dict[int, list[str]] = {}
     for key in sorted(output.pte_data):
         together.setdefault(output.pte_data[key].buffer_index, []).append(key)
@@ -220,9 +226,11 @@ def _shards(output: NamedDataStoreOutput, limit: int) -> list[list[str]]:
 
 
 def _type_error(key: Any, data: Any) -> NamedDataTypeError:
+    """The error for data of a wrong type."""
     text = f"named data {key!r} is {type(data).__name__}; bytes or a tensor are wanted, or a Blob"
     return NamedDataTypeError("contract-violation", text)
 
 
 def _error(key: str, why: str) -> NamedDataError:
+    """The error for data that cannot be stored under ``key``."""
     return NamedDataError("contract-violation", f"named data {key!r} {why}")

@@ -1,4 +1,4 @@
-"""What a plugin imports to declare itself. Imports the standard library and pluggy, nothing else.
+"""What a plugin imports to declare itself. It imports the standard library and pluggy, and nothing else.
 
 A distribution names a *light module* in its entry-point group ``delegraph``; hook implementations in it return the
 declarations below. The ``target`` of a declaration (``"package.module:Name"``) is imported when it is first used.
@@ -41,9 +41,9 @@ __all__ = [
 PROJECT = "delegraph"
 """Name of the pluggy project and of the entry-point group."""
 IN_PROCESS = "in-process"
-"""The distribution that backends registered in this process belong to."""
+"""The distribution to which backends that are registered in this process belong."""
 API_VERSION = 1
-"""Version of this page. A plugin says in ``BackendSpec.api`` which one it was written for."""
+"""The version of this contract. ``BackendSpec.api`` says for which one a plugin was written."""
 
 OPTION_TYPES = (str, int, float, bool)
 
@@ -73,14 +73,15 @@ class OptionSpec:
 
 
 class Declaration:
-    """What a plugin declares, by name: discovery asks it all that it needs to know of its kind.
+    """Something that a plugin declares by name.
 
-    The class says what the objects are called (``noun``), which class they are subclasses of (``base``), what else
-    their authors are told when one is wrong (``rule``), whether they are of use where no backend of the same plugin is
-    (``alone``), and what a user lacks where a requirement is missing (``without``).
+    Discovery gets everything that it needs to know about a kind from its class. The class says what such objects are
+    called (``noun``), which class they are subclasses of (``base``), what else their authors are told if one is wrong
+    (``rule``), whether they are of use without a backend (``alone``), and what a user cannot do if a requirement is
+    missing (``without``).
 
-    ``target`` is where the object is; ``requires`` names modules that must be importable, ``install_hint`` says how to
-    get them.
+    ``target`` says where the object is; ``requires`` names modules that must be importable, ``install_hint`` says how
+    to get them.
     """
 
     noun: ClassVar[str]
@@ -115,7 +116,7 @@ class Declaration:
 
     @property
     def key(self) -> str:
-        """What it is looked up by; a plugin that declares one twice is broken."""
+        """The name by which it is looked up; a plugin must not declare the same one twice."""
         raise NotImplementedError
 
     @property
@@ -125,16 +126,19 @@ class Declaration:
 
     @classmethod
     def meant_by(cls, asked: str) -> Iterator[str]:
-        """The keys that a user may mean by ``asked``, the likeliest first."""
+        """The keys that a user who asks for ``asked`` may mean, the likeliest first."""
         yield asked
 
     def why_not(self, found: Any) -> str | None:
-        """Why the object of ``target`` is not what this declares, or None; that it is a ``base`` is known already."""
+        """Why the object of ``target`` is not what this declares; None if it is.
+
+        That it is a ``base`` was checked before.
+        """
         return None if callable(found) else "cannot be called"
 
 
 class OfBackend(Declaration):
-    """What serves a backend, its own distribution's or another's, and is looked up by that one's name."""
+    """A declaration that serves a backend (maybe another distribution's), found by the backend's name."""
 
     backend: str
 
@@ -148,7 +152,7 @@ class OfBackend(Declaration):
 
 
 class BySuffix(Declaration):
-    """What is chosen by the name of a file: by the longest suffix that somebody declared, in upper or lower case."""
+    """A declaration that a file's name chooses: the longest declared suffix counts, in upper or lower case."""
 
     suffix: str
     alone = True
@@ -169,16 +173,16 @@ class BySuffix(Declaration):
 
 @dataclass(frozen=True)
 class BackendSpec(Declaration):
-    """A backend: its short ``name``, its ``backend_id`` (the class's name, what a ``.pte`` stores) and where it lives.
+    """A backend: its short ``name``, its ``backend_id`` (the class's name, stored in a ``.pte``), its class.
 
-    ``requires`` names modules that must be importable. ``api`` is the plugin API version that it was written for.
+    ``requires`` names modules that must be importable. ``api`` is the plugin API version for which it was written.
 
-    ``checksum=False`` says that changed bytes of a blob may go unnoticed, ``known_differences`` where numbers are not
-    eager's on NaN, infinity or integers at the ends of their range: ``(("aten.gelu.default", "of infinity is NaN"),)``.
-    ``delegraph check`` reads both.
+    ``checksum=False`` says that changed bytes of a blob may go unnoticed. ``known_differences`` says where numbers are
+    not eager's, on NaN, infinity or integers at the ends of their range: ``(("aten.gelu.default", "of infinity is
+    NaN"),)``. ``delegraph check`` reads both.
 
-    ``default=True``: where several backends are installed and a user names none, this one is taken. If two that suit
-    declare it, the user is asked to choose.
+    ``default=True``: if several backends are installed and a user names none, this one is taken. If two that suit
+    declare it, the user has to choose.
     """
 
     noun = "backend"
@@ -219,7 +223,7 @@ class BackendSpec(Declaration):
 
 @dataclass(frozen=True)
 class PartitionerSpec(OfBackend):
-    """A partitioner of ``backend`` (its short name); called with the backend's options as keyword arguments."""
+    """A partitioner of ``backend`` (its short name), called with the backend's options as keyword arguments."""
 
     noun = "partitioner"
     base = "delegraph.partitioner:Partitioner"
@@ -232,7 +236,7 @@ class PartitionerSpec(OfBackend):
 
 @dataclass(frozen=True)
 class RuntimeSpec(OfBackend):
-    """What executes the blobs of ``backend`` on this host: a ``delegraph.runtime.BackendRuntime``."""
+    """The class that executes the blobs of ``backend`` on this host: a ``delegraph.runtime.BackendRuntime``."""
 
     noun = "runtime"
     base = "delegraph.runtime:BackendRuntime"
@@ -245,9 +249,9 @@ class RuntimeSpec(OfBackend):
 
 @dataclass(frozen=True)
 class QuantizerSpec(OfBackend):
-    """The quantizer of ``backend``: a class of torchao's ``Quantizer`` that can be made without arguments.
+    """The quantizer of ``backend``: a subclass of torchao's ``Quantizer`` that can be made without arguments.
 
-    ``requires`` names modules that must be importable (as a rule torchao), ``install_hint`` how to get them.
+    ``requires`` names modules that must be importable (usually torchao), ``install_hint`` says how to get them.
     """
 
     noun = "quantizer"
@@ -264,8 +268,8 @@ class QuantizerSpec(OfBackend):
 class FormatSpec(BySuffix):
     """A file format, chosen by its suffix (``".tosa"``): a ``delegraph.formats.ProgramFormat``.
 
-    ``requires`` names modules that must be importable, ``install_hint`` how to get them. ``runtimes`` names what else
-    executes such files on this host, through the format's ``load_in``.
+    ``requires`` names modules that must be importable, ``install_hint`` says how to get them. ``runtimes`` names
+    runtimes that execute such files on this host, by the format's ``load_in``.
     """
 
     noun = "file format"
@@ -282,7 +286,7 @@ class FormatSpec(BySuffix):
 
 @dataclass(frozen=True)
 class ReportSpec(BySuffix):
-    """What writes the report of a lowering to files of a suffix (``".html"``): a ``delegraph.reports.ReportFormat``."""
+    """The class that writes reports to files with a suffix (``".html"``): a ``delegraph.reports.ReportFormat``."""
 
     noun = "report format"
     base = "delegraph.reports:ReportFormat"
@@ -296,10 +300,10 @@ class ReportSpec(BySuffix):
 
 @dataclass(frozen=True)
 class ModelSpec(Declaration):
-    """Models from elsewhere: what ``scheme:name`` means as a MODEL, and what ``lower`` may be given beside modules.
+    """Models from elsewhere: what ``scheme:name`` means as a MODEL, and which objects ``lower`` takes besides modules.
 
     ``target`` names a function. It is called with the text behind the colon, or with an object of one of ``types``
-    (``"package.module:Class"``, or of a subclass), and returns what the function of a model file returns: a module or
+    (``"package.module:Class"``, or of a subclass). It returns what the function of a model file returns: a module or
     ExportedProgram with its example inputs, or a dictionary of such pairs by method.
     """
 
@@ -357,6 +361,7 @@ _FORMS = {
 
 
 def _as_tuple(spec: Any, field: str) -> None:
+    """Make the field of that name a tuple; TypeError if it is neither a tuple nor a list."""
     value = getattr(spec, field)
     if not isinstance(value, (tuple, list)):
         raise TypeError(f"{type(spec).__name__}: {field} is a tuple, not {value!r}")
@@ -364,19 +369,19 @@ def _as_tuple(spec: Any, field: str) -> None:
 
 
 def accepts(option: OptionSpec, value: Any) -> bool:
-    """Whether ``value`` has the option's type (an int is a float, a bool is no number) and is one of its choices."""
+    """Whether ``value`` has the option's type (an int is a float, a bool no number) and is one of its choices."""
     types = (int, float) if option.type is float else (option.type,)
     typed = isinstance(value, types) and (option.type is bool) == isinstance(value, bool)
     return typed and (not option.choices or value in option.choices)
 
 
 def expected(option: OptionSpec) -> str:
-    """What values ``option`` takes, for messages and listings."""
+    """The values that ``option`` takes, in words."""
     return "one of " + ", ".join(map(repr, option.choices)) if option.choices else option.type.__name__
 
 
 class Hooks(Protocol):
-    """The hooks of API version 1. Those that take nothing collect declarations, the last two are events."""
+    """The hooks of API version 1. Those without arguments return declarations; the last two are told of events."""
 
     @hookspec
     def delegraph_backends(self) -> Iterable[BackendSpec]:
@@ -412,11 +417,11 @@ class Hooks(Protocol):
 
     @hookspec
     def delegraph_after_partition(self, report: Any) -> None:
-        """A program was partitioned; an error raised here is a line in the report."""
+        """A program was partitioned. An error that is raised here becomes a line in the report."""
 
     @hookspec
     def delegraph_after_lower(self, result: Any) -> None:
-        """A program was lowered; an error raised here is a line in the report."""
+        """A program was lowered. An error that is raised here becomes a line in the report."""
 
 
 EVENTS = ("delegraph_after_partition", "delegraph_after_lower")
@@ -425,5 +430,5 @@ DECLARATION_OF: dict[str, type[Declaration]] = {
     for name, hook in vars(Hooks).items()
     if name.startswith("delegraph_") and name not in EVENTS
 }
-"""Hook -> the class of declarations that it returns, in a list or tuple."""
+"""Hook -> the class of the declarations that it returns, in a list or tuple."""
 Declarations = Sequence[Declaration]

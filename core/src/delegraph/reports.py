@@ -1,4 +1,4 @@
-"""What reads the result of a lowering: its report, row by row, and the forms that it is written in.
+"""For code that reads the result of a lowering: its report, row by row, and the forms in which reports are written.
 
 A distribution declares a form of its own by ``delegraph.plugin.ReportSpec``, whose target is a ``ReportFormat``.
 """

@@ -1,4 +1,4 @@
-"""What executes a backend's blobs on this host."""
+"""Runtimes: classes that execute a backend's blobs on this host."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ __all__ = [
 ]
 
 Inside = Mapping[Any, "Sequence[torch.Tensor]"]
-"""Delegate debug identifier -> values that were computed there."""
+"""Delegate debug identifier -> values that were computed for it."""
 
 
 class Delegate(Protocol):
-    """A loaded blob, called with its inputs in the recorded calling convention; returns a tuple of its outputs."""
+    """A loaded blob: called with its inputs in the recorded calling convention, it returns a tuple of outputs."""
 
     def __call__(self, *args: torch.Tensor | int | float | bool) -> tuple[Any, ...]: ...
 
 
 class ObservedDelegate(Protocol):
-    """As a ``Delegate``; returns a tuple of its outputs, and what was computed on the way to them.
+    """As a ``Delegate``, but it returns a tuple of its outputs, and the values that were computed on the way to them.
 
-    That is: delegate debug identifier, a key of the ``debug_handle_map`` that the backend returned -> the values that
-    the operator of this identifier made. They may be in another memory layout than in the program (NHWC), and need not
-    be there for all.
+    These are a mapping from delegate debug identifiers, keys of the ``debug_handle_map`` that the backend returned, to
+    the values that the operator of that identifier computed. They may have another memory layout than in the program
+    (NHWC), and some may be missing.
     """
 
     def __call__(
@@ -46,7 +46,7 @@ class ObservedDelegate(Protocol):
 
 
 class BackendRuntime:
-    """Loads blobs of one backend; declared with a ``RuntimeSpec``. Never instantiated."""
+    """Loads the blobs of one backend; declared with a ``RuntimeSpec``. It is never instantiated."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -56,8 +56,8 @@ class BackendRuntime:
     thread_safe: ClassVar[bool] = False
     """Whether delegates may be loaded and called in several threads at once, each call returning tensors of its own.
 
-    Otherwise all loads and calls of this runtime are made one after the other, and results are copied before the next
-    call, which may write over them.
+    If not, all loads and calls of this runtime are made one after the other, and results are copied before the next
+    call, which may overwrite them.
     """
     device_half: ClassVar[Path | None] = None
     """What runs the same blobs in ExecuTorch's runtime: a C++ file that registers the backend there, or a library built
@@ -75,8 +75,8 @@ class BackendRuntime:
     def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:
         """Make a blob callable. Raises FormatError if it is damaged.
 
-        Buffers that the delegate keeps (BUFFER_MUTATION outputs of the program that was compiled) start from their
-        values in that program with every load; the loaded delegate keeps them from call to call and returns only the
+        Buffers that the delegate keeps (BUFFER_MUTATION outputs of the program that was compiled) start with their
+        values in that program in every load. The loaded delegate keeps them from call to call, and returns only the
         other outputs.
         """
         raise NotImplementedError
@@ -85,23 +85,23 @@ class BackendRuntime:
     def observe(
         processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]
     ) -> ObservedDelegate:
-        """As ``load``, for ``verify(per_operator=True)``: what is returned also tells values inside of the delegate.
+        """As ``load``, but the delegate also tells values inside of it, for ``verify(per_operator=True)``.
 
-        Optional: without it the values at the delegate's border are compared.
+        Optional: without it, the values at the delegate's border are compared.
         """
         raise NotImplementedError
 
     @classmethod
     def observes(cls) -> bool:
-        """Whether ``observe`` is there."""
+        """Whether the runtime defines ``observe``."""
         return cls.observe is not BackendRuntime.observe
 
 
 class Observer(Protocol):
     """Sees the values of one call of a lowered program; ``LoweredProgram.observe`` takes one.
 
-    It is told of calls in the order in which they are made, of a delegate's inside before its call. Values belong to
-    the program: an observer reads them, and copies what it keeps.
+    It is told of calls in the order in which they are made, and of a delegate's inside before the delegate's call.
+    Values belong to the program: an observer may read them, and has to copy what it keeps.
     """
 
     def begin(self, values: Mapping[Node, Any]) -> None:
@@ -111,16 +111,16 @@ class Observer(Protocol):
         """``node``, a call of the host's graph or of a delegate, has computed ``value``."""
 
     def enter(self, owner: Node, module: GraphModule, inputs: Sequence[Any]) -> None:
-        """A branch or loop body begins with ``inputs``; what is seen before ``leave`` is of ``module``, its graph.
+        """A branch or loop body begins with ``inputs``; what is seen before ``leave`` is of its graph, ``module``.
 
-        ``owner`` is the node that fetches it. Of bodies that torch runs on many elements at a time nothing is seen.
+        ``owner`` is the node that fetches the graph. Bodies that torch runs on many elements at a time are not seen.
         """
 
     def leave(self) -> None:
         """The branch or body has ended."""
 
     def inside(self, delegate: DelegateInfo, values: Inside) -> None:
-        """What the runtime of a delegate told of its inside; only of runtimes that have ``observe``."""
+        """The values that the runtime of a delegate told of its inside; only for runtimes with ``observe``."""
 
     def end(self) -> None:
-        """All values have been seen; what a call writes is written after this."""
+        """All values have been seen; inputs and buffers are written after this."""

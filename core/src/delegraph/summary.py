@@ -1,7 +1,7 @@
 """What is in a file: the same facts in the same form for every kind of file.
 
-A format's ``summarize`` states them; ``delegraph inspect --summary``, of delegraph-analysis, shows them.
-Importing this module imports neither torch nor numpy.
+A format's ``summarize`` returns them; ``delegraph inspect --summary``, of delegraph-analysis, shows them. Importing
+this module imports neither torch nor numpy.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The command line: ``delegraph`` and ``python -m delegraph``.
 
-Exit codes: 0 fine, 1 the work failed, 2 wrong usage. 0 is that of a command that was done, whatever ends the process
-that carries it out. Results go to stdout, everything else (progress, warnings, what
-models and plugins print) to stderr. An error is one paragraph, or with ``--json`` one JSON object.
+Exit codes: 0 fine, 1 the work failed, 2 wrong usage. If a command was done, its exit code counts, however the process
+that carried it out ends. Results go to stdout, everything else (progress, warnings, what models and plugins print) to
+stderr. An error is one paragraph, or with ``--json`` one JSON object.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ __all__ = ["main", "parser"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: of a signal that ended the work, 128 and its number.
+    """Run one command. Returns its exit code; 128 plus its number for a signal that ended the work.
 
-    Without ``argv`` this process is the command: a fork of it carries the command out and returns, and this one ends.
+    Without ``argv``, this process is the command. Then a fork of it carries the command out and returns from here,
+    while this process waits for the fork and ends as it does.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    completes = "_ARGCOMPLETE" in os.environ  # the script that `delegraph completion` prints runs this at each TAB
+    completes = "_ARGCOMPLETE" in os.environ  # the script of `delegraph completion` runs this program at each TAB
     if not completes:
         terminal.occupy_closed_descriptors()
     if argv is not None or not worker.is_possible():
@@ -69,11 +70,15 @@ def _carry_out(
     refused: Mapping[worker.Key, str] = MappingProxyType({}),
     to_the_end: bool = True,
 ) -> int:
-    """The command; ``page`` is told how far it is. ``refused``: plugins whose light modules ended such a process."""
+    """Carry out the command in this process; returns the exit code.
+
+    ``page`` is told how far the work is. ``refused`` are plugins whose light modules ended an earlier worker.
+    ``to_the_end``: nothing follows the command in this process.
+    """
     if completes:
         from .completion import complete
 
-        with _told(page, refused):
+        with _reporting_to(page, refused):
             complete(parser)
     try:
         with _stoppable(), native.stdout_kept(to_the_end):
@@ -88,7 +93,7 @@ def _carry_out(
 
 
 def _explain(end: worker.End, as_object: bool) -> None:
-    """The error of a command that was not done, by the process that saw how it ended."""
+    """Show the error for a command whose worker ended before it was done."""
     if end.during:
         error = DelegraphError("plugin-crashed", f"{end.during}, {end.how}")
         error.raised_by = end.during
@@ -102,12 +107,18 @@ def _explain(end: worker.End, as_object: bool) -> None:
 
 
 _APART = 1.0
-"""Seconds. A signal that comes again sooner is the same: sent to all processes of a job, and passed on by one."""
+"""In seconds. A signal that comes again sooner is taken for the same one.
+
+Sent to all processes of a job, and passed on.
+"""
 
 
 @contextlib.contextmanager
 def _stoppable() -> Iterator[None]:
-    """SIGTERM and SIGHUP leave nothing behind either. A signal that is ignored (nohup) or handled stays so."""
+    """A block in which SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt, so that they leave nothing behind.
+
+    Signals that are ignored (nohup), or that the program handles itself, stay so.
+    """
     candidates = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
     if threading.current_thread() is not threading.main_thread():  # Python lets no other thread handle signals
         candidates = []
@@ -118,7 +129,7 @@ def _stoppable() -> Iterator[None]:
     def stop(number: int, frame: object) -> None:
         nonlocal last
         again, last = time.monotonic() - last < _APART, time.monotonic()
-        if not again:  # or it would interrupt the cleaning up after the first
+        if not again:  # else it would interrupt the cleaning up after the first signal
             raise KeyboardInterrupt(signal.Signals(number))
 
     for number in ours:
@@ -131,12 +142,12 @@ def _stoppable() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _told(page: worker.Page | None, refused: Mapping[worker.Key, str]) -> Iterator[None]:
-    """Inside, ``page`` is told what is at work and imported, and the plugins ``refused`` are not imported."""
+def _reporting_to(page: worker.Page | None, refused: Mapping[worker.Key, str]) -> Iterator[None]:
+    """A block in which ``page`` is told what is at work and imported; plugins in ``refused`` are not imported."""
     if page is None:
         yield
         return
-    # which need pluggy: if that is missing, the command line says so
+    # imported late because they need pluggy: if that is missing, the command line says so
     from ..discovery.attribution import watched
     from ..discovery.import_watch import imports_told
     from ..discovery.registry import default_registry
@@ -150,23 +161,24 @@ def _told(page: worker.Page | None, refused: Mapping[worker.Key, str]) -> Iterat
 
 
 def _flags(words: Sequence[str]) -> Sequence[str]:
+    """The words that may be flags: those before ``--``."""
     return words[: words.index("--")] if "--" in words else words
 
 
 def _finish(words: Sequence[str], page: worker.Page | None, refused: Mapping[worker.Key, str]) -> int:
-    """Run the command and show what comes of it."""
+    """Run the command and show its result; returns the exit code."""
     flags = _flags(words)
     debug = "--debug" in flags
     text = None
     try:
         outcome = _run(words, page, refused)
-    except _Answered as e:
+    except _HelpShown as e:
         outcome, text = Outcome("", {}, ""), str(e)
     except Failed as e:
         outcome = _failure(e.error, debug, e.error.__cause__ if e.error.code == "internal" else None, e.content)
     except DelegraphError as e:
         outcome = _failure(e, debug)
-    except (Exception, SystemExit) as e:  # whoever wants to exit: without a result the work has failed
+    except (Exception, SystemExit) as e:  # also an exit: without a result the work has failed
         outcome = _failure(defect(e), debug, e)
     if text is None:
         text = as_json(outcome) if "--json" in flags else outcome.text
@@ -180,8 +192,9 @@ def _finish(words: Sequence[str], page: worker.Page | None, refused: Mapping[wor
 
 
 def _run(words: Sequence[str], page: worker.Page | None, refused: Mapping[worker.Key, str]) -> Outcome:
+    """Parse the words and run the command that they name."""
     stdout = sys.stdout
-    with contextlib.redirect_stdout(sys.stderr), _readable_warnings(), watchdog(), _told(page, refused):
+    with contextlib.redirect_stdout(sys.stderr), _readable_warnings(), watchdog(), _reporting_to(page, refused):
         command_line = parser(words)
         with contextlib.redirect_stdout(stdout):  # which arguments such as /dev/stdout mean
             args, unknown = command_line.parse_known_args(words)
@@ -191,23 +204,29 @@ def _run(words: Sequence[str], page: worker.Page | None, refused: Mapping[worker
     return outcome
 
 
-class _Answered(Exception):
-    """--help or --version was all that was asked; the text is the answer."""
+class _HelpShown(Exception):
+    """--help or --version was asked for; the text is the answer."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """Neither prints nor exits: wrong usage is an error of ours, so that ``--json`` holds for it too."""
+    """A parser that neither prints nor exits.
+
+    Wrong usage is an error of ours, so that ``--json`` applies to it, too.
+    """
 
     def error(self, message: str) -> NoReturn:
         raise UsageError("usage-invalid", f"{message}\n{self.format_usage().rstrip()}", hint=f"{self.prog} --help")
 
     def _print_message(self, message: str, file: object = None) -> None:
-        raise _Answered(message.rstrip("\n"))
+        raise _HelpShown(message.rstrip("\n"))
 
 
 def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The parser of the command that ``words`` begin with; if they begin with none, it knows only what all are for."""
-    from .lookup import find_command, list_commands  # which need pluggy and others: see ``defect``
+    """The parser for the command that ``words`` begin with.
+
+    Without a command, one that only knows what all commands are for.
+    """
+    from .lookup import find_command, list_commands  # imported late because they need pluggy: see ``defect``
 
     top = _Parser(prog="delegraph", description="Lower PyTorch programs to hardware backends.")
     top.add_argument("--version", action="version", version=f"delegraph {__version__}")
@@ -221,7 +240,7 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
         chosen.set_defaults(run_command=command.run, refuse=chosen.error)
     else:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DelegraphWarning)  # nobody reads them here
+            warnings.simplefilter("ignore", DelegraphWarning)  # nobody would read them here
             for name, summary in list_commands():
                 commands.add_parser(name, help=printable(summary).replace("%", "%%"))
     return top
@@ -229,7 +248,7 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
 
 @contextlib.contextmanager
 def _readable_warnings() -> Iterator[None]:
-    """A warning of delegraph is one line; others look as Python writes them."""
+    """A block in which a warning of delegraph is one line on stderr; others look as Python writes them."""
 
     def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any, **__: Any) -> None:
         ours = issubclass(category, DelegraphWarning)
@@ -245,9 +264,9 @@ def _readable_warnings() -> Iterator[None]:
 def _failure(
     error: DelegraphError, debug: bool, shown: BaseException | None = None, content: Mapping[str, Any] | None = None
 ) -> Outcome:
-    """The error on stderr, also with ``--json``: a log then holds what a person can read.
+    """Show an error on stderr, also with ``--json``, so that a log can be read; returns the outcome.
 
-    ``content``: what there is besides it, such as a report.
+    ``shown``: the exception whose traceback --debug shows. ``content``: what else there is for JSON, such as a report.
     """
     if debug:
         terminal.tell("".join(traceback.format_exception(shown or error)), end="")

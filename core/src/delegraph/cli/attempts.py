@@ -1,4 +1,4 @@
-"""What became of a MODEL of ``delegraph lower``: as JSON and as text."""
+"""What became of one MODEL of ``delegraph lower``, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Attempt:
-    """One MODEL: how far it came, what there is of it, the error that ended it. ``gates``: name -> error or None."""
+    """One MODEL: how far its work came, the results so far, and the error that ended it.
+
+    ``gates``: name -> error or None.
+    """
 
     model: str
     report: Report | None = None
@@ -37,7 +40,7 @@ class Attempt:
         return None if self.written is None else Path(self.written["path"])
 
     def content(self) -> dict[str, Any]:
-        """The fields of ``delegraph.lower/1``, and of ``delegraph.error/1`` where a report exists."""
+        """The fields of ``delegraph.lower/1``; also those that ``delegraph.error/1`` has if there is a report."""
         report = None if self.report is None else self.report.to_json()
         gates = {name: error is None for name, error in self.gates.items()}
         verification = None
@@ -54,7 +57,7 @@ class Attempt:
         return {"model": self.model, "error": failed, **self.content(), "seconds": round(self.seconds, 3)}
 
     def text(self) -> str:
-        """What is printed of a MODEL that is alone: what a report as text has, and what was written."""
+        """What is printed for a single MODEL: its report as text, and what was written."""
         from ..report.formats import TextReport
 
         lines = [] if self.report is None else [TextReport.render(self).rstrip()]
@@ -65,13 +68,13 @@ class Attempt:
 
 @contextlib.contextmanager
 def attempt(made: Attempt) -> Iterator[None]:
-    """What is raised inside ends the work on this MODEL, and is its error."""
+    """A block of work on a MODEL: an error ends it, and becomes the error of ``made``."""
     start = time.perf_counter()
     try:
         yield
     except DelegraphError as e:
         made.error = e
-    except (Exception, SystemExit) as e:  # a defect; the next MODEL may be fine
+    except (Exception, SystemExit) as e:  # a defect; other MODELs may be fine
         made.error = defect(e)
         made.error.__cause__ = e
     made.seconds = time.perf_counter() - start

@@ -1,7 +1,7 @@
 """``delegraph completion``: what a shell offers after TAB, by argcomplete. Nothing here imports torch.
 
 The script that is printed runs this program at each TAB, so it knows the commands, backends and options that are
-installed. The answer takes as long as ``delegraph backends``.
+installed. An answer takes as long as ``delegraph backends``.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Completion:
 
 
 def complete(make_parser: Callable[[list[str]], argparse.ArgumentParser]) -> None:
-    """Answer the shell, which has asked by environment variables, and end the process."""
+    """Answer the shell, which asks by environment variables, and end the process."""
     line, point, start = (os.environ[name] for name in ("COMP_LINE", "COMP_POINT", "_ARGCOMPLETE"))
-    typed = split_line(line, int(point))[3][int(start) :]  # whole words behind the program's name
+    typed = split_line(line, int(point))[3][int(start) :]  # the complete words behind the program's name
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DelegraphWarning)  # nobody reads them while typing
         try:
             parser = make_parser(typed)
-        except DelegraphError:  # a command that is not there or broken has nothing to offer
+        except DelegraphError:  # the command does not exist or is broken: there is nothing to offer
             os._exit(1)
         for action in _arguments(parser):
             if action.metavar in _COMPLETERS and not (action.metavar == "FILE" and action.option_strings):
@@ -53,7 +53,7 @@ def complete(make_parser: Callable[[list[str]], argparse.ArgumentParser]) -> Non
 
 
 def _arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Those of the parser and of its commands; argparse has no public way to ask for them."""
+    """All arguments of a parser and of its commands; argparse has no public way to ask for them."""
     for action in parser._actions:
         commands = action.choices.values() if isinstance(action, argparse._SubParsersAction) else ()
         yield action
@@ -62,7 +62,7 @@ def _arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _fits(candidate: str, prefix: str) -> bool:
-    """A plugin's text that would control the terminal is not offered."""
+    """Whether to offer a candidate. Texts of plugins with control characters are not offered."""
     return candidate.startswith(prefix) and candidate.isprintable()
 
 
@@ -71,7 +71,7 @@ def _backend_names(**_: Any) -> list[str]:
 
 
 def _option_values(parsed_args: argparse.Namespace, **_: Any) -> Iterator[str]:
-    """``tosa.spec=``, and with the value where there are few; of the backends that the line names, or of all."""
+    """``tosa.spec=`` for each option of the backends on the line, or of all; with values where there are only a few."""
     named = getattr(parsed_args, "backend", None) or _backend_names()
     for info in default_registry().backends():
         if info.name in ([named] if isinstance(named, str) else named):
@@ -81,6 +81,7 @@ def _option_values(parsed_args: argparse.Namespace, **_: Any) -> Iterator[str]:
 
 
 def _readable_files(prefix: str, **_: Any) -> list[str]:
+    """Files with a suffix of an installed format."""
     declared = (spec for plugin in default_registry().plugins() for spec in plugin.declarations)
     return list(FilesCompleter([spec.suffix for spec in declared if isinstance(spec, FormatSpec)])(prefix))
 
@@ -91,4 +92,4 @@ _COMPLETERS: Mapping[Any, Any] = {
     "MODEL": FilesCompleter((".py", ".pt2")),
     "FILE": _readable_files,
 }
-"""Metavar -> what completes such an argument; FILE of an option is any file. Others are completed as file names."""
+"""Metavar -> what completes such an argument. FILE of an option may be any file, like all arguments not listed here."""

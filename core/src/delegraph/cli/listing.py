@@ -1,4 +1,4 @@
-"""``delegraph backends`` and ``delegraph doctor``. Importing this module imports no torch."""
+"""``delegraph backends`` and ``delegraph doctor``. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Backends:
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DelegraphWarning)  # the list shows it
+            warnings.simplefilter("ignore", DelegraphWarning)  # the list says what is wrong
             infos = default_registry().backends()
         told = (Status.OK, Status.CONFLICT)
         silent = [p for p in default_registry().plugins() if p.status not in told and not p.faults]
@@ -53,7 +53,7 @@ class Doctor:
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
         with warnings.catch_warnings(), progress("examining plugins"):
-            warnings.simplefilter("ignore", DelegraphWarning)  # the report shows it
+            warnings.simplefilter("ignore", DelegraphWarning)  # the report says what is wrong
             report = default_registry().doctor(args.timeout)
             report = replace(report, notes=(*report.notes, *list_collisions()))
         return Outcome("delegraph.doctor/1", report.to_json(), str(report), 0 if report.healthy else 1)
@@ -72,6 +72,7 @@ def _available(info: BackendInfo) -> str:
 
 
 def _seconds(text: str) -> float:
+    """For argparse: a positive number of seconds."""
     seconds = float(text)
     if not 0 < seconds < float("inf"):
         raise ValueError(text)
@@ -82,6 +83,10 @@ _seconds.__name__ = "number of seconds"  # what argparse calls the value in its 
 
 
 def _table_of_backends(infos: list[BackendInfo], silent: list[PluginRecord], verbose: bool) -> str:
+    """The text of ``delegraph backends``.
+
+    ``silent`` are plugins that could not be used and have no row of their own.
+    """
     if not infos and not silent:
         return "no backends are installed; try: pip install delegraph-tosa"
     if verbose:
@@ -109,7 +114,10 @@ def _describe_backend(info: BackendInfo) -> str:
 
 
 def _describe_option(option: OptionSpec) -> list[str]:
-    """Name, type, default, and choices or what it is for; an option without a default is left to the backend."""
+    """An option as cells: name, type, default, and its choices or help.
+
+    One without a default is left to the backend.
+    """
     default = "no default" if option.default is None else f"default {option.default!r}"
     choices = [f"one of {', '.join(map(repr, option.choices))}"] if option.choices else []
     return [option.name, option.type.__name__, default, "; ".join([*choices, *([option.help] if option.help else [])])]

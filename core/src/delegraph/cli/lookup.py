@@ -1,4 +1,4 @@
-"""The commands that there are, delegraph's own and those of plugins, and the one that is given."""
+"""Finds commands by name: delegraph's own and those of plugins."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BUILT_IN = {spec.name: spec for spec in COMMANDS}
 
 
 def list_commands() -> list[tuple[str, str]]:
-    """What can be typed, and its summary. Imports the plugins' light modules, and no target."""
+    """Each command as it can be typed, and its summary. Imports light modules of plugins, and no target."""
     found = [(spec.name, spec.summary) for spec in COMMANDS]
     for spec, record, rivals in _declared_commands():
         name = _full_name(spec, record) if rivals else spec.name
@@ -33,7 +33,7 @@ def list_commands() -> list[tuple[str, str]]:
 
 
 def find_command(name: str) -> type[Command] | _PluginCommand:
-    """Import the command of this name, or of this ``distribution/name``.
+    """The command with this name or ``distribution/name``, imported.
 
     Raises UsageError, PluginConflict, PluginUnavailable or PluginBroken.
     """
@@ -53,7 +53,7 @@ def list_collisions() -> Iterator[str]:
 
 
 def _declared_commands() -> Iterator[tuple[CommandSpec, PluginRecord, list[str]]]:
-    """The commands of plugins, each with who else has one of its name."""
+    """The commands of plugins, each with the addresses of others that have a command of its name."""
     declared = default_registry().declared(CommandSpec)
     for spec, record in declared:
         own = ["delegraph itself"] if spec.name in BUILT_IN else []
@@ -66,22 +66,24 @@ def _full_name(spec: CommandSpec, record: PluginRecord) -> str:
 
 @dataclass(frozen=True)
 class _PluginCommand:
-    """A command at work for its plugin: what it raises names the plugin."""
+    """A plugin's command; errors that it raises name the plugin."""
 
     target: type[Command]
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """As ``Command.add_arguments``."""
         with AtWork(self.target, "add_arguments", registry=default_registry()):
             self.target.add_arguments(parser)
 
     def run(self, args: argparse.Namespace) -> Outcome:
+        """As ``Command.run``."""
         work = AtWork(self.target, "run", registry=default_registry())
         try:
             with work:
                 outcome = self.target.run(args)
         except DelegraphError as e:
             if e.raised_by == work.text and not isinstance(e, PluginFailed):
-                e.raised_by = None  # what the command says on purpose is its answer to the user, and no fault
+                e.raised_by = None  # a DelegraphError of the command is its answer to the user, and no fault of it
             raise
         if not isinstance(outcome, Outcome):
             text = f"{work.text}, returned {type(outcome).__name__} and no delegraph.command.Outcome"

@@ -1,4 +1,4 @@
-"""``delegraph lower``. What can be wrong with the command is found before torch is imported."""
+"""``delegraph lower``. Everything that can be wrong with its arguments is found before torch is imported."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Lower:
         if args.output:
             _check_output(registry, chosen.names, args.output)
         named = [*args.report, *filter(None, [args.output])]
-        places = [_of_model(path, model) for path in named for model in args.model]
+        places = [_path_for_model(path, model) for path in named for model in args.model]
         read = [*filter(None, models), *args.input, *filter(None, [args.quantize])]
         expect_places([*places, *filter(None, [args.rows])], read)
         for path in args.report:
@@ -85,12 +85,12 @@ _QUANTIZING = "delegraph_quantize.command"
 
 
 def _is_given(value: Any) -> bool:
-    """Whether an argument was given, such as ``--max-delegates 0``, which equals the False of a flag that was not."""
+    """Whether an argument was given: ``--max-delegates 0`` was, although 0 equals the False of a flag that was not."""
     return value is not False and value not in (None, [])
 
 
 def _outcome(one: Attempt) -> Outcome:
-    """What the command says of its only MODEL. Raises Failed where that could not be lowered as asked."""
+    """The outcome for a single MODEL. Raises Failed if it could not be lowered as was asked."""
     if one.error is not None:
         told = isinstance(one.error, NotFullyDelegated) or one.error.code == "verification-failed"
         if one.report is not None and not told:  # it says what stayed behind, and why
@@ -102,7 +102,10 @@ def _outcome(one: Attempt) -> Outcome:
 def _lower_one(
     model: str, args: argparse.Namespace, chosen: DefaultBackends, options: dict[str, dict[str, Any]]
 ) -> Attempt:
-    """One MODEL through everything that was asked for; where there is a report, it is written whatever happens then."""
+    """Do with one MODEL everything that was asked for.
+
+    If there is a report, it is written whatever fails afterwards.
+    """
     made, backends = Attempt(model, verbose=args.verbose), chosen.names
     with attempt(made):
         with progress(f"loading {model}"):
@@ -120,17 +123,20 @@ def _lower_one(
         made.report.notes += notes
         _check(made, lowered, given, args)
         if args.output:
-            output = _of_model(args.output, model)
+            output = _path_for_model(args.output, model)
             with progress(f"writing {output}"):
                 size = FileFormat(output, default_registry()).save(lowered, {})
             made.written = {"path": str(output), "bytes": size}
     for path in args.report:
-        made.reports += map(str, write_report(made, _of_model(path, model)))
+        made.reports += map(str, write_report(made, _path_for_model(path, model)))
     return made
 
 
 def _check(made: Attempt, lowered: Any, given: Any, args: argparse.Namespace) -> None:
-    """Figures first, so that they are there whichever gate fails. Raises the first of the errors."""
+    """Compare with eager and check all gates; raises the error of the first gate that is not met.
+
+    All figures are computed before that, so that they are known whichever gate fails.
+    """
     verifies = bool(args.verify or args.verify_operators or args.input)
     if verifies:
         with progress("comparing with eager"):
@@ -148,6 +154,10 @@ def _check(made: Attempt, lowered: Any, given: Any, args: argparse.Namespace) ->
 
 
 def _verify(lowered: Any, method: str, given: Any, args: argparse.Namespace) -> Any:
+    """The comparison of a method with eager, on the inputs of --input or on the example.
+
+    Of several inputs the worst figures.
+    """
     if given.inputs[method] is None:
         hint = "export the program with example inputs, or give a path.py that returns them"
         raise InputError("input-invalid", "--verify needs inputs, and this .pt2 file has none", hint=hint)
@@ -159,6 +169,7 @@ def _verify(lowered: Any, method: str, given: Any, args: argparse.Namespace) -> 
 
 
 def _expect_agreement(made: Any, args: argparse.Namespace) -> None:
+    """Raise an error if results differ from eager's by more than is accepted."""
     for method, verification in made.verifications.items():
         if not verification.agrees(args.tolerance):
             within = "the tolerance of its type" if args.tolerance is None else f"{args.tolerance:g}"
@@ -169,6 +180,7 @@ def _expect_agreement(made: Any, args: argparse.Namespace) -> None:
 
 
 def _expect_share(made: Any, args: argparse.Namespace) -> None:
+    """Raise an error if fewer operators are delegated than --min-delegated asks for."""
     share, wanted = made.report.delegated_share, args.min_delegated
     if share < wanted:
         text = f"{share:.1%} of the operators are delegated, and --min-delegated asks for {wanted:.1%}"
@@ -176,6 +188,7 @@ def _expect_share(made: Any, args: argparse.Namespace) -> None:
 
 
 def _expect_few(made: Any, args: argparse.Namespace) -> None:
+    """Raise an error if there are more delegates than --max-delegates accepts."""
     count = len(made.report.delegates)
     if count > args.max_delegates:
         text = f"there are {count} delegates, and --max-delegates accepts {args.max_delegates}"
@@ -188,10 +201,11 @@ _GATES: Mapping[str, Callable[[Any, argparse.Namespace], None]] = {
     "min-delegated": _expect_share,
     "max-delegates": _expect_few,
 }
-"""What a lowered program may be asked to hold, by flag: raises the error of an Attempt that does not."""
+"""Flag -> function that raises an error if an Attempt does not meet what the flag asks for."""
 
 
 def _share(text: str) -> float:
+    """For argparse: a number from 0 to 1."""
     share = float(text)
     if not 0 <= share <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not from 0 to 1")
@@ -201,19 +215,19 @@ def _share(text: str) -> float:
 _share.__name__ = "share from 0 to 1"  # what argparse calls the value in its error
 
 
-def _of_model(path: Path, model: str) -> Path:
-    """Where something of this model goes: ``{}`` in the name is the model's."""
+def _path_for_model(path: Path, model: str) -> Path:
+    """The path to write to for this model: ``{}`` in the file's name stands for the model's name."""
     return path.with_name(path.name.replace("{}", _name_of(model))) if "{}" in path.name else path
 
 
 def _name_of(model: str) -> str:
-    """``resnet18`` of ``models.py:resnet18`` and of ``resnet18.pt2``."""
+    """The name of a model: ``resnet18`` for ``models.py:resnet18`` and for ``resnet18.pt2``."""
     head, colon, function = model.rpartition(":")
     return function if colon and head.endswith(".py") else Path(model).stem
 
 
 def _choose_backends(registry: Registry, args: argparse.Namespace) -> DefaultBackends:
-    """``--backend``; without it what ``delegraph.lower`` chooses, among those that suit the other flags."""
+    """The backends of ``--backend``, or those that ``delegraph.lower`` chooses among the ones that suit other flags."""
     if args.host_only:
         if args.backend:
             raise UsageError("usage-invalid", "--host-only and --backend exclude each other")
@@ -230,6 +244,7 @@ def _choose_backends(registry: Registry, args: argparse.Namespace) -> DefaultBac
 
 
 def _check_output(registry: Registry, backends: Sequence[str], output: Path) -> None:
+    """Raise UsageError if what is lowered for these backends cannot be saved as ``output``."""
     file_format = FileFormat(output, registry)
     if not file_format.defines("serialize") and not file_format.defines("write"):
         raise UsageError("usage-invalid", f"the format of {file_format.suffix} files cannot be written")

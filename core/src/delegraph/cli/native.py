@@ -1,6 +1,6 @@
-"""C and C++ code of models and plugins prints to descriptor 1, of which Python sees nothing.
+"""Keeps stdout for the result: C and C++ code of models and plugins prints to descriptor 1, without Python knowing.
 
-So the result goes to a copy of stdout.
+So descriptor 1 is made to be stderr, and the result goes to a copy of the original.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def stdout_kept(to_the_end: bool) -> Iterator[None]:
-    """Inside, descriptor 1 is stderr, and ``sys.stdout`` is what descriptor 1 was.
+    """A block in which descriptor 1 is stderr, and ``sys.stdout`` writes to what descriptor 1 was.
 
-    It stays so if ``to_the_end`` of the process nothing else is to be printed: C++ streams write what is left in their
-    buffers when the process ends. For a caller that goes on, what C has in its buffers is written before.
+    With ``to_the_end`` it stays so until the process ends, because C++ streams write what is in their buffers then.
+    Otherwise the buffers of C are written when the block ends, and descriptor 1 is restored.
     """
     kept, before = os.dup(1), sys.stdout
     os.dup2(2, 1)
     writes_to_1 = False
-    with contextlib.suppress(OSError, AttributeError, ValueError):  # somebody replaced it, as tests do
+    with contextlib.suppress(OSError, AttributeError, ValueError):  # it may be replaced by another object, as in tests
         writes_to_1 = before.fileno() == 1
     try:
         if writes_to_1:
@@ -32,7 +32,7 @@ def stdout_kept(to_the_end: bool) -> Iterator[None]:
     finally:
         sys.stdout = before
         if not to_the_end:
-            import ctypes  # not for a command that ends now: it takes milliseconds
+            import ctypes  # imported late: it takes milliseconds, and a command that ends does without
 
             ctypes.CDLL(None).fflush(None)
             os.dup2(kept, 1)

@@ -1,4 +1,7 @@
-"""Names the plugin that a command waits for: one whose light module never ends would hang every command in silence."""
+"""Names the plugin that a command is waiting for.
+
+A light module that never ends would hang every command in silence.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ from collections.abc import Iterator
 from ..command import terminal
 
 PATIENCE = 1.0
-"""Seconds that a light module may take unnamed."""
+"""How many seconds the import of a light module may take before its plugin is named."""
 
 
 @contextlib.contextmanager
 def watchdog() -> Iterator[None]:
-    """Write a line to stderr for each plugin that takes longer than PATIENCE to import."""
+    """A block in which a line on stderr names each plugin that takes longer than PATIENCE to import."""
     over = threading.Event()
     watching = threading.Thread(target=_watch, args=(over,), name="delegraph watchdog", daemon=True)
     watching.start()
@@ -27,6 +30,7 @@ def watchdog() -> Iterator[None]:
 
 
 def _watch(over: threading.Event) -> None:
+    """Watch for slow imports until ``over`` is set; runs in a thread of its own."""
     named: set[float] = set()
     while not over.wait(PATIENCE / 4):
         from ..discovery.import_watch import underway  # not every command reads plugins

@@ -1,9 +1,10 @@
-"""A command is carried out by a worker, a fork of the process that was started, which sees how the worker ends.
+"""A command is carried out by a worker.
 
-What native code of a plugin does to its process, Python in that process never learns: ``exit(0)``, ``_exit(0)``, a
-crash, a loop without end. So the process that was started imports nothing of plugins, waits, and knows from a page of
-memory that both share what was at work and whether the command was done. A light module that ends the worker, or keeps
-it for more than LIMIT, is refused, and the command begins again without that plugin.
+A fork of the process that was started, which waits and sees how the worker ends. Python cannot notice what native code
+of a plugin does to its own process: ``exit(0)``, ``_exit(0)``, a crash, an endless loop. So the process that was
+started imports nothing of plugins. It waits, and a page of memory that it shares with the worker tells it what was at
+work, and whether the command was done. If a light module ends the worker, or keeps it busy for more than LIMIT, the
+command begins again in a new worker without that plugin.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from typing import NamedTuple, NoReturn
 Key = tuple[str, str]
 """Distribution and entry point's name of a plugin."""
 LIMIT = 30.0
-"""Seconds that the light module of one plugin may take to be imported. 0.5 are worth a warning already, and one that
-imports torch, which it should not, takes 10 on a busy machine."""
+"""How many seconds the import of one light module may take.
+
+0.5 are worth a warning already; one that imports torch, which it should not, takes 10 on a busy machine.
+"""
 _POLL = 0.25
 _STOPS = {s for s in signal.Signals if s.name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")}  # Windows lacks some
 _RELAYED = {*_STOPS, *(s for s in signal.Signals if s.name in ("SIGUSR1", "SIGUSR2"))}
@@ -31,8 +34,9 @@ _RELAYED = {*_STOPS, *(s for s in signal.Signals if s.name in ("SIGUSR1", "SIGUS
 class End(NamedTuple):
     """How a worker ended.
 
-    ``code``: the exit code, if the command was done or ended so; ``signal`` if one killed it. ``shown``: the result may
-    stand on stdout. ``during``: what was at work, if the command was not done.
+    ``done``: whether the command was done. ``code``: the exit code, if it was, or if the worker exited; ``signal``: the
+    signal that killed it, else 0. ``shown``: whether the result may be on stdout already. ``during``: what was at work,
+    if the command was not done.
     """
 
     done: bool
@@ -43,7 +47,7 @@ class End(NamedTuple):
 
     @property
     def how(self) -> str:
-        """``killed the process (Segmentation fault)``, as ``delegraph doctor`` says it."""
+        """How it ended, in the words of ``delegraph doctor``: ``killed the process (Segmentation fault)``."""
         if self.signal:
             return f"killed the process ({signal.strsignal(self.signal)})"
         return f"ended the process with exit code {self.code}"
@@ -52,11 +56,14 @@ class End(NamedTuple):
 class Page:
     """What the worker tells: how far the command is, what is at work, and which light module is being imported.
 
-    It is memory and no pipe, so that nobody has to read along, and what a dead process wrote is still there.
+    It is memory, and not a pipe: nobody has to keep reading it, and what a dead process wrote is still there.
     """
 
     _HEAD = struct.Struct("<BBI")
-    """How far it is, the exit code, and the number of imports of light modules that have begun; 0 outside of them."""
+    """How far the command is (1: the result is being shown, 2.
+
+    Done), the exit code, and the number of the present import. The last is 0 while no light module is imported.
+    """
     _IMPORT, _WORK, _SIZE = 16, 2048, 16384
 
     def __init__(self) -> None:
@@ -65,18 +72,18 @@ class Page:
     # --- in the worker
 
     def open(self) -> None:
-        """From now on it is this process that tells, and none that it forks."""
+        """Let this process write from now on, and none that it forks."""
         self._worker = os.getpid()
 
     def begin_import(self, plugin: Key | None) -> None:
-        """The light module of ``plugin`` is imported now; None: it was, or has failed as Python code fails."""
+        """The light module of ``plugin`` is being imported now; None: that is over."""
         self._imports += 1
         if plugin is not None:
             self._put(self._IMPORT, self._WORK, "\n".join(plugin))
         self._mark(2, 0 if plugin is None else self._imports)
 
     def begin_work(self, line: str) -> None:
-        """What is at work now; "" if nothing is."""
+        """``line`` is at work now; "" if nothing is."""
         self._put(self._WORK, self._SIZE, line)
 
     def show(self) -> None:
@@ -84,17 +91,19 @@ class Page:
         self._mark(0, 1)
 
     def finish(self, code: int) -> None:
-        """The command is done, and its exit code is ``code``."""
+        """The command is done, with the exit code ``code``."""
         self._mark(1, code)
         self._mark(0, 2)
 
     def _mark(self, field: int, value: int) -> None:
+        """Write a number of the head, if this process is the worker."""
         if os.getpid() == self._worker:
             head = list(self._HEAD.unpack_from(self._memory))
             head[field] = value
             self._HEAD.pack_into(self._memory, 0, *head)
 
     def _put(self, start: int, end: int, text: str) -> None:
+        """Write a text, if this process is the worker."""
         if os.getpid() == self._worker:
             data = text.encode("utf-8", "replace")[: end - start - 1] + b"\0"
             self._memory[start : start + len(data)] = data
@@ -103,7 +112,7 @@ class Page:
 
     @property
     def importing(self) -> int:
-        """A number that is another one for each import of a light module; 0 while none is imported."""
+        """The number of the import of a light module that is under way, different for each; 0 if none is."""
         return int(self._HEAD.unpack_from(self._memory)[2])
 
     @property
@@ -113,7 +122,7 @@ class Page:
         return distribution, name
 
     def end(self, status: int) -> End:
-        """How the worker ended; ``status`` is what the system says of it."""
+        """How the worker ended, given the ``status`` that the system reports."""
         phase, code, _ = self._HEAD.unpack_from(self._memory)
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         exited = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0
@@ -125,17 +134,17 @@ class Page:
 
 
 def is_possible() -> bool:
-    """Whether this process can be forked: other threads, and what torch has set up, would not live on in the worker."""
+    """Whether this process can be forked. Other threads, and what torch has set up, would not exist in the worker."""
     return hasattr(signal, "sigtimedwait") and threading.active_count() == 1 and "torch" not in sys.modules
 
 
 def supervise(work: Callable[[Page, Mapping[Key, str]], int]) -> int | End:
-    """Let a worker do ``work``. There, what that returns is returned; here, how the worker ended.
+    """Let a worker do ``work``. The worker returns what ``work`` returns; this process returns how the worker ended.
 
-    ``work`` is told what became of the plugins whose light modules ended workers before it.
+    ``work`` gets the page, and the plugins whose light modules ended earlier workers, with how they did.
     """
     refused: dict[Key, str] = {}
-    gc.freeze()  # no collection looks at what is there now, and so none writes to the pages that both share
+    gc.freeze()  # collections leave existing objects alone, and so do not copy the memory that both processes share
     while True:
         page, signals = Page(), _Signals()
         worker, lifeline = _fork()
@@ -143,11 +152,11 @@ def supervise(work: Callable[[Page, Mapping[Key, str]], int]) -> int | End:
             signals.release()
             page.open()
             return work(page, refused)
-        status, patient = _await(worker, page, signals)
+        status, patient = _await_worker(worker, page, signals)
         signals.release()
         os.close(lifeline)
         end = page.end(status)
-        if signals.stop:  # nobody waits for another attempt
+        if signals.stop:  # the user wants the command to end, so there is no other attempt
             return end._replace(signal=signals.stop) if not patient else end
         if not page.importing or page.plugin in refused:
             return end
@@ -155,9 +164,10 @@ def supervise(work: Callable[[Page, Mapping[Key, str]], int]) -> int | End:
 
 
 def _fork() -> tuple[int, int]:
-    """Fork a worker that does not outlive this process, whatever ends it: SIGKILL reaches this one only.
+    """Fork a worker that does not outlive this process, even if this one is killed.
 
-    The process id of the worker (there it is 0), and this process's end of the pipe by which the worker learns of it.
+    Returns the process id of the worker (0 in the worker) and an end of a pipe; closing this process's end ends the
+    worker.
     """
     import fcntl  # Windows has neither this nor forks
 
@@ -167,8 +177,8 @@ def _fork() -> tuple[int, int]:
         os.close(read)
         return worker, write
     os.close(write)
-    # When the only writing end is closed, the system sends the signal that was asked for. prctl(PR_SET_PDEATHSIG) says
-    # it in one call, but is reached by ctypes only, whose import would cost every command 3 ms.
+    # When the only writing end is closed, the system sends the worker the signal that is set here. One call of
+    # prctl(PR_SET_PDEATHSIG) would do, but it needs ctypes, whose import would cost every command 3 ms.
     fcntl.fcntl(read, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(read, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(read, fcntl.F_SETFL, fcntl.fcntl(read, fcntl.F_GETFL) | os.O_ASYNC)
@@ -176,17 +186,20 @@ def _fork() -> tuple[int, int]:
 
 
 class _Signals:
-    """Blocked from now on: this process takes them one by one. ``stop``: one of them that asks for the end."""
+    """Blocks signals, so that this process takes them one by one.
+
+    ``stop``: the last one that asked the command to end.
+    """
 
     def __init__(self) -> None:
         ignored = {s for s in _RELAYED if signal.getsignal(s) is signal.SIG_IGN}  # as under nohup
         self.relayed, self.stop = _RELAYED - ignored, 0
         self._before = signal.pthread_sigmask(signal.SIG_BLOCK, {*self.relayed, signal.SIGCHLD})
-        # where SIGCHLD is ignored, the system keeps no exit codes
+        # if SIGCHLD is ignored, the system keeps no exit codes
         self._child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def take(self) -> signal.struct_siginfo | None:
-        """The next signal, or None if there is none for a while."""
+        """The next signal; None if none comes for a while."""
         taken = signal.sigtimedwait({*self.relayed, signal.SIGCHLD}, _POLL)
         if taken is not None and taken.si_signo in _STOPS:
             self.stop = taken.si_signo
@@ -198,11 +211,12 @@ class _Signals:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
 
 
-def _await(worker: int, page: Page, signals: _Signals) -> tuple[int, bool]:
-    """Pass signals on until the worker has ended; its status, and False if it was killed for a light module's sake.
+def _await_worker(worker: int, page: Page, signals: _Signals) -> tuple[int, bool]:
+    """Pass signals on until the worker has ended. Returns its status.
 
-    What comes from a terminal reaches all processes that it belongs to, the worker among them. What another process
-    sends to this one alone is passed on. To whom else it was sent nobody can know, so the worker may get it twice.
+    And False if it was killed for a slow light module. A signal from a terminal reaches all its processes, so the
+    worker has it already. One that another process sends to this process is passed on. It cannot be known who else got
+    that one, so the worker may get it twice.
     """
     importing, polls = 0, 0
     while True:
@@ -221,9 +235,9 @@ def _await(worker: int, page: Page, signals: _Signals) -> tuple[int, bool]:
 
 
 def exit_code(end: End, succeeds: bool = False) -> int:
-    """The worker's exit code, and 1 instead of 0 for what was not done; 128 and the number of a signal.
+    """The exit code of the command: 128 plus the number of a signal; else the worker's, but 1 for 0 if it was not done.
 
-    ``succeeds``: nothing tells whether it was done, and 0 is taken at its word.
+    ``succeeds``: whether an exit code of 0 is believed although the worker did not say that it was done.
     """
     return 128 + end.signal if end.signal else end.code or int(not end.done and not succeeds)
 
@@ -233,8 +247,8 @@ def leave(end: End, code: int) -> NoReturn:
     if end.signal:
         import resource
 
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the worker's is the one that says something
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # only the worker's core dump says something
         if end.signal != signal.SIGKILL:
             signal.signal(end.signal, signal.SIG_DFL)
-        os.kill(os.getpid(), end.signal)  # in vain for the first process of a container
-    os._exit(code)  # nothing is open here, and to take the interpreter apart would cost every command 5 ms
+        os.kill(os.getpid(), end.signal)  # has no effect on the first process of a container
+    os._exit(code)  # nothing is open here, and an orderly exit of the interpreter would cost every command 5 ms

@@ -1,6 +1,6 @@
-"""What a command of ``delegraph`` is made of, a plugin's as well; ``delegraph.plugin.CommandSpec`` declares one.
+"""What a command of ``delegraph`` is made of, also one of a plugin; ``delegraph.plugin.CommandSpec`` declares one.
 
-This package is public. It is imported with the command's target, so light modules do not need it.
+This package is public. It is imported together with the command's target, so light modules do not need it.
 """
 
 from __future__ import annotations

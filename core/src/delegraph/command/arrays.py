@@ -1,4 +1,4 @@
-"""Arrays from ``.npy`` files and archives of them, of which nothing is believed: a header may state any shape."""
+"""Reads arrays from ``.npy`` files and archives of them, believing nothing: a header may state any shape."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     import numpy as np
 
 _UNREADABLE = (OSError, ValueError, EOFError, AttributeError, TypeError, KeyError, OverflowError, RuntimeError)
-"""What numpy, zipfile and the parsers that they call raise for damaged files."""
+"""Errors that numpy, zipfile and the parsers that they call raise for damaged files."""
 
 
 def read_array(path: Path) -> np.ndarray[Any, Any]:
-    """The array of a ``.npy`` file. Raises InputError for any other, and for one shorter than it says."""
+    """The array of a ``.npy`` file.
+
+    Raises InputError for any other file, and for one shorter than its header states.
+    """
     import numpy as np
 
     with _reading(path, ".npy"):
@@ -35,7 +38,10 @@ def read_array(path: Path) -> np.ndarray[Any, Any]:
 
 
 def read_arrays(path: Path) -> Mapping[str, np.ndarray[Any, Any]]:
-    """The arrays of a ``.npz`` file by name. Raises InputError for any other, and for arrays shorter than they say."""
+    """The arrays of a ``.npz`` file by name.
+
+    Raises InputError for any other file, and for arrays that are too short.
+    """
     import numpy as np
 
     with _reading(path, ".npz"):
@@ -50,7 +56,7 @@ def read_arrays(path: Path) -> Mapping[str, np.ndarray[Any, Any]]:
 
 @contextlib.contextmanager
 def _reading(path: Path, kind: str) -> Iterator[None]:
-    """What a damaged file makes others raise, as an InputError; one that is raised inside passes."""
+    """A block in which errors of a damaged file become InputErrors; an InputError passes."""
     try:
         yield
     except InputError:
@@ -66,7 +72,7 @@ def _expect_whole(file: IO[bytes], size: int, where: str) -> None:
     npy: Any = untyped
     version = npy.read_magic(file)
     readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-    if version not in readers:  # later ones are for names of fields, which no tensor has
+    if version not in readers:  # later versions are for named fields, which no tensor has
         raise ValueError(f"{where} is of version {version}")
     shape, _, dtype = readers[version](file)
     stated, held = math.prod(shape) * dtype.itemsize, size - file.tell()

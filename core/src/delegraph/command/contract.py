@@ -1,4 +1,4 @@
-"""The two methods of a command, and how it reads ``--option``."""
+"""The contract of a command, and how it reads ``--option``."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class Command(Protocol):
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         """Add the command's arguments. Every command has ``--json`` and ``--debug`` already.
 
-        ``delegraph COMMAND --help`` calls this too, so nothing heavy is imported here. Completion knows the values of
-        arguments whose metavar is BACKEND, MODEL, BACKEND.OPTION=VALUE or, of positions, FILE.
+        ``delegraph COMMAND --help`` calls this, too, so it must import nothing heavy. Shell completion knows values for
+        arguments whose metavar is BACKEND, MODEL, BACKEND.OPTION=VALUE or, for positional ones, FILE.
         """
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
-        """Do the work. ``sys.stdout`` is stderr meanwhile: the result is what the Outcome has.
+        """Do the work. Meanwhile ``sys.stdout`` is stderr, because the result is what the Outcome has.
 
-        Raise ``delegraph.errors.UsageError`` for wrong arguments (exit code 2), another DelegraphError when the work
+        Raise ``delegraph.errors.UsageError`` for wrong arguments (exit code 2), another DelegraphError if the work
         fails (exit code 1). Any other exception is reported as a fault of the plugin.
         """
 

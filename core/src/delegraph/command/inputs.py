@@ -1,4 +1,4 @@
-"""Inputs of a method from ``.npz`` files: what ``numpy.savez`` writes."""
+"""Inputs of a method from ``.npz`` files, which ``numpy.savez`` writes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def read_inputs(path: Path, method: str, program: ExportedProgram, example: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Arguments and keyword arguments of ``method``, its tensors from the file.
+    """Arguments and keyword arguments of ``method``, with the tensors of the file.
 
     Arrays are called ``arr_0``, ``arr_1``, ... in the order of the inputs, as ``numpy.savez(file, *arrays)`` does, or
-    as the inputs of the program are; ``method.name`` where several methods share the file. Inputs that are no tensors
-    are those of the example. Raises InputError.
+    like the inputs of the program; ``method.name`` if several methods share the file. Inputs that are no tensors are
+    those of ``example``. Raises InputError.
     """
     import torch
     from torch.utils import _pytree as pytree
@@ -40,10 +40,11 @@ def read_inputs(path: Path, method: str, program: ExportedProgram, example: tupl
 
 
 def _tensor(path: Path, key: str, array: np.ndarray[Any, Any], dtype: Any) -> Any:
+    """An array of the file as a tensor for an input of ``dtype``."""
     import torch
 
     try:
         tensor = torch.from_numpy(array)
     except TypeError as e:
         raise InputError("input-invalid", f"{path}: the array {key} is no tensor: {e}") from e
-    return tensor.to(dtype) if dtype is torch.bfloat16 else tensor  # which numpy does not have
+    return tensor.to(dtype) if dtype is torch.bfloat16 else tensor  # numpy has no bfloat16

@@ -24,12 +24,12 @@ from .outcome import expect_file
 
 _FORM = "a function without arguments that returns (module, args), (module, args, kwargs), an ExportedProgram or a dict"
 _KEYS = ("model", "args", "kwargs", "dynamic_shapes", "methods", "transforms")
-"""What the dict of a model file may hold; each of ``methods`` may hold the first four."""
+"""Keys of the dict that a model file may return; each dict in its ``methods`` may have the first four."""
 
 
 @dataclass
 class GivenModel:
-    """What MODEL names, by method as ``delegraph.lower`` takes it. ``inputs`` are None where a program has none."""
+    """What MODEL names, by method, as ``delegraph.lower`` takes it. ``inputs`` are None for a program that has none."""
 
     programs: dict[str, Any] = field(default_factory=dict)
     inputs: dict[str, tuple[Any, ...] | None] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class GivenModel:
         self.kwargs[method], self.dynamic_shapes[method] = dict(kwargs or {}), dynamic_shapes
 
     def arguments(self) -> dict[str, Any]:
-        """What ``delegraph.lower`` and ``delegraph.compare`` are called with to lower this."""
+        """The arguments with which ``delegraph.lower`` and ``delegraph.compare`` lower this model."""
         of_methods = {
             "example_inputs": self.inputs,
             "example_kwargs": self.kwargs,
@@ -53,40 +53,46 @@ class GivenModel:
 
 
 def read_model(text: str) -> GivenModel:
-    """Everything that a MODEL says. Reading a path runs its code. Raises InputError, FormatError or UsageError."""
+    """Read a MODEL with everything that it gives. Raises InputError, FormatError or UsageError.
+
+    A .py file is run for this.
+    """
     found = _by_scheme(text)
     if found is not None:
         spec, name = found
         return from_elsewhere(spec, name, text, default_registry())
-    path, function = _split(text)
+    path, function = _path_and_function(text)
     given = GivenModel()
     if path.suffix == ".pt2":
         _add_program(given, "forward", _load_exported(path))
         return given
     build = _find_function(_run_file(path), path, function)
-    if not _needs_nothing(build):
+    if not _can_be_called_without_arguments(build):
         raise UsageError("usage-invalid", f"{path}:{build.__name__} takes arguments; {_FORM} is wanted")
-    return _given_by(_guard(build, path), text)
+    return _model_returned(_guard(build, path), text)
 
 
 def from_elsewhere(spec: ModelSpec, given: Any, text: str, registry: Registry) -> GivenModel:
-    """What the plugin that declares ``spec`` makes of a name behind its scheme, or of an object of its types."""
+    """The model that the plugin which declares ``spec`` makes of ``given``: a name behind its scheme, or an object.
+
+    ``text`` names the model in errors.
+    """
     read = registry.get(ModelSpec, spec.scheme)
     with AtWork(read, "reading of models", registry=registry):
         returned = read(given)
-    return _given_by(returned, text)
+    return _model_returned(returned, text)
 
 
 def _by_scheme(text: str) -> tuple[ModelSpec, str] | None:
-    """``timm:efficientnet_b0`` -> the declaration of ``timm``, and the name; None if it is a file."""
+    """``timm:efficientnet_b0`` -> the declaration of ``timm``, and the name; None if ``text`` is a file."""
     scheme, colon, name = text.partition(":")
     if not colon or "." in scheme or "/" in scheme or Path(text).exists():
         return None
     return default_registry().find(ModelSpec, scheme), name
 
 
-def _given_by(returned: Any, text: str) -> GivenModel:
-    """The model that the function of a model file returns, in any of its forms."""
+def _model_returned(returned: Any, text: str) -> GivenModel:
+    """The model that the function of a model file returned, in any of the forms that are allowed."""
     given = GivenModel()
     if isinstance(returned, Mapping):
         _expect_keys(text, returned, _KEYS)
@@ -106,9 +112,9 @@ def _given_by(returned: Any, text: str) -> GivenModel:
 
 
 def load_model(text: str) -> tuple[Any, tuple[Any, ...] | None, dict[str, Any]]:
-    """The program of a MODEL with one method, its example inputs (None if a program has none) and keyword arguments.
+    """The program of a MODEL with a single method, its example inputs (None if it has none) and keyword arguments.
 
-    For commands that take nothing else; InputError for a MODEL that says more. Raises what ``read_model`` does.
+    For commands that take nothing else; InputError for a MODEL that gives more. Raises what ``read_model`` does.
     """
     given = read_model(text)
     if list(given.programs) != ["forward"] or given.dynamic_shapes["forward"] or given.transforms:
@@ -118,7 +124,7 @@ def load_model(text: str) -> tuple[Any, tuple[Any, ...] | None, dict[str, Any]]:
 
 
 def _add_method(given: GivenModel, text: str, method: str, one: Any) -> None:
-    """One method, in any of the forms that a function may return."""
+    """Add one method, which a function returned in any of the allowed forms."""
     from torch.export import ExportedProgram
 
     if isinstance(one, ExportedProgram):
@@ -140,11 +146,13 @@ def _add_method(given: GivenModel, text: str, method: str, one: Any) -> None:
 
 
 def _add_program(given: GivenModel, method: str, program: Any) -> None:
+    """Add a method that is an exported program, with its example inputs."""
     args, kwargs = program.example_inputs or (None, {})
     given.add(method, program, args, kwargs)
 
 
 def _expect_keys(text: str, given: Mapping[Any, Any], known: Sequence[str]) -> None:
+    """Raise InputError for keys of a dict that are not ``known``."""
     unknown = [key for key in given if key not in known]
     if unknown:
         names = ", ".join(map(repr, unknown))
@@ -152,7 +160,7 @@ def _expect_keys(text: str, given: Mapping[Any, Any], known: Sequence[str]) -> N
 
 
 def _describe(value: Any) -> str:
-    """What a function returned, as one says it: ``a tuple of 3 (Net, Tensor, dict)``, ``None``, ``an int``."""
+    """A value that a function returned, in words: ``a tuple of 3 (Net, Tensor, dict)``, ``None``, ``an int``."""
     if isinstance(value, (tuple, list)):
         return f"a {type(value).__name__} of {len(value)} ({', '.join(type(v).__name__ for v in value)})"
     if isinstance(value, Mapping):
@@ -164,12 +172,12 @@ def _describe(value: Any) -> str:
 
 
 def check_model(text: str) -> Path | None:
-    """The file of a MODEL; None if it comes by a plugin's scheme. Raises UsageError before anything of it runs."""
-    return None if _by_scheme(text) is not None else _split(text)[0]
+    """The file of a MODEL; None if it comes from a plugin by its scheme. Raises UsageError, before anything is run."""
+    return None if _by_scheme(text) is not None else _path_and_function(text)[0]
 
 
-def _split(text: str) -> tuple[Path, str | None]:
-    """``path.py:function`` -> path and function. Raises UsageError."""
+def _path_and_function(text: str) -> tuple[Path, str | None]:
+    """``path.py:function`` -> path and function, which is None if it is not named. Raises UsageError."""
     head, colon, tail = text.rpartition(":")
     path, function = (Path(head), tail) if colon and head.endswith(".py") else (Path(text), None)
     if path.suffix not in (".py", ".pt2"):
@@ -182,12 +190,13 @@ _QUANTIZED = "torch.ao.quantization.fx._decomposed"
 
 
 def _load_exported(path: Path) -> Any:
+    """The program in a ``.pt2`` file. Raises FormatError."""
     import torch
 
     with _logged_errors("torch.export") as logged:
         try:
             return torch.export.load(path)
-        except Exception as e:  # whatever zip, JSON and torch raise for a damaged file
+        except Exception as e:  # zip, JSON and torch raise all kinds of errors for a damaged file
             if _QUANTIZED not in sys.modules and any("quantized_decomposed" in said for said in (*logged, str(e))):
                 importlib.import_module(_QUANTIZED)  # torch registers these operators when it is asked to quantize
                 return _load_exported(path)
@@ -197,9 +206,9 @@ def _load_exported(path: Path) -> Any:
 
 @contextmanager
 def _logged_errors(name: str) -> Iterator[list[str]]:
-    """The exceptions that this logger is given, in short, instead of the terminal.
+    """A block in which exceptions that a logger gets are collected, in short, and not shown on the terminal.
 
-    torch logs why it cannot read a file, tries an older format, and raises only what is wrong with that.
+    torch logs why it cannot read a file, then tries an older format, and raises only what is wrong with that one.
     """
     errors: list[str] = []
 
@@ -216,11 +225,15 @@ def _logged_errors(name: str) -> Iterator[list[str]]:
 
 
 def _in_short(error: BaseException) -> str:
+    """An exception in one line."""
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 def _run_file(path: Path) -> ModuleType:
-    """Run the file as a module. Its folder goes to the end of the path: it finds its neighbours and shadows nobody."""
+    """Run the file as a module.
+
+    Its folder is appended to the path, so that it finds its neighbours but shadows nothing.
+    """
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise InputError("input-invalid", f"{path} cannot be loaded as a Python file")
@@ -233,9 +246,12 @@ def _run_file(path: Path) -> ModuleType:
 
 
 def _find_function(module: ModuleType, path: Path, name: str | None) -> Callable[[], Any]:
-    """The function asked for; else ``model``, the one called like the file, or the only public one that fits."""
+    """The function ``name``.
+
+    Without a name ``model``, the one called like the file, or the only public one that fits.
+    """
     functions = {n: f for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__}
-    fitting = [n for n, f in functions.items() if not n.startswith("_") and _needs_nothing(f)]
+    fitting = [n for n, f in functions.items() if not n.startswith("_") and _can_be_called_without_arguments(f)]
     wanted = [name] if name is not None else ["model", path.stem]
     chosen = next((n for n in wanted if n in functions), None)
     if chosen is None and name is None and len(fitting) == 1:
@@ -247,19 +263,20 @@ def _find_function(module: ModuleType, path: Path, name: str | None) -> Callable
     return functions[chosen]
 
 
-def _needs_nothing(function: Callable[..., Any]) -> bool:
+def _can_be_called_without_arguments(function: Callable[..., Any]) -> bool:
+    """Whether a function has no parameters that need an argument."""
     parameters = inspect.signature(function).parameters.values()
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return all(p.default is not p.empty or p.kind in variable for p in parameters)
 
 
 def _guard(run: Callable[[], Any], path: Path) -> Any:
-    """What the user's code raises, as an error that points to the user's line."""
+    """Call ``run``; errors of the user's code become InputErrors that point to the user's line."""
     try:
         return run()
     except KeyboardInterrupt:
         raise
-    except BaseException as e:  # SystemExit included: a script that exits has not given a model
+    except BaseException as e:  # also SystemExit: a script that exits has given no model
         frames = [f for f in traceback.extract_tb(e.__traceback__) if Path(f.filename).resolve() == path.resolve()]
         last = frames[-1] if frames else None
         line = last and Source(last.filename, last.lineno or 0, last.name, last.line or "")

@@ -1,4 +1,4 @@
-"""What a command hands back to ``main``, and what it shows meanwhile."""
+"""What a command returns to ``main``, and what it shows while it works."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from . import terminal
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a command: as JSON (``schema`` and ``content``), as text, and its exit code."""
+    """The result of a command: for JSON (``schema`` and ``content``), as text, and its exit code."""
 
     schema: str
     content: dict[str, Any]
@@ -33,7 +33,7 @@ class Outcome:
 
 
 class Failed(Exception):
-    """A DelegraphError after which there is something to tell: ``content``, as JSON."""
+    """A DelegraphError with more to tell than the error: ``content``, for JSON."""
 
     def __init__(self, error: DelegraphError, content: dict[str, Any]) -> None:
         super().__init__(str(error))
@@ -41,8 +41,8 @@ class Failed(Exception):
 
 
 def defect(error: BaseException) -> DelegraphError:
-    """What a command says of an exception that nobody expected: a requirement is not installed, or it is a defect."""
-    lacking = _requirement(error.name or "") if isinstance(error, ModuleNotFoundError) else None
+    """The error for an unexpected exception: a missing requirement of delegraph, or a defect."""
+    lacking = _requirement_with_module(error.name or "") if isinstance(error, ModuleNotFoundError) else None
     if lacking:
         text = f"delegraph requires {lacking}, which is not installed in this environment ({sys.prefix})"
         return DelegraphError("requirement-missing", text, hint=f"python -m pip install '{lacking}'")
@@ -50,11 +50,14 @@ def defect(error: BaseException) -> DelegraphError:
     return InternalError("internal", f"{type(error).__name__}: {error}", hint=hint)
 
 
-def _requirement(module: str) -> str | None:
-    """What delegraph requires that has this module. All of it is called as its module is."""
+def _requirement_with_module(module: str) -> str | None:
+    """The requirement of delegraph that has ``module``; None if none has.
+
+    Each distribution is called like its module.
+    """
     try:
         requirements = metadata.requires("delegraph") or []
-    except metadata.PackageNotFoundError:  # it runs from its sources
+    except metadata.PackageNotFoundError:  # delegraph runs from its sources
         return None
     wanted = module.partition(".")[0].replace("_", "-").lower()
     return next((text for text in requirements if re.split(r"[^\w.-]", text)[0].lower() == wanted), None)
@@ -68,13 +71,14 @@ def describe_error(error: DelegraphError) -> dict[str, Any]:
 
 
 def as_json(outcome: Outcome) -> str:
-    """One object whose first field is the schema. Infinity and NaN, which JSON lacks, are null."""
+    """An outcome as one JSON object, its schema first; null stands for infinity and NaN, which JSON lacks."""
     named = {name: value for name, value in outcome.content.items() if name != "schema"}  # a report has its own
     content = _plain({"schema": outcome.schema, **named})
     return json.dumps(content, indent=2, default=str, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:
+    """``value`` made of types that JSON has."""
     if isinstance(value, dict):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -97,7 +101,7 @@ def expect_file(path: Path) -> None:
 
 
 def expect_places(written: Iterable[Path], read: Iterable[Path]) -> None:
-    """Check where files are to be written before the work. What is read must not be lost, nor one of two outputs.
+    """Check, before the work, that files can be written, and that none of them is read or is written twice.
 
     Raises WriteError for a place that cannot be written, UsageError for one that is given twice or is read.
     """
@@ -105,13 +109,13 @@ def expect_places(written: Iterable[Path], read: Iterable[Path]) -> None:
     for path in written:
         expect_writable(path)
         place = _file_identity(path)
-        if place in taken and not os.fspath(path).startswith(("/dev/", "/proc/")):  # which take one after another
+        if place in taken and not os.fspath(path).startswith(("/dev/", "/proc/")):  # streams take several contents
             raise UsageError("usage-invalid", f"{path} {taken[place]}; write to another file")
         taken[place] = "is given for two files"
 
 
 def _file_identity(path: Path) -> object:
-    """What is the same for all names of a file: hard links too, through which an existing file is written."""
+    """A key that is equal for all names of a file, also for hard links, because writing to one of them changes all."""
     try:
         status = os.stat(path)
     except OSError:
@@ -120,9 +124,9 @@ def _file_identity(path: Path) -> object:
 
 
 def output_path(text: str) -> Path:
-    """For argparse: where to write. ``/dev/stdout`` is where the result goes, which need not be descriptor 1."""
+    """For argparse: where to write. ``/dev/stdout`` becomes the stream for results, which need not be descriptor 1."""
     if text in ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"):
-        with contextlib.suppress(OSError, AttributeError):  # closed, or replaced by what is no file
+        with contextlib.suppress(OSError, AttributeError):  # it is closed, or replaced by an object that is no file
             return Path(f"/dev/fd/{sys.stdout.fileno()}")
     return Path(text)
 
@@ -139,7 +143,7 @@ natural_number.__name__ = "natural number"  # what argparse calls the value in i
 
 
 def show(text: str) -> None:
-    """Show a line on a terminal in the place of the last one; nothing where nobody watches."""
+    """Show a line on a terminal, in the place of the last one; does nothing if stderr is no terminal."""
     if terminal.is_watched():
         terminal.clear_line()
         terminal.tell(text, end="")
@@ -147,7 +151,7 @@ def show(text: str) -> None:
 
 @contextlib.contextmanager
 def progress(text: str) -> Iterator[None]:
-    """Show what is going on, on a terminal only, and take it away again."""
+    """A block during which a line on the terminal says what is going on; nothing is shown if stderr is no terminal."""
     if not terminal.is_watched():
         yield
         return

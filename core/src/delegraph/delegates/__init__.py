@@ -1,4 +1,4 @@
-"""Delegates: the modules that lowered programs call, and what is told of them. This package is public."""
+"""Delegates: the modules that lowered programs call, and facts about them. This package is public."""
 
 from .delegates import DelegateInfo
 from .lowered_module import Argument, LoweredBackendModule

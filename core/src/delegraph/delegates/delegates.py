@@ -1,4 +1,4 @@
-"""The delegates of a program, whether its own graph calls them or a subgraph, such as a branch or a loop."""
+"""The delegates of a program, called by its own graph or by a subgraph, such as a branch or a loop body."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ from .lowered_module import Argument, LoweredBackendModule
 
 @dataclass(frozen=True)
 class DelegateDebug:
-    """What a profiler needs to name a delegate's events: its backend, and debug identifier -> debug handles."""
+    """What a profiler needs to name the events of a delegate: its backend, and debug identifier -> debug handles."""
 
     backend_id: str
     debug_handle_map: dict[Any, tuple[int, ...]]
 
 
 def delegate_calls(program: ExportedProgram | GraphModule) -> Iterator[tuple[Node, LoweredBackendModule]]:
-    """Calls of delegates with what they call: first those of the graph in its order, then those in subgraphs."""
+    """Each call of a delegate with the delegate's module.
+
+    First those of the graph in its order, then those in subgraphs.
+    """
     module = program if isinstance(program, GraphModule) else program.graph_module
     subgraphs: dict[str, GraphModule] = {}
     for node in module.graph.nodes:
@@ -43,9 +46,9 @@ def delegate_calls(program: ExportedProgram | GraphModule) -> Iterator[tuple[Nod
 def merged_named_data(
     programs: Iterable[ExportedProgram], own: Mapping[str, bytes] = MappingProxyType({})
 ) -> NamedDataStoreOutput:
-    """The named data of all delegates of ``programs``, equal contents once, as one file holds it, and the ``own``.
+    """The named data of all delegates of ``programs`` and the data in ``own``, equal contents once, as in one file.
 
-    Raises NamedDataError if two delegates have different data under one key.
+    Raises NamedDataError if there are different data under one key.
     """
     store = NamedDataStore()
     modules = dict.fromkeys(module for program in programs for _, module in delegate_calls(program))
@@ -60,7 +63,7 @@ def merged_named_data(
 def delegate_map(program: ExportedProgram) -> dict[int, DelegateDebug]:
     """Debug handle of each call of a delegate -> its backend, and what its debug identifiers stand for.
 
-    The identifiers of two delegates may be the same; together with the call's handle they are unique in the program.
+    Two delegates may have the same identifiers; together with the call's handle they are unique in the program.
     """
     return {
         node.meta["debug_handle"]: DelegateDebug(m.backend_id, dict(m.meta.get("debug_handle_map") or {}))
@@ -69,7 +72,7 @@ def delegate_map(program: ExportedProgram) -> dict[int, DelegateDebug]:
 
 
 class MethodPrograms:
-    """Programs by method, some of their operators in delegates."""
+    """Programs by method, with some of their operators in delegates."""
 
     def __init__(self, programs: Mapping[str, ExportedProgram]) -> None:
         self._programs = dict(programs)
@@ -79,6 +82,7 @@ class MethodPrograms:
         return self._programs[self._known(name)]
 
     def _known(self, name: str) -> str:
+        """``name``; InputError if there is no such method."""
         if name not in self._programs:
             raise InputError("input-invalid", f"there is no method {name!r}; methods: {list(self._programs)}")
         return name
@@ -98,7 +102,7 @@ class MethodPrograms:
 class DelegateInfo:
     """One delegate of a lowered program: its place, its border, and ``nodes``, the operators that it stands for.
 
-    Calls that unpack results or compute sizes are not among the operators, nor in the counts of a report.
+    Calls that unpack results or compute sizes are not among the operators, and a report does not count them either.
     """
 
     method: str
@@ -118,7 +122,7 @@ class DelegateInfo:
 
     @property
     def blob(self) -> bytes | Blob:
-        """The backend's blob, not joined if the backend gave it in parts."""
+        """The backend's blob, not joined if the backend returned a Blob."""
         return self.module.blob
 
     @property
@@ -162,12 +166,12 @@ class DelegateInfo:
         return self.module.outputs
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the blob to ``path``, whole or not at all."""
+        """Write the blob to ``path``, completely or not at all."""
         write_whole(path, self.module.blob)
 
 
 def delegates_of(method: str, program: ExportedProgram) -> list[DelegateInfo]:
-    """The delegates that a method calls, without the operators that they were compiled from."""
+    """The delegates that a method calls, without the operators from which they were compiled."""
     names = {module: name for name, module in program.graph_module.named_modules()}
     modules = dict.fromkeys(module for _, module in delegate_calls(program))
     return [DelegateInfo(method, names[module], module, ()) for module in modules]

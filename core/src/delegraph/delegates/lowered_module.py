@@ -1,4 +1,4 @@
-"""``LoweredBackendModule``: a partition, and the blob that its backend compiled it to."""
+"""``LoweredBackendModule``: a partition, and the blob to which its backend compiled it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from .whole_call import WholeCall
 
 @dataclass(frozen=True)
 class Argument:
-    """One input or output of a delegate: its name in the program, dtype and shape (None for a Python number)."""
+    """One input or output of a delegate.
+
+    Its name in the program, its dtype and its shape (both None for a Python number).
+    """
 
     name: str
     dtype: torch.dtype | None
@@ -35,7 +38,7 @@ class Argument:
 
     @property
     def type(self) -> str:
-        """For people: ``float32[2, 3]``, or ``number``."""
+        """The type in words: ``float32[2, 3]``, or ``number``."""
         sizes = ", ".join(map(str, self.shape or ()))
         return "number" if self.dtype is None else f"{str(self.dtype).removeprefix('torch.')}[{sizes}]"
 
@@ -47,14 +50,14 @@ class LoweredBackendModule(torch.nn.Module):
     """What a lowered graph calls through ``torch.ops.higher_order.executorch_call_delegate``.
 
     What it records is read-only. ``processed_bytes`` joins the blob when it is first read; ``blob`` is what the backend
-    gave. It has no ``module_name``: ``torch.export.save`` of a lowered program has to fail, since it would drop the
-    blob silently.
+    returned. There is no ``module_name``, on purpose: ``torch.export.save`` of a lowered program must fail, because it
+    would silently leave out the blob.
 
-    ``inputs`` and ``outputs`` are the calling convention. Buffers that the delegate keeps (``state``) are in neither:
-    in ``original_module`` they are buffers, and their new values are the first outputs, mutations of its signature. A
-    runtime starts from their values there with every load, and keeps them from call to call.
+    ``inputs`` and ``outputs`` are the calling convention. Buffers that the delegate keeps (``state``) are in neither.
+    In ``original_module`` they are buffers, and their new values are the first outputs, as mutations in its signature.
+    A runtime starts with their values there in every load, and keeps them from call to call.
 
-    A module that ``to_backend(backend_id, program)`` made is called as that program is, with arguments and results in
+    A module that ``to_backend(backend_id, program)`` made is called like that program, with arguments and results in
     its structure (``whole``). Any other takes its inputs one by one and returns a tuple. A copy shares the blob and all
     tensors but those of its state.
     """
@@ -76,15 +79,15 @@ class LoweredBackendModule(torch.nn.Module):
         self.whole: WholeCall | None = None
 
     def belongs_to(self, backend_id: str) -> None:
-        """Record the backend's class, whatever name it was asked for by."""
+        """Record the backend's class name; the partitioner may have used another name of the backend."""
         self._backend_id = backend_id
 
     def restore(self, original_module: ExportedProgram) -> None:
-        """Record a new extract of the partition, after the backend rewrote the one that it was given."""
+        """Record a fresh extract of the partition, after the backend rewrote the one that it was given."""
         self._original_module = original_module
 
     def attach(self, result: PreprocessResult, producer: tuple[str, str]) -> None:
-        """Take over what the backend produced; ``producer`` is its distribution and the version of that."""
+        """Record what the backend returned; ``producer`` is its distribution and the version of that."""
         self.blob, self._named_data_store_output = result.processed_bytes, result.data_store_output
         self.meta["debug_handle_map"] = result.debug_handle_map
         self.meta["producer"] = " ".join(filter(None, producer))
@@ -102,7 +105,7 @@ class LoweredBackendModule(torch.nn.Module):
 
     @property
     def original_module(self) -> ExportedProgram:
-        """The partition as a program: what torch's own call of the delegate runs."""
+        """The partition as a program; torch's own call of the delegate runs it."""
         return self._original_module
 
     @property
@@ -127,7 +130,7 @@ class LoweredBackendModule(torch.nn.Module):
 
     @property
     def place(self) -> tuple[str, Iterable[Node]]:
-        """For errors of its plugin: which partition it is, and the operators in it."""
+        """Which partition it is, and its operators, for errors of its plugin."""
         program = self.original_module.graph_module
         where = f"partition {program.meta['partition']} of method {program.meta['method']}"
         return where, program.graph.nodes
@@ -148,7 +151,7 @@ class LoweredBackendModule(torch.nn.Module):
 
     @property
     def keeps_state(self) -> bool:
-        """Whether there are such buffers."""
+        """Whether the delegate keeps and writes buffers."""
         return bool(self.state)
 
     @property
@@ -158,12 +161,15 @@ class LoweredBackendModule(torch.nn.Module):
         return graph
 
     def state_tensors(self) -> list[torch.Tensor]:
-        """The buffers in ``state``. torch's own call of the delegate writes them; a runtime has its own."""
+        """The tensors of the buffers in ``state``. torch's own call of the delegate writes them.
+
+        A runtime has its own.
+        """
         tables = (self.original_module.state_dict, self.original_module.constants)
         return [t for table in tables for k, t in table.items() if k in self.state]
 
     def named_data(self) -> dict[str, bytes]:
-        """Named data by key, internal and external, joined: as a runtime gets it."""
+        """Named data by key, internal and external, as bytes: what a runtime gets."""
         store = self.named_data_store_output or NamedDataStoreOutput()
         tables = [store.pte_data, *store.external_data.values()]
         return {k: join(store.buffers[e.buffer_index]) for entries in tables for k, e in entries.items()}
@@ -174,6 +180,7 @@ class LoweredBackendModule(torch.nn.Module):
         return CALL_DELEGATE(self, *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LoweredBackendModule:
+        """A copy that shares everything that is never written."""
         memo.update((id(t), t) for t in self._shared())
         twin = LoweredBackendModule(
             self.backend_id,
@@ -188,6 +195,6 @@ class LoweredBackendModule(torch.nn.Module):
         return twin
 
     def _shared(self) -> list[torch.Tensor]:
-        """Tensors of the program that it never writes; copies share them."""
+        """The tensors of the program that it never writes; copies share them."""
         tables = (self.original_module.state_dict, self.original_module.constants)
         return [t for table in tables for k, t in table.items() if k not in self.state]

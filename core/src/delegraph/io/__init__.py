@@ -1,1 +1,1 @@
-"""Bytes and files, for plugins too: blobs, whole files, flatbuffers, tensors' memory, text made printable."""
+"""Bytes and files, also for plugins: blobs, whole files, flatbuffers, the memory of tensors, text made printable."""

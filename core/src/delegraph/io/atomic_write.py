@@ -1,4 +1,4 @@
-"""Files that are either whole or not there."""
+"""Writes files that are either complete or not there."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
 _TEMPORARY = re.compile(r"\.delegraph-[0-9a-f]{16}\.part")
 _FALLOC_FL_KEEP_SIZE = 1
 _RESERVED = 1 << 25
-"""Bytes from which on space is reserved: for less, it takes longer than it saves."""
+"""For at least so many bytes, space is reserved; for fewer that takes longer than it saves."""
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes | Blob) -> None:
-    """Write ``content`` to ``path`` as ``cp`` would, but whole or not at all. Raises WriteError, or InputError
-    for what names no file.
+    """Write ``content`` to ``path`` as ``cp`` would, but completely or not at all.
 
-    The content is finished in a temporary file in the target's folder, without a name where there are such files. It
-    then takes the target's place and keeps its mode; symbolic links are followed. A target with several names (hard
-    links) or of another owner stays the file that it is, and the finished content is copied into it; a device, a pipe
-    and this process's own standard output are written to as they are. These can be left half-written. Temporary files
-    that killed processes left in the folder are removed.
+    Raises WriteError, or InputError for a path that cannot name a file. The content is finished in a temporary file in
+    the target's folder, without a name where there are such files. It then takes the target's place and keeps its mode;
+    symbolic links are followed. A target with several names (hard links), or of another owner, stays the file that it
+    is, and the finished content is copied into it. A device, a pipe and this process's own standard output are written
+    to as they are. These three can be left half-written. Temporary files that killed processes left in the folder are
+    removed.
     """
     target = as_path(path)
     try:
@@ -54,7 +54,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes | Blob) -> None:
 
 
 def expect_writable(path: str | os.PathLike[str]) -> None:
-    """Raise WriteError for what ``write_whole`` cannot write, as far as that can be known before the work."""
+    """Raise WriteError if ``write_whole`` could not write to ``path``, as far as that can be known before."""
     target = as_path(path)
     try:
         old = _status(target)
@@ -72,7 +72,7 @@ def expect_writable(path: str | os.PathLike[str]) -> None:
 
 
 def _status(target: Path) -> os.stat_result | None:
-    """What is there, links followed; None if nothing is."""
+    """The status of the file that the path leads to, links followed; None if there is none."""
     try:
         return target.stat()
     except FileNotFoundError:
@@ -80,21 +80,23 @@ def _status(target: Path) -> os.stat_result | None:
 
 
 def _open_descriptor(target: Path, status: os.stat_result) -> int | None:
-    """The descriptor that the path names (``/dev/fd/7``), or standard output or error if that goes to the same file.
+    """The open descriptor that the path means; None if it means none.
 
-    What follows on it must not overwrite the content, as it would if the file were opened again.
+    It may be named (``/dev/fd/7``), or be the file to which standard output or error goes. Opening that file again
+    would let what is printed later overwrite the content.
     """
     named = _DESCRIPTOR.fullmatch(os.fspath(target))
     for descriptor in (int(named[1]),) if named else (1, 2):
-        with contextlib.suppress(OSError):  # closed
+        with contextlib.suppress(OSError):  # the descriptor is closed
             if os.path.samestat(os.fstat(descriptor), status):
                 return descriptor
     return None
 
 
 def _replace(target: Path, old: os.stat_result | None, content: bytes | Blob) -> None:
+    """Write the content to a temporary file, and put that in the place of ``target``."""
     if old is not None and not os.access(target, os.W_OK):
-        raise PermissionError(None, "no permission to write to it")  # a rename would not ask
+        raise PermissionError(None, "no permission to write to it")  # a rename would not check it
     _remove_leftovers(target.parent)
     mode = 0o666 if old is None else stat.S_IMODE(old.st_mode) & 0o777
     file = _unnamed(target.parent, mode) or _named(target.parent, mode)
@@ -127,7 +129,7 @@ def _move(file: BinaryIO, target: Path) -> None:
     try:
         try:
             _link(file, target.name, folder)
-        except FileExistsError:  # no link takes a name that is taken, but a rename does
+        except FileExistsError:  # a link cannot take an existing name, but a rename can
             part = _free_name()
             _link(file, part, folder)
             os.replace(part, target.name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -136,14 +138,17 @@ def _move(file: BinaryIO, target: Path) -> None:
 
 
 def _link(file: BinaryIO, name: str, folder: int) -> None:
-    """Give a file without a name one in ``folder``; without its descriptor, ``os.link`` would not follow /proc."""
+    """Give a file without a name a name in ``folder``.
+
+    ``dst_dir_fd`` is needed: without a folder's descriptor, ``os.link`` does not follow the link in /proc.
+    """
     os.link(f"/proc/self/fd/{file.fileno()}", name, dst_dir_fd=folder)
 
 
 def _reserve(file: BinaryIO, size: int) -> None:
-    """Let a file system have its blocks at once: a full disk is known before the work, and writing takes less (Linux).
+    """Reserve the blocks of a file at once: then a full disk is noticed before the work, and writing is faster (Linux).
 
-    ``os.posix_fallocate`` would write into every block where the file system cannot reserve any.
+    ``os.posix_fallocate`` would write into every block on file systems that cannot reserve.
     """
     if sys.platform != "linux" or size < _RESERVED:
         return
@@ -154,14 +159,15 @@ def _reserve(file: BinaryIO, size: int) -> None:
 
 
 def _put(content: bytes | Blob, file: BinaryIO) -> None:
+    """Write the content to an open file."""
     file.write(content) if isinstance(content, bytes) else content.write_to(file)
     file.flush()
 
 
 def _unnamed(folder: Path, mode: int) -> BinaryIO | None:
-    """A new file without a name, of which nothing is left if the process is killed.
+    """A new file without a name, of which nothing remains if the process is killed.
 
-    None on other systems than Linux, and on file systems that have no such files, as NFS and FAT.
+    None on systems other than Linux, and on file systems that have no such files, as NFS and FAT.
     """
     if not hasattr(os, "O_TMPFILE") or not os.path.exists("/proc/self/fd"):
         return None
@@ -170,21 +176,21 @@ def _unnamed(folder: Path, mode: int) -> BinaryIO | None:
     except OSError:
         return None
     with contextlib.suppress(OSError):  # this file system has no locks
-        _lock(file.fileno())  # it has a name for a moment, when it takes the place of another file
+        _lock(file.fileno())  # for the moment in which it has a temporary name (``_move``)
     return file
 
 
 def _named(folder: Path, mode: int) -> BinaryIO:
-    """A new file that is locked for as long as it is open."""
+    """A new file with a temporary name, locked for as long as it is open."""
     while True:
         name = folder / _free_name()
         file = open(name, "w+b", opener=lambda path, _: os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode))
         try:
             _lock(file.fileno())
-        except BlockingIOError:  # somebody took it for a leftover before it was locked, and removes it
+        except BlockingIOError:  # before it was locked, another process took it for a leftover and removes it
             file.close()
             continue
-        except OSError:  # this file system has no locks, so that nobody can take it for a leftover
+        except OSError:  # this file system has no locks, so nobody can take it for a leftover
             return file
         if os.fstat(file.fileno()).st_nlink:
             return file
@@ -192,14 +198,14 @@ def _named(folder: Path, mode: int) -> BinaryIO:
 
 
 def _free_name() -> str:
-    """A temporary file's name, which is short however long the target's is."""
+    """A name for a temporary file; it is short, however long the target's is."""
     return f".delegraph-{secrets.token_hex(8)}.part"
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove temporary files that nobody holds a lock on any more: their process was killed."""
+    """Remove temporary files that no process has locked any more: the process that made them was killed."""
     for name in filter(_TEMPORARY.fullmatch, os.listdir(folder)):
-        with contextlib.suppress(OSError):  # in use, another user's, or gone meanwhile
+        with contextlib.suppress(OSError):  # it is in use, belongs to another user, or is gone by now
             held = os.open(folder / name, os.O_RDWR)
             try:
                 _lock(held)
@@ -209,11 +215,12 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def _lock(file: int) -> None:
-    """Lock an open file; BlockingIOError if somebody else has locked it, OSError where files cannot be locked."""
+    """Lock an open file. BlockingIOError if another process has locked it, OSError if files cannot be locked."""
     if sys.platform == "win32":
         raise OSError("files are not locked on Windows")
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _failed(target: Path, why: str) -> WriteError:
+    """The error for a target that cannot be written."""
     return WriteError("write-failed", f"cannot write {target}: {why}")

@@ -1,4 +1,4 @@
-"""Bytes that are not joined: what a backend's blobs and named data may be instead of ``bytes``."""
+"""Bytes that are not joined yet: blobs and named data of backends may be such objects instead of ``bytes``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Blob", "TensorBlob", "equal", "head", "is_blob", "join"]
 class Blob(Protocol):
     """Bytes that are not joined yet. A backend whose blob is mostly weights returns one instead of ``bytes``.
 
-    ``write_to`` appends all of them to a file; ``len()`` is known before. The weights are read where they are used, so
+    ``write_to`` appends all bytes to a file; ``len()`` is known before. Weights are read from their own memory, so
     nothing of the model may change in between: ``write_to`` raises ContractViolation if something did.
     """
 
@@ -29,10 +29,10 @@ class Blob(Protocol):
 
 
 class TensorBlob:
-    """The elements of a tensor in C order, read from its own memory whenever they are written."""
+    """The elements of a tensor in C order, read from its memory each time they are written."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        from .weights import state_of  # what has only bytes does without torch
+        from .weights import state_of  # imported late, so that blobs of bytes need no torch
 
         self._tensor, self._state = tensor, state_of(tensor)
 
@@ -40,7 +40,7 @@ class TensorBlob:
         return self._tensor.nbytes
 
     def write_to(self, file: BinaryIO) -> None:
-        """Append the elements. Raises ContractViolation if somebody wrote the tensor since."""
+        """Append the elements. Raises ContractViolation if the tensor was written since the blob was made."""
         from .weights import is_written, memory_of
 
         if is_written(self._tensor, self._state):
@@ -53,24 +53,27 @@ class TensorBlob:
         return join(self)
 
     def __eq__(self, other: object) -> bool:
-        """Equal to what has the same bytes, joined or not."""
+        """Whether ``other``, bytes or a blob, has the same bytes."""
         return equal(self, other) if isinstance(other, (bytes, Blob)) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment]  # the tensor may change
 
     def place(self) -> tuple[Any, ...]:
-        """Equal for two that read the same elements of one memory, so that nothing needs to be compared."""
+        """A key that is equal for two blobs that read the same elements of the same memory.
+
+        These need not be compared.
+        """
         tensor = self._tensor
         return self._state, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def is_blob(data: Any) -> bool:
-    """Whether ``data`` keeps the protocol; its class does not, although it has the same attributes."""
+    """Whether ``data`` is a Blob. A class is none, although it has the same attributes."""
     return isinstance(data, Blob) and not isinstance(data, type)
 
 
 def join(data: bytes | Blob) -> bytes:
-    """All bytes of ``data``, written once: ``getvalue`` shares the buffer that was filled."""
+    """All bytes of ``data``, written only once: ``getvalue`` shares the buffer."""
     if isinstance(data, bytes):
         return data
     buffer = io.BytesIO()
@@ -79,7 +82,10 @@ def join(data: bytes | Blob) -> bytes:
 
 
 def head(data: bytes | Blob, size: int) -> bytes:
-    """The first ``size`` bytes; a Blob is streamed for them. Raises ContractViolation if it has not ``len`` bytes."""
+    """The first ``size`` bytes; a Blob is written completely for that.
+
+    ContractViolation if it has not ``len`` bytes.
+    """
     if isinstance(data, bytes):
         return data[:size]
     first, written = bytearray(), 0
@@ -97,7 +103,7 @@ def head(data: bytes | Blob, size: int) -> bytes:
 
 
 def equal(ours: bytes | Blob, theirs: bytes | Blob) -> bool:
-    """Whether both are the same bytes; nothing is joined, and one memory is not read."""
+    """Whether both have the same bytes. Nothing is joined, and two blobs of the same memory are not read."""
     if isinstance(ours, bytes) and isinstance(theirs, bytes):
         return ours == theirs
     if ours is theirs or len(ours) != len(theirs):
@@ -108,6 +114,7 @@ def equal(ours: bytes | Blob, theirs: bytes | Blob) -> bool:
 
 
 def _digest(data: bytes | Blob) -> bytes:
+    """The SHA-256 of the bytes."""
     digest = hashlib.sha256(data if isinstance(data, bytes) else b"")
     if not isinstance(data, bytes):
         data.write_to(_Sink(digest.update))  # type: ignore[arg-type]
@@ -115,7 +122,7 @@ def _digest(data: bytes | Blob) -> bytes:
 
 
 class _Sink(io.RawIOBase):
-    """A file that hands over what is written to it, and keeps nothing."""
+    """A file that passes on what is written to it, and keeps nothing."""
 
     def __init__(self, take: Callable[[memoryview], None]) -> None:
         self._take = take

@@ -1,4 +1,4 @@
-"""Escapes text from models and plugins for pages and terminals: none of it acts as markup, and all of it is visible."""
+"""Escapes text from models and plugins for pages and terminals: it cannot act as markup, and all of it is visible."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 __all__ = ["LONGEST", "lines", "printable", "table", "text"]
 
 LONGEST = 2000
-"""Characters of one text; a model may have names of any length."""
+"""The most characters of one text; names in a model may have any length."""
 _TOOLTIP = 500
-"""Characters of one line of a tooltip."""
+"""The most characters of one line of a tooltip."""
 
 
 def text(value: object, longest: int = LONGEST) -> str:
@@ -18,7 +18,7 @@ def text(value: object, longest: int = LONGEST) -> str:
     A character that does not print becomes its escape: control characters, those that change the direction of writing,
     and halves of surrogate pairs, which no file can hold. A text longer than ``longest`` after that is cut off.
     """
-    import html  # with a table of all entities, which only pages need
+    import html  # imported late: it has a table of all entities, which only pages need
 
     whole = str(value)
     shown = printable(whole[: longest + 1])
@@ -35,12 +35,12 @@ def printable(shown: str, kept: str = "") -> str:
 
 
 def lines(values: Iterable[object]) -> str:
-    """Several texts, a line each, as in a tooltip."""
+    """Several texts, one on each line, as in a tooltip."""
     return "\n".join(text(v, _TOOLTIP) for v in values)
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Left-aligned columns, two spaces apart. A cell is one line, whatever is in it."""
+    """Left-aligned columns, two spaces apart. A cell stays on one line, whatever is in it."""
     shown = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[k]) for row in shown) for k in range(len(shown[0]))] if shown else []
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in shown)

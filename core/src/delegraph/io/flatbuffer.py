@@ -1,8 +1,8 @@
-"""Checked access to flatbuffers from untrusted sources: every offset, size and count is tested before it is followed.
+"""Checked access to flatbuffers from untrusted sources: every offset, size and count is checked before it is followed.
 
-The generated readers of the ``flatbuffers`` package trust their input; a damaged file makes them read nonsense, loop
-or fail with arbitrary exceptions. Here any damage is a FormatError, and no file makes the reader do more work than its
-own length allows. Unknown fields are ignored, absent ones have their default, as the format wants.
+The generated readers of the ``flatbuffers`` package trust their input; a damaged file makes them read nonsense, loop or
+fail with arbitrary exceptions. Here any damage is a FormatError, and no file makes the reader do more work than its own
+length allows. As the format wants, unknown fields are ignored, and absent ones have their default.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def root(data: bytes | bytearray | memoryview, identifier: str, what: str) -> Ta
 
 
 class Buffer:
-    """The bytes of one file, and how much work reading them may still cause.
+    """The bytes of one file, and how much work reading them may still cost.
 
-    Tables and vectors may be shared, so a small file can describe a structure of any size. Each table and each vector
-    element that is read counts; a file that needs more of them than it has bytes is refused. Strings are decoded once,
-    and bytes copied once.
+    Tables and vectors may be shared, so a small file can describe a structure of any size. Each table and each element
+    of a vector that is read counts; a file that needs more of them than it has bytes is refused. Strings are decoded
+    once, and bytes are copied once.
     """
 
     def __init__(self, data: memoryview, what: str) -> None:
@@ -48,21 +48,23 @@ class Buffer:
         self._copies: dict[int, bytes] = {}
 
     def damaged(self, why: str) -> FormatError:
+        """The error for a damaged file."""
         return FormatError("format-invalid", f"damaged {self.what}: {why}")
 
     def spend(self, count: int, where: str) -> None:
-        """Account for reading ``count`` elements."""
+        """Count ``count`` elements that are read; FormatError if that makes too many."""
         self._allowance -= count
         if self._allowance < 0:
             raise self.damaged(f"{where} makes its structure larger than the file")
 
     def read(self, form: struct.Struct, position: int, where: str) -> Any:
+        """The number at ``position``."""
         if not 0 <= position <= self.size - form.size:
             raise self.damaged(f"{where} lies outside of the file")
         return form.unpack_from(self.data, position)[0]
 
     def follow(self, position: int, where: str) -> int:
-        """Where the forward offset at ``position`` leads."""
+        """The position to which the forward offset at ``position`` leads."""
         offset: int = self.read(_U32, position, where)
         if not 4 <= offset <= self.size - position:
             raise self.damaged(f"the offset of {where} leads outside of the file")
@@ -76,6 +78,7 @@ class Buffer:
         return position + 4, count
 
     def string(self, position: int, where: str) -> str:
+        """The string at ``position``."""
         if position not in self._strings:
             start, length = self.vector(position, 1, where)
             self.spend(length, where)
@@ -86,6 +89,7 @@ class Buffer:
         return self._strings[position]
 
     def copy(self, position: int, where: str) -> bytes:
+        """The bytes of the vector at ``position``, copied once."""
         if position not in self._copies:
             start, length = self.vector(position, 1, where)
             self.spend(length, where)
@@ -96,8 +100,8 @@ class Buffer:
 class Table:
     """A table whose position was checked. Fields are addressed by their id in the schema.
 
-    Its vtable states its size as well. Nothing may follow from that: Python's own writer lets tables of several sizes
-    share a vtable, which has the size of the first.
+    Its vtable also states the table's size, but nothing is concluded from that: Python's own writer lets tables of
+    several sizes share a vtable, which has the size of the first.
     """
 
     __slots__ = ("_buffer", "_fields", "_vtable", "position", "where")
@@ -112,14 +116,15 @@ class Table:
             raise self.damaged("its vtable has a wrong length")
 
     def damaged(self, why: str) -> FormatError:
+        """The error for a damaged file, with the place of this table."""
         return self._buffer.damaged(f"{self.where}: {why}")
 
     def spend(self, count: int) -> None:
-        """Account for what else a reader makes of this table, in elements; FormatError if it is too much."""
+        """Count elements that a reader makes from this table besides reading it; FormatError if that makes too many."""
         self._buffer.spend(count, self.where)
 
     def _slot(self, field: int, width: int) -> int | None:
-        """Position of a field's inline value, None if it is absent."""
+        """The position of a field's inline value; None if the field is absent."""
         if field >= self._fields:
             return None
         offset: int = _U16.unpack_from(self._buffer.data, self._vtable + _FIRST_FIELD + 2 * field)[0]
@@ -141,6 +146,7 @@ class Table:
         return bool(value)
 
     def _target(self, field: int, name: str) -> tuple[int, str] | None:
+        """The position to which a field refers, and the place for errors; None if the field is absent."""
         slot = self._slot(field, 4)
         where = f"{self.where}, {name}"
         return None if slot is None else (self._buffer.follow(slot, where), where)
@@ -164,7 +170,7 @@ class Table:
         return self._buffer.data[start : start + count]
 
     def copied(self, field: int, name: str) -> bytes:
-        """A vector of bytes, as a copy that all who refer to it share; empty if absent."""
+        """A vector of bytes, as a copy that all references to it share; empty if absent."""
         target = self._target(field, name)
         return self._buffer.copy(*target) if target else b""
 
@@ -187,10 +193,11 @@ class Table:
         return list(self.each_table(field, name))
 
     def each_table(self, field: int, name: str) -> Iterator[Table]:
-        """``tables``, each made when it is asked for: many references to one table take no memory."""
+        """As ``tables``, but each table is made when it is reached: many references to one table take no memory."""
         return (Table(self._buffer, *element) for element in self._elements(field, name))
 
     def _elements(self, field: int, name: str) -> Iterator[tuple[int, str]]:
+        """Position of each element of a vector of offsets, and the place for errors."""
         target = self._target(field, name)
         if target is None:
             return

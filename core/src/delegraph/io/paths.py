@@ -1,4 +1,4 @@
-"""Names of files that callers give."""
+"""File names that callers give."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ __all__ = ["as_path"]
 
 
 def as_path(given: Any) -> Path:
-    """``given`` as a Path. Raises InputError for what names no file on any disk: another type, or a null character."""
+    """``given`` as a Path. Raises InputError for what cannot name a file.
+
+    Another type, or text with a null character.
+    """
     try:
         path = Path(given)
         if b"\0" not in os.fsencode(path):

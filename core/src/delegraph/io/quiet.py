@@ -1,4 +1,4 @@
-"""Packages of others that set up logging, log and warn while they are imported and while they work."""
+"""Silences packages that set up logging, log and warn while they are imported and while they work."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ __all__ = ["quietly"]
 
 _LOCK = threading.Lock()
 _inside: list[int] = []
-"""The threads that are in ``quietly``, each as often as it has entered."""
+"""The threads in ``quietly``, each as often as it has entered."""
 _restores: list[Callable[[], None]] = []
-"""What the last of them that leaves does; the first that enters adds it."""
+"""The function that the last thread to leave has to call; the first one to enter adds it."""
 
 
 class _Inside:
-    """Stands in a filter of warnings where a pattern stands: matches what a thread that is in ``quietly`` warns of."""
+    """Stands for a pattern in a filter of warnings, and matches every warning of threads that are in ``quietly``."""
 
     def match(self, text: str) -> bool:
+        """Whether this thread is in ``quietly``; the text does not matter."""
         return threading.get_ident() in _inside
 
 
@@ -30,11 +31,12 @@ _FILTER = ("ignore", _Inside(), Warning, None, 0)
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Without this thread's warnings, and with the root logger as it was: how it logs is the program's choice.
+    """A block without this thread's warnings.
 
-    torchao, which quantizing and ExecuTorch import, logs which of its kernels for GPUs do not load, and warns of calls
-    that are its own. Filters and levels belong to the process: ``warnings.catch_warnings`` in two threads at once may
-    put back those of the other, and so silence all warnings for good.
+    Afterwards the root logger is as before, since logging is the program's choice. torchao, which quantizing and
+    ExecuTorch import, logs which of its kernels for GPUs do not load, and warns about calls that it makes itself.
+    Filters and levels belong to the process: ``warnings.catch_warnings`` in two threads at once could restore those of
+    the other thread, and so silence all warnings for good.
     """
     thread = threading.get_ident()
     with _LOCK:
@@ -53,12 +55,12 @@ def quietly() -> Iterator[None]:
 
 
 def _filters() -> Any:
-    """The filters of warnings that hold now; ``catch_warnings`` puts another list in their place."""
+    """The filters of warnings that are in force; ``catch_warnings`` replaces the list."""
     return warnings.filters
 
 
 def _quiet_log() -> Callable[[], None]:
-    """Log errors only where packages are known to log more; the result puts all of it back."""
+    """Let packages that log too much log only errors; returns a function that restores all of it."""
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)
     others = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]

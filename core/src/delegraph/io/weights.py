@@ -1,4 +1,4 @@
-"""A tensor of the model as plugins may use it: its bytes, why it has none, and whether somebody wrote it."""
+"""A tensor of the model as plugins may use it: its bytes, why it has none, and whether it was written."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["State", "is_written", "memory_of", "state_of", "why_no_bytes"]
 _PLAIN: Any = torch.Tensor.__torch_dispatch__
 _string_at = ctypes.string_at
 _SAMPLED = 32
-"""Bytes at each end of a tensor that ``state_of`` looks at."""
+"""How many bytes at each end of a tensor ``state_of`` looks at."""
 _PIECE = 1 << 20
-"""Bytes of a tensor that are brought into C order at a time, where its memory has another."""
+"""How many bytes of a tensor are brought into C order at a time, if its memory has another order."""
 
 
 def why_no_bytes(tensor: torch.Tensor) -> str | None:
-    """Why the elements of ``tensor`` are not in one memory that can be read; None if they are.
+    """Why the elements of ``tensor`` are not in a single memory that can be read; None if they are.
 
-    Wrapper subclasses hold other tensors, or nothing, in place of elements; their class is named. A subclass that only
-    adds Python behaviour has elements like any tensor.
+    Wrapper subclasses hold other tensors, or nothing, in place of elements; the reason names their class. A subclass
+    that only adds Python behaviour has elements like any tensor.
     """
     kind = type(tensor)
     if kind.__torch_dispatch__ is not _PLAIN:
@@ -35,7 +35,7 @@ def why_no_bytes(tensor: torch.Tensor) -> str | None:
 
 
 class State(NamedTuple):
-    """How a tensor stands: how often torch saw it written, its shape, and its memory with the bytes at both ends."""
+    """The state of a tensor: how often torch saw it written, its shape, and its memory with the bytes at both ends."""
 
     version: int | None
     shape: torch.Size
@@ -46,11 +46,11 @@ class State(NamedTuple):
 
 
 def state_of(tensor: torch.Tensor) -> State:
-    """What changes when somebody writes ``tensor``; costs neither a copy nor a hash.
+    """Everything that changes when ``tensor`` is written; costs neither a copy nor a hash.
 
-    torch counts the writes of a tensor in ``_version``. ``tensor.data`` is the same memory with a count of its own, so
-    a write through it is seen only by what it leaves behind: another shape, or other bytes at either end. No tensor is
-    blamed for nothing, and whatever rewrites one as a whole is seen; the conformance kit compares all bytes.
+    torch counts the writes to a tensor in ``_version``. But ``tensor.data`` is the same memory with a count of its own,
+    so a write through it shows only in its effect: another shape, or other bytes at either end. A tensor that was not
+    written is never blamed, and rewriting a whole tensor is always seen; the conformance kit compares all bytes.
     """
     version = None if tensor.is_inference() else tensor._version
     if not tensor.is_cpu or tensor.numel() == 0 or why_no_bytes(tensor) is not None:
@@ -61,7 +61,7 @@ def state_of(tensor: torch.Tensor) -> State:
 
 
 def is_written(tensor: torch.Tensor, before: State) -> bool:
-    """Whether somebody wrote ``tensor`` since it had that state."""
+    """Whether ``tensor`` was written since it had the state ``before``."""
     version, shape, place, size, first, last = before
     if (version is not None and tensor._version != version) or tensor.shape != shape:
         return True

@@ -59,7 +59,7 @@ __all__ = [
 
 @dataclass
 class MethodProgramsPartitionerSpec:
-    """Programs and partitioners by method name; a method without a partitioner stays as it is."""
+    """Programs and partitioners by method name; a method without a partitioner is not changed."""
 
     method_to_edge_program: Mapping[str, ExportedProgram]
     method_to_partitioner: Mapping[str, Partitioner]
@@ -76,13 +76,13 @@ def to_backend(target: MethodProgramsPartitionerSpec) -> dict[str, ExportedProgr
 
 
 def to_backend(target: Any, program: Any = None, compile_specs: Sequence[CompileSpec] = ()) -> Any:
-    """Lower with a backend or a partitioner; three forms.
+    """Lower with a backend or a partitioner. There are three forms.
 
-    ``to_backend(backend_id, program, compile_specs)``: the whole program, calls of delegates in it included, as one
-    ``LoweredBackendModule``, which is called as the program is and keeps the buffers that it writes.
-    ``to_backend(program, partitioner)``: the program with what the partitioner tags delegated.
-    ``to_backend(MethodProgramsPartitionerSpec(...))``: the same for several methods, each backend called once for all.
-    The programs that are passed in are never changed.
+    ``to_backend(backend_id, program, compile_specs)``: the whole program, calls of delegates in it included, becomes
+    one ``LoweredBackendModule``, which is called like the program and keeps the buffers that it writes.
+    ``to_backend(program, partitioner)``: the program, with everything that the partitioner tags delegated.
+    ``to_backend(MethodProgramsPartitionerSpec(...))``: the same for several methods; each backend is called once for
+    all. The programs that are passed in never change.
     """
     if isinstance(target, str) and isinstance(program, ExportedProgram):
         lowered = delegate({"forward": program}, {"forward": AllNodePartitioner(target, compile_specs)}, whole=True)

@@ -1,6 +1,6 @@
-"""``to_edge``, ``to_edge_transform_and_lower``, ``EdgeProgramManager`` (names as in ExecuTorch), over the one pipeline.
+"""``to_edge``, ``to_edge_transform_and_lower``, ``EdgeProgramManager`` (names as in ExecuTorch), by the one pipeline.
 
-Every step makes a new manager, leaves the old one as it was, keeps the configuration, and verifies its programs.
+Every step returns a new manager, leaves the old one as it was, keeps the configuration, and verifies its programs.
 """
 
 from __future__ import annotations
@@ -32,14 +32,17 @@ from ..report.collect import left_operators
 from .passes import Pass, as_transform, verify
 
 Passes = Pass | Sequence[Pass] | Mapping[str, Pass | Sequence[Pass]]
-"""One pass, several, or either by method."""
-_JOINING = threading.RLock()  # reentrant: a blob may hold another program's file
+"""One pass, several, or either of these by method."""
+_JOINING = threading.RLock()  # re-entrant, because a blob may contain another program's file
 Programs = ExportedProgram | Mapping[str, ExportedProgram]
 
 
 @dataclass(frozen=True)
 class EdgeCompileConfig:
-    """``preserve_ops``: operators that ``to_edge`` leaves whole. ``check_validity``: verify after every step."""
+    """``preserve_ops``: operators that ``to_edge`` leaves whole.
+
+    ``check_validity``: whether to verify after every step.
+    """
 
     preserve_ops: tuple[OpOverload, ...] = ()
     check_validity: bool = True
@@ -53,7 +56,7 @@ class EdgeCompileConfig:
 
 
 class EdgeProgramManager(MethodPrograms):
-    """Edge programs by method, the values of constant methods, and the configuration that made them."""
+    """Edge programs by method, the values of constant methods, and the configuration with which they were made."""
 
     def __init__(
         self,
@@ -76,12 +79,12 @@ class EdgeProgramManager(MethodPrograms):
         return self._constant_methods.keys()
 
     def core_program(self, name: str = "forward", keep: Collection[OpOverload] = ()) -> ExportedProgram:
-        """The program of a method: what the host computes in it is in core ATen, as far as it is to be."""
+        """The program of a method. The host's calls in it are in core ATen, as far as the configuration wants that."""
         return self.exported_program(name)
 
     @property
     def not_core(self) -> dict[str, list[str]]:
-        """Method -> names of the operators in it that are not core ATen: kept, or nothing decomposes them."""
+        """Method -> names of its operators that are not core ATen: preserved, or not decomposed."""
         graphs = {m: all_nodes(p.graph_module) for m, p in self._programs.items()}
         called = {m: {n.target for n in nodes if isinstance(n.target, OpOverload)} for m, nodes in graphs.items()}
         return {m: sorted(str(op) for op in ops if torch.Tag.core not in op.tags) for m, ops in called.items()}
@@ -102,44 +105,49 @@ class EdgeProgramManager(MethodPrograms):
         return sum(len(left_operators(all_nodes(p.graph_module))) for p in self._programs.values())
 
     def transform(self, passes: Passes) -> EdgeProgramManager:
-        """Run passes, one or several, on every method, or by method. Each gets a copy of its own."""
-        lists = _lists("passes are", passes, self._programs)
+        """Run passes, one or several, on every method, or by method. Each method's passes get a copy of its program."""
+        lists = _lists_by_method("passes are", passes, self._programs)
         changed = {m: self._programs[m] for m, passes in lists.items() if passes}
         lowering = Lowering(default_registry(), programs=changed, transforms=_transforms(lists, self.compile_config))
         return self._next({**self._programs, **run(lowering, "normalize", "normalize").programs})
 
     def to_backend(self, partitioner: Partitioner | Mapping[str, Partitioner]) -> EdgeProgramManager:
-        """Delegate what a partitioner tags, in every method or by method; each backend is called once for all."""
+        """Delegate what a partitioner tags, in every method or by method.
+
+        Each backend is called once for all methods.
+        """
         named = partitioner if isinstance(partitioner, Mapping) else dict.fromkeys(self._programs, partitioner)
         lowered = delegate(self._programs, named).programs
         self._verify(lowered, "to_backend")
         return self._next({**self._programs, **lowered})
 
     def to_executorch(self, config: Mapping[str, Any] | None = None) -> ExecutorchProgramManager:
-        """The program as a ``.pte`` file, with ``config`` as the options of that format.
+        """The program as a ``.pte`` file; ``config`` has options of that format.
 
         Raises FormatNotFound, with the name of the distribution to install, if no plugin offers ``.pte`` files.
         """
         return ExecutorchProgramManager(self, FileFormat("program.pte", default_registry()), config or {})
 
     def save(self, path: str | os.PathLike[str], **options: Any) -> None:
-        """Write the program in the format of the path's suffix, with the options of that format, as ``lower`` does."""
+        """Write the program in the format of the path's suffix, with options of that format, as ``lower`` does."""
         with TRACING:
             FileFormat(path, default_registry()).save(self, options)
 
     def _next(self, programs: Mapping[str, ExportedProgram]) -> EdgeProgramManager:
+        """A manager of other programs with the same configuration."""
         return EdgeProgramManager(programs, self._constant_methods, self.compile_config)
 
     def _verify(self, programs: Mapping[str, ExportedProgram], step: str) -> None:
+        """Verify the programs after ``step``, if the configuration wants that."""
         if self.compile_config.check_validity:
             for method, program in programs.items():
                 verify(program.graph_module, f"after {step}, method {method}")
 
 
 class ExecutorchProgramManager:
-    """What ``to_executorch`` returns: a ``.pte`` file and its data files, whose weights are read when it is written.
+    """What ``to_executorch`` returns: a ``.pte`` file and its data files; weights are read when they are written.
 
-    ``buffer`` reads those of the program file once: from then on that file is what it was.
+    After ``buffer`` was read, the program file does not change any more, even if a weight does.
     """
 
     def __init__(self, edge: EdgeProgramManager, file_format: FileFormat, options: Mapping[str, Any]) -> None:
@@ -157,11 +165,11 @@ class ExecutorchProgramManager:
 
     @property
     def buffer(self) -> bytes:
-        """The program file, the same object at each access: runtimes read it in place, and this keeps it for them.
+        """The bytes of the program file; each access returns the same object, because runtimes read it in place.
 
         It is a copy of all weights. A large program is better written with ``write_to_file`` or ``save``.
         """
-        with _JOINING:  # of two threads, neither may get bytes that nobody keeps
+        with _JOINING:  # two threads have to get the same object, which is kept here
             self._contents[""] = content = join(self._contents[""])
         return content
 
@@ -176,14 +184,14 @@ class ExecutorchProgramManager:
         file.write(content) if isinstance(content, bytes) else content.write_to(file)
 
     def write_tensor_data_to_file(self, outdir: str | os.PathLike[str]) -> None:
-        """Write ``data_files`` into a folder, by their names; ``save`` puts the program's name before them."""
+        """Write ``data_files`` into a folder under their names; ``save`` puts the program's name in front of them."""
         for name in self.data_files:
             write_whole(os.path.join(outdir, name), self._contents[name])
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the program and its data files, as ``model.weights.ptd`` beside ``model.pte``, each whole or not.
+        """Write the program and its data files (``model.weights.ptd`` beside ``model.pte``), each whole or not.
 
-        Raises OptionError for a path that is not one of a ``.pte`` file.
+        Raises OptionError for a path without the suffix ``.pte``.
         """
         target = as_path(path)
         if target.suffix.lower() != ".pte":
@@ -196,10 +204,10 @@ def to_edge(
     constant_methods: Mapping[str, Any] | None = None,
     compile_config: EdgeCompileConfig | None = None,
 ) -> EdgeProgramManager:
-    """Edge programs in core ATen, except for ``compile_config.preserve_ops`` and what nothing decomposes.
+    """Edge programs in core ATen, except for ``compile_config.preserve_ops`` and operators that nothing decomposes.
 
-    ``not_core`` of the result lists what is left, such as ``aten._linalg_svd.default``.
-    With a partitioner at hand, ``to_edge_transform_and_lower`` lets it keep what it wants whole.
+    ``not_core`` of the result lists these, such as ``aten._linalg_svd.default``. If there is a partitioner,
+    ``to_edge_transform_and_lower`` leaves whole what that wants whole.
     """
     return to_edge_transform_and_lower(programs, constant_methods=constant_methods, compile_config=compile_config)
 
@@ -215,10 +223,14 @@ def to_edge_transform_and_lower(
 
     ``partitioner``: one, several in order of preference, or such a list by method. An operator that one of them keeps
     (by ``ops_to_not_decompose``, or because its backend takes it) is not decomposed before that one has partitioned;
-    what ends up undelegated is decomposed afterwards. Passes see operators as ``torch.export`` gave them.
+    operators that are not delegated in the end are decomposed afterwards. Passes see operators as ``torch.export``
+    recorded them.
     """
     config, methods = compile_config or EdgeCompileConfig(), _by_method(programs)
-    passes, lists = _lists("passes are", transform_passes, methods), _lists("a partitioner is", partitioner, methods)
+    passes, lists = (
+        _lists_by_method("passes are", transform_passes, methods),
+        _lists_by_method("a partitioner is", partitioner, methods),
+    )
     unchanged = Partitioner.transform_for_pre_decomposition
     for method, partitioners in lists.items():
         own = [p for p in partitioners if type(p).transform_for_pre_decomposition is not unchanged]
@@ -240,7 +252,7 @@ def to_edge_transform_and_lower(
 def delegate(
     programs: Mapping[str, ExportedProgram], partitioners: Mapping[str, Partitioner], whole: bool = False
 ) -> Lowering:
-    """Delegate what is tagged; only methods that have a partitioner take part, and nothing is decomposed.
+    """Delegate what is tagged. Only methods with a partitioner take part, and nothing is decomposed.
 
     ``whole``: the one delegate of a method takes all inputs of its program, in their order.
     """
@@ -253,6 +265,7 @@ def delegate(
 
 
 def _by_method(programs: Programs) -> dict[str, ExportedProgram]:
+    """The programs by method; InputError for something that is no ExportedProgram."""
     named = dict(programs) if isinstance(programs, Mapping) else {"forward": programs}
     for method, program in named.items():
         if not isinstance(program, ExportedProgram):
@@ -263,14 +276,15 @@ def _by_method(programs: Programs) -> dict[str, ExportedProgram]:
     return named
 
 
-def _lists(what: str, given: Any, methods: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """One, several, none, or any of these by method: as a list for each method that is named."""
+def _lists_by_method(what: str, given: Any, methods: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """A list for each method that is named, from one item, several, none, or any of these by method."""
     named = given if isinstance(given, Mapping) else dict.fromkeys(methods, given)
     check_methods(what, named, methods)
     return {m: [each] if callable(each) else list(each or ()) for m, each in named.items()}
 
 
 def _transforms(passes: Mapping[str, Sequence[Pass]], config: EdgeCompileConfig) -> dict[str, list[Transform]]:
+    """The passes of each method as transforms."""
     return {m: [as_transform(each, m, config.check_validity) for each in listed] for m, listed in passes.items()}
 
 

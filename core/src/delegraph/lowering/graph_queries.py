@@ -1,4 +1,4 @@
-"""What a lowered graph has delegated, and what it has not (names as in ExecuTorch)."""
+"""Questions about a lowered graph: what it has delegated, and what it has not (names as in ExecuTorch)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def get_delegates(graph: Graph) -> list[Node]:
 
 
 def get_non_lowered_nodes(graph: Graph) -> list[Node]:
-    """The calls that the host computes: neither calls of delegates, nor what unpacks their results."""
+    """The calls that the host computes, without calls of delegates and the unpacking of their results."""
     calls = [n for n in graph.nodes if n.op == "call_function"]
     return [n for n in calls if (unpacked(n) or n).target is not CALL_DELEGATE]
 
 
 def get_lowered_submodules(graph_module: GraphModule) -> list[tuple[str, LoweredBackendModule, Node]]:
-    """Name, lowered module and ``get_attr`` node of every delegate of the graph, but not of its branches."""
+    """Name, lowered module and ``get_attr`` node of every delegate of the graph, without those in its branches."""
     nodes = get_delegates(graph_module.graph)
     return [(str(n.target), graph_module.get_submodule(str(n.target)), n) for n in nodes]  # type: ignore[misc]
 
@@ -37,17 +37,18 @@ def get_lowered_backend_modules(graph_module: GraphModule) -> list[LoweredBacken
 
 
 def get_delegated_payload(graph_module: GraphModule) -> dict[str, tuple[str, list[CompileSpec], bytes]]:
-    """Name of each delegate of the graph -> backend id, compile specs, and what the backend made of it."""
+    """Name of each delegate of the graph -> backend id, compile specs, and blob."""
     delegates = get_lowered_submodules(graph_module)
     return {name: (m.backend_id, list(m.compile_specs), m.processed_bytes) for name, m, _ in delegates}
 
 
 def format_delegated_graph(graph_module: GraphModule) -> str:
-    """The graph as text, each delegate followed by its backend and by the graph that it stands for."""
+    """The graph as text; each delegate is followed by its backend and by the graph that it stands for."""
     return "\n".join(_lines(graph_module))
 
 
 def _lines(graph_module: GraphModule, indent: str = "") -> Iterator[str]:
+    """The lines of that text."""
     yield f"{indent}graph():"
     for node in graph_module.graph.nodes:
         text = node.format_node()

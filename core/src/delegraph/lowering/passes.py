@@ -1,6 +1,6 @@
 """Passes over edge programs, and the rules that an edge program keeps.
 
-An edge program is functional, in ATen overloads, with static types and a debug handle on every call.
+An edge program is functional, calls ATen overloads, has static types, and a debug handle on every call.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from ..exported_program import build_program, name_outputs, output_node, root_ca
 from ..source import source_of
 
 Pass = Callable[[Any], Any]
-"""From ExportedProgram to ExportedProgram, or one of torch's ``PassBase`` and ``PassManager``, which rewrite graphs."""
+"""A function from ExportedProgram to ExportedProgram, or a ``PassBase`` or ``PassManager`` of torch.
+"""
 
 
 def as_transform(each: Pass, method: str, check: bool) -> Transform:
-    """``each`` as a function from program to program, which says which rule it broke if ``check`` is set."""
+    """``each`` as a function from program to program; with ``check``, an error says which rule the pass broke."""
     name = getattr(each, "__name__", type(each).__name__)
 
     def transform(program: ExportedProgram) -> ExportedProgram:
@@ -49,14 +50,14 @@ def as_transform(each: Pass, method: str, check: bool) -> Transform:
 
 
 def _with_signature(program: ExportedProgram, module: GraphModule) -> ExportedProgram:
-    """The program of ``module``: the signature of ``program`` still names what its graph returned before the pass."""
+    """The program of ``module`` after a pass: ``program``'s signature still names what the graph returned before it."""
     signature = program.graph_signature
     outputs = name_outputs(signature.output_specs, output_node(module.graph).args[0])  # type: ignore[arg-type]
     return build_program(module, module.graph, signature.input_specs, outputs, program, root_call(program))
 
 
 def verify(module: GraphModule, where: str) -> None:
-    """Check that ``module`` is an edge program's; ContractViolation says which node breaks which rule."""
+    """Raise ContractViolation, which names the node and the rule, if ``module`` is not that of an edge program."""
     for node in all_nodes(module):
         broken = _broken_rule(node)
         if broken:
@@ -65,13 +66,14 @@ def verify(module: GraphModule, where: str) -> None:
 
 
 def _broken_rule(node: Node) -> str | None:
+    """The rule that a node breaks, in words; None if it keeps all."""
     if node.op in ("call_module", "call_method"):
         return f"is a {node.op}; edge programs call functions"
     if node.op != "call_function":
         return None
     if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
         return "writes to its arguments; edge programs are functional"
-    # Python's operators on numbers, and torch's on symbolic sizes, have no overloads
+    # operators on numbers and symbolic sizes, of Python and torch, have no overloads
     plain = getattr(node.target, "__module__", "") in ("_operator", "math", "builtins", "torch")
     if not isinstance(node.target, OpOverload | HigherOrderOperator) and not plain:
         return "is no operator overload"

@@ -1,1 +1,1 @@
-"""The report of a lowering: as text, as JSON, and as a page with pictures."""
+"""The report of a lowering: its facts, and how they become text and JSON. Other forms are written by plugins."""

@@ -1,4 +1,4 @@
-"""Building the rows of a report, which happens when it is read: a lowering does not wait for it."""
+"""Builds the rows of a report. That happens when the report is read, so that a lowering does not wait for it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .rows import DelegateRow, LineFigures, ReportOrigin, Rows
 
 
 def build_rows(origin: ReportOrigin, nodes: Mapping[str, Iterable[Node]], backends: Mapping[str, str]) -> Rows:
-    """Rows for the programs and delegates in ``origin``.
+    """The rows for the programs and delegates in ``origin``.
 
-    ``nodes``: those of each method, subgraphs included. ``backends``: identifier of a backend -> its name.
+    ``nodes``: all nodes of each method, subgraphs included. ``backends``: identifier of a backend -> its name.
     """
     targets: dict[str, set[str]] = {}
     for d in origin.delegates:
@@ -43,6 +43,7 @@ def build_rows(origin: ReportOrigin, nodes: Mapping[str, Iterable[Node]], backen
 
 
 def _delegate_row(info: DelegateInfo, backend: str, notation: Notation, several_targets: bool) -> DelegateRow:
+    """The row of one delegate; ``several_targets``: delegates of its backend were compiled for different targets."""
     module, facts = info.module, info.facts
     return DelegateRow(
         method=info.method,

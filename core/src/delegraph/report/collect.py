@@ -1,4 +1,4 @@
-"""Facts about the calls of a lowered graph: their operators, which the host computes, and why it has to."""
+"""Facts about the calls of a lowered graph: their operators, which of them the host computes, and why it has to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def host_calls(nodes: Iterable[Node]) -> list[Node]:
-    """Calls that the host makes: not delegates, nor what unpacks them or casts at their border."""
+    """The calls that the host makes, without delegates, what unpacks these, and casts at their borders."""
     moved: set[Node] = set()
     computed: list[Node] = []
     for node in (n for n in nodes if n.op == "call_function"):
@@ -38,9 +38,10 @@ class Left(NamedTuple):
 
 
 def left_operators(nodes: Iterable[Node]) -> list[Left]:
-    """The operators that are left to the host. What the host decomposes is one, as backends were asked about it.
+    """The operators that are left to the host.
 
-    What only checks something is none: no backend is to have it.
+    One that the host decomposes counts as one operator, because backends were asked about it as a whole. Calls that
+    only check something (`find_checks`) do not count, because no backend is supposed to have them.
     """
     found: dict[Any, Left] = {}
     calls = host_calls(nodes)
@@ -83,12 +84,12 @@ NOT_TAGGED = "not tagged by its partitioner"
 
 
 def reasons_of(backend: str, refusals: Iterable[Refusal]) -> Reasons:
-    """The reasons of one partitioner."""
+    """The reasons in the refusals of one backend's partitioner."""
     return {(backend, r.node.meta.get("debug_handle", 0), operator_name(r.node)): r.reason for r in refusals}
 
 
 class Refused(NamedTuple):
-    """An operator that a backend was asked about and did not take, why, and the operator that it is a part of."""
+    """An operator that a backend did not take, why, and the operator that it is a part of ("" if it is whole)."""
 
     operator: str
     reason: str
@@ -96,7 +97,7 @@ class Refused(NamedTuple):
 
 
 def refused(node: Node, backend: str, reasons: Reasons) -> Refused:
-    """What ``backend`` refused here: ``node``, a call of the host, or an operator that was decomposed to it."""
+    """What ``backend`` refused here: ``node``, a call of the host, or an operator of which ``node`` is a part."""
     around: tuple[str, ...] = node.meta.get("decomposed_from", ())
     for depth, op in enumerate((operator_name(node), *reversed(around))):
         why = reasons.get((backend, node.meta.get("debug_handle", 0), op))
@@ -106,10 +107,10 @@ def refused(node: Node, backend: str, reasons: Reasons) -> Refused:
 
 
 def refused_by(node: Node, reasons: Reasons, backends: Sequence[str]) -> list[tuple[str, str]]:
-    """(Backend, reason) of every backend that was asked about ``node``, a call of the host, and refused."""
+    """(Backend, reason) for each backend that was asked about ``node``, a call of the host."""
     return [(backend, in_full(refused(node, backend, reasons))) for backend in backends]
 
 
 def in_full(found: Refused) -> str:
-    """The reason, with the operator around."""
+    """The reason, with the operator that it is a part of."""
     return f"{found.reason} (part of {found.part_of})" if found.part_of else found.reason

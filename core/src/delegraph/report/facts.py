@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True)
 class Kind:
-    """A type of facts. ``schema``: the JSON schema of what ``plain`` makes of a value."""
+    """A type of facts. ``plain`` makes a JSON value of a fact, and ``schema`` is the JSON schema of that."""
 
     schema: Mapping[str, Any]
     plain: Callable[[Any], Any] = lambda value: value
@@ -20,13 +20,12 @@ class Kind:
 
 @dataclass(frozen=True)
 class Fact:
-    """One fact of a row or of a report, ``row.<name>`` unless ``value`` says how it is found.
+    """One fact of a row or of a report: its attribute ``name``, unless ``value`` computes it.
 
-    ``label`` is its heading on the page, and stands before ``entries`` in text. ``short``: the value in a few words,
-    for the one line or the table's cell of a row. ``entries``: what text shows on a line of its own, and a page as a
-    list; where both are given, a cell shows the entries, folded behind ``short`` if they are many. A fact without
-    either is in JSON only, or in a sentence that the row writes. ``first``: it is read before the others, wherever it
-    stands in JSON.
+    ``label`` is its heading on the page, and stands before ``entries`` in text. ``short`` writes the value in a few
+    words, for the row's line or table cell. ``entries`` writes it as several texts, for a line of its own, or a list on
+    the page; with both, a cell shows the entries, folded behind ``short`` if they are many. A fact with neither is only
+    in JSON, or in a sentence that the row writes. ``first``: it is read before the others, wherever it stands in JSON.
     """
 
     name: str
@@ -38,18 +37,18 @@ class Fact:
     value: Callable[[Any], Any] | None = None
 
     def of(self, row: Any) -> Any:
-        """The fact itself."""
+        """The fact of ``row``."""
         return getattr(row, self.name) if self.value is None else self.value(row)
 
 
 class Told:
-    """What is told by its facts. The order of ``FACTS`` is that of JSON, in which nothing may move."""
+    """Something that is told by its facts. The order of ``FACTS`` is that of JSON, where nothing may move."""
 
     FACTS: ClassVar[Sequence[Fact]]
 
     @classmethod
     def readable(cls) -> list[Fact]:
-        """The facts that text and pages show on their own, in the order in which they are read."""
+        """The facts that text and pages show by themselves, in reading order."""
         return sorted((fact for fact in cls.FACTS if fact.short or fact.entries), key=lambda fact: not fact.first)
 
     def in_short(self) -> str:
@@ -57,7 +56,7 @@ class Told:
         return ", ".join(filter(None, (fact.short(fact.of(self)) for fact in self.readable() if fact.short)))
 
     def details(self) -> Iterator[str]:
-        """A line for each fact that has entries. What ``in_short`` counts is "none" here if there are none."""
+        """A line for each fact with entries. If there are none, a fact that ``in_short`` counts says "none"."""
         for fact in self.readable():
             entries = fact.entries(fact.of(self)) if fact.entries else ()
             if entries or (fact.entries and fact.short):
@@ -69,7 +68,7 @@ class Told:
 
 
 def optional(kind: Kind) -> Kind:
-    """The same, or null."""
+    """A kind whose values may be None, null in JSON."""
     return Kind({"anyOf": [kind.schema, {"type": "null"}]}, lambda value: None if value is None else kind.plain(value))
 
 
@@ -85,7 +84,7 @@ def by_name(kind: Kind) -> Kind:
 
 
 def row_as(definition: str, plain: Callable[[Any], Any] = lambda row: row.to_json()) -> Kind:
-    """A row; ``definition``: the name of its form in docs/schema.json."""
+    """A row. ``definition`` is the name of its form in docs/schema.json."""
     return Kind({"$ref": f"#/$defs/{definition}"}, plain)
 
 
@@ -103,7 +102,7 @@ def most_frequent(operators: Mapping[str, int]) -> list[tuple[str, int]]:
 
 
 def list_counts(operators: Mapping[str, int]) -> list[str]:
-    """``2 x aten.add.Tensor``, the most frequent first."""
+    """``2 x aten.add.Tensor`` and so on, the most frequent operator first."""
     return [f"{n} x {op}" for op, n in most_frequent(operators)]
 
 
@@ -121,7 +120,7 @@ def format_size(count: int) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """A time, in seconds from one second on and in milliseconds below."""
+    """A time: in seconds from one second on, else in milliseconds."""
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
 
 
@@ -133,5 +132,5 @@ def list_amounts(amounts: Mapping[str, float]) -> list[str]:
 
 
 def list_seconds(seconds: Mapping[str, float]) -> list[str]:
-    """``export 1.20 s``, in the order of the phases."""
+    """``export 1.20 s`` and so on, in the order of the phases."""
     return [f"{phase} {format_seconds(s)}" for phase, s in seconds.items()]

@@ -1,4 +1,4 @@
-"""The forms of a report: a class for each suffix, of a plugin or one of the two that are the core's."""
+"""The forms of a report: one class for each suffix. Two are here, others come with plugins."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class LoweringResult(Protocol):
-    """What became of one model; a report in any form tells some of it.
+    """What became of one model. A report, whatever its form, tells a part of it.
 
-    ``model`` is named as the user did. ``report`` is None if there is none because lowering failed, which ``error``
-    says; its ``origin`` has the programs until it is released. ``verifications`` are by method, ``gates`` what else was
-    asked for (None: it holds), ``output`` where the program was saved, ``seconds`` what all took. ``verbose``: the user
-    wants details.
+    ``model`` is named as the user named it. ``report`` is None if lowering failed; then ``error`` says why. The
+    report's ``origin`` has the programs until it is released. ``verifications`` are by method. ``gates`` are other
+    demands on the result, by name; None means that one is met. ``output`` is where the program was saved, ``seconds``
+    how long all took. ``verbose``: the user wants details.
     """
 
     @property
@@ -47,8 +47,8 @@ class LoweringResult(Protocol):
 class ReportFormat:
     """One kind of file that a report is written to; a ``ReportSpec`` declares its suffix.
 
-    A subclass implements ``render``, or ``write`` if it makes several files. ``tells_failures = True``: it is also
-    asked when lowering failed and ``result.report`` is None.
+    A subclass implements ``render``, or ``write`` if it makes several files. With ``tells_failures = True`` it is also
+    called when lowering failed and ``result.report`` is None.
     """
 
     tells_failures = False
@@ -87,20 +87,20 @@ class JsonReport(ReportFormat):
 
 
 def verification_lines(found: Mapping[str, Verification]) -> list[str]:
-    """The figures against eager, of several methods each with its name."""
+    """The figures of verifications as lines; with several methods, each with its name."""
     several = len(found) > 1
     return [f"method {printable(m)}, {v}" if several else str(v) for m, v in found.items()]
 
 
 def verification_content(found: Mapping[str, Verification]) -> dict[str, Any] | None:
-    """The figures against eager for JSON: of a method that is alone, or by method."""
+    """The figures of verifications for JSON: those of the only method, or by method."""
     if len(found) > 1:
         return {m: v.to_json() for m, v in found.items()}
     return next((v.to_json() for v in found.values()), None)
 
 
 def _without_infinities(value: Any) -> Any:
-    """JSON lacks infinity and NaN; they are null."""
+    """``value`` with null in place of infinity and NaN, which JSON lacks."""
     if isinstance(value, dict):
         return {k: _without_infinities(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

@@ -18,19 +18,20 @@ if TYPE_CHECKING:
 
 SCHEMA = "delegraph.report/1"
 _LONGEST_CELL = 20_000
-"""Characters of a report in a notebook."""
+"""The most characters of a report that a notebook's cell shows."""
 _MOST_LINES = 10
-"""Lines of the program whose figures text shows, where it is not verbose."""
+"""For how many lines of the program the text shows figures, unless it is verbose."""
 
 
 def _refusals_by_cause(report: Report) -> list[dict[str, Any]]:
+    """The refusals for JSON, each with the position of its cause."""
     return [{**row.to_json(), "cause": k} for k, cause in enumerate(report.causes) for row in cause.refusals]
 
 
 class Report(Told):
-    """What one lowering did; ``print`` it, or take ``to_json()``, or ``save`` it.
+    """What one lowering did: ``print`` it, take ``to_json()``, or ``save`` it.
 
-    ``rows`` are made when the report is first read. Until ``release`` it keeps the programs alive, for its pictures.
+    ``rows`` are made when the report is first read. Until ``release``, it keeps the programs alive, for pictures.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Report(Told):
 
     @property
     def rows(self) -> Rows:
-        """All rows."""
+        """All rows, made by the first call."""
         with self._lock:
             if not isinstance(self._source, Rows):
                 self._source = self._source()
@@ -70,12 +71,12 @@ class Report(Told):
 
     @property
     def causes(self) -> list[Cause]:
-        """Why operators were left to the host: of each method and backend, those first that cost most."""
+        """Why operators were left to the host: for each method and backend, the causes that cost most come first."""
         return self.rows.causes
 
     @property
     def refusals(self) -> list[RefusalRow]:
-        """The same by operator and reason."""
+        """The refusals of all causes, by operator and reason."""
         return [row for cause in self.causes for row in cause.refusals]
 
     @property
@@ -100,12 +101,12 @@ class Report(Told):
 
     @property
     def delegated_share(self) -> float:
-        """How many of all operators are in delegates, from 0 to 1; 1 if there are none."""
+        """The share of all operators that are in delegates, from 0 to 1; 1 if there are no operators."""
         total = self.delegated_operators + self.host_operators
         return self.delegated_operators / total if total else 1.0
 
     def release(self) -> None:
-        """Make the rows, and let go of the programs."""
+        """Make the rows, and let the programs go."""
         if self.rows:
             self.origin = ReportOrigin()
 
@@ -124,7 +125,8 @@ class Report(Told):
     def host_operators(self) -> int:
         """How many operators were left to the host, over all methods.
 
-        One that the host decomposes counts once; unpacking, sizes, and moving values to and from delegates do not.
+        One that the host decomposes counts once. Unpacking, computing with sizes, and moving values to and from
+        delegates do not count.
         """
         return sum(sum(counts.values()) for counts in self.host.values())
 
@@ -133,24 +135,24 @@ class Report(Told):
         return sum(row.operator_count for row in self.delegates)
 
     def save(self, path: str | os.PathLike[str], verifications: Mapping[str, Verification] | None = None) -> None:
-        """Write it in the form that the suffix chooses: ``.txt``, ``.json``, or one that a plugin declares.
+        """Write the report in the form that the suffix chooses: ``.txt``, ``.json``, or one that a plugin declares.
 
-        ``verifications``: by method what ``verify`` returned, which is written too. Raises FormatNotFound, with what to
-        install, for a suffix that nobody declares.
+        ``verifications`` has what ``verify`` returned, by method; that is written, too. Raises FormatNotFound, with
+        what to install, for a suffix that nobody declares.
         """
         from .saving import SavedReport, write_report
 
         write_report(SavedReport(self, dict(verifications or {})), path)
 
     def to_html(self, verifications: Mapping[str, Verification] | None = None) -> str:
-        """As one page with a picture of each method: what ``save("report.html")`` writes, of ``delegraph-analysis``."""
+        """The report as one page with pictures, as ``save("report.html")`` writes it (``delegraph-analysis``)."""
         page: str = provided("delegraph_analysis:render_page", "the report as a page")(self, verifications)
         return page
 
     def to_text(self, verbose: bool = False) -> str:
-        """As ``print`` shows it; ``verbose`` adds operators, border and time of each delegate.
+        """The report as ``print`` shows it. ``verbose`` adds operators, border and time of each delegate.
 
-        What does not print, such as what moves a terminal's cursor, is shown by its escape.
+        Characters that do not print, such as those that move a terminal's cursor, are shown by their escapes.
         """
         return printable("\n".join(self._lines(verbose)), kept="\n")
 
@@ -161,7 +163,7 @@ class Report(Told):
         return f"<Report: {self.summary()}>"
 
     def _repr_html_(self) -> str:
-        """Its text, as far as a cell of a notebook should be; ``save("report.html")`` has pictures."""
+        """The text, cut to a length that suits a notebook's cell; ``save("report.html")`` has pictures."""
         import html  # with a table of all entities, which only notebooks need
 
         return f"<pre>{html.escape(self.to_text()[:_LONGEST_CELL])}</pre>"
@@ -174,6 +176,7 @@ class Report(Told):
         return f"{share}, in {count}; {self.host_operators} on the host"
 
     def _lines(self, verbose: bool) -> Iterator[str]:
+        """The lines of the text."""
         yield self.summary()
         for method in self.methods.values():
             yield from self._method(method, verbose)
@@ -181,6 +184,7 @@ class Report(Told):
         yield from self.details()
 
     def _method(self, method: MethodRow, verbose: bool) -> Iterator[str]:
+        """The lines about one method."""
         yield f"{method.name}:"
         yield from (f"  {line}" for line in method.details())
         for row in method.delegates:

@@ -1,4 +1,4 @@
-"""The rows of a report, each with the list of its facts, and what rows and pictures are made from."""
+"""The rows of a report, each with the list of its facts, and the programs that rows and pictures are made from."""
 
 from __future__ import annotations
 
@@ -38,15 +38,16 @@ if TYPE_CHECKING:
     from ..delegates.delegates import DelegateInfo
 
 Reasons = dict[tuple[str, int, str], str]
-"""(Backend, debug handle, operator) -> why the backend refused it, which may be a ``Reason``.
+"""(backend, debug handle, operator) -> why the backend refused it, which may be a ``Reason``.
 
-What a call is decomposed to shares its handle.
+The calls that a call is decomposed to share its handle.
 """
 WhatIf = Callable[[str, str, Reason], "frozenset[int] | None"]
-"""(Method, backend, reason) -> handles that the backend refuses where the reason does not hold; None: not known."""
+"""(method, backend, reason) -> handles that the backend would refuse if the reason did not hold; None: not known."""
 
 
 def _count_operators(counts: Mapping[str, int]) -> str:
+    """The number of operators in words."""
     return pluralize(sum(counts.values()), "operator")
 
 
@@ -55,11 +56,11 @@ _PLACE = row_as("place", lambda source: {"file": source.file, "line": source.lin
 
 @dataclass(frozen=True)
 class DelegateRow(Told):
-    """One delegate: where it is called, its backend, what it computes (operator -> count), its border and size.
+    """One delegate: where it is called, its backend, what it computes (operator -> count), its border and its size.
 
-    ``seconds``: what each phase of the lowering took for this delegate alone; empty where that was not measured.
-    ``target``: what it was compiled for, where its backend says so; it is among ``facts`` only where delegates of one
-    backend have different ones. ``figures``: the amounts that its backend expects, such as cycles, added up.
+    ``seconds``: how long each phase of the lowering took for this delegate; empty if that was not measured. ``target``:
+    what it was compiled for, if its backend says so; it is among ``facts`` only if delegates of one backend have
+    different ones. ``figures``: amounts that its backend expects, such as cycles, summed over the delegate.
     """
 
     method: str
@@ -97,9 +98,9 @@ class DelegateRow(Told):
 
 @dataclass(frozen=True)
 class LineFigures(Told):
-    """Amounts that backends expect, such as cycles, for one line of the user's program, or for lines that they fused.
+    """Amounts that backends expect, such as cycles, for one line of the user's program.
 
-    ``sources`` is empty for operators of which no line is known.
+    ``sources`` has several lines if a backend fused their operators, and none if no line is known.
     """
 
     method: str
@@ -119,7 +120,7 @@ class LineFigures(Told):
 
 @dataclass(frozen=True)
 class RefusalRow(Told):
-    """Operators of one kind that stayed on the host for one reason: how many, and the first of them."""
+    """Operators of one kind that stayed on the host for one reason: how many, and where the first of them is."""
 
     method: str
     operator: str
@@ -137,12 +138,13 @@ class RefusalRow(Told):
 
 @dataclass(frozen=True)
 class Cause(Told):
-    """What keeps operators from a backend, and all operators that it keeps, a row for each kind and reason.
+    """What keeps operators from a backend; and those operators, in ``refusals``, one row for each kind and reason.
 
-    ``reason`` is that of the operator at which it begins; what only passes it on has its own in ``refusals``. ``hint``:
-    what to do about it, if the backend says so. ``behind``: the operator that this comes from, if that is left to the
-    host for a cause of its own; else "". ``frees``: how many operators the backend would take without this cause; None
-    if it was not asked. ``handles``: the debug handles of those that it keeps, in the order of the program.
+    ``reason`` is that of the operator with which the cause begins; operators that only pass it on have reasons of their
+    own in ``refusals``. ``hint``: what to do about it, if the backend says so. ``behind``: the operator that this cause
+    follows from, if that one is left to the host for another cause; else "". ``frees``: how many operators the backend
+    would take without this cause; None if it was not asked. ``handles``: debug handles of the operators, in the order
+    of the program.
     """
 
     method: str
@@ -156,12 +158,12 @@ class Cause(Told):
 
     @property
     def count(self) -> int:
-        """How many operators it keeps on the host."""
+        """How many operators the cause keeps on the host."""
         return sum(row.count for row in self.refusals)
 
     @property
     def operators(self) -> dict[str, int]:
-        """Operator -> how many of it."""
+        """Operator -> how many of it the cause keeps on the host."""
         total: Counter[str] = Counter()
         for row in self.refusals:
             total[row.operator] += row.count
@@ -169,10 +171,10 @@ class Cause(Told):
 
     @property
     def source(self) -> Source | None:
-        """The first line of the user's program that is concerned."""
+        """The first known line of the user's program among the operators."""
         return next((row.source for row in self.refusals if row.source), None)
 
-    # text and page tell these in sentences: ``remarks`` and ``__str__``
+    # these are only for JSON: text and page tell them in sentences (``remarks`` and ``__str__``)
     FACTS = (
         *(Fact(name, TEXT) for name in ("method", "backend", "reason", "hint", "behind")),
         Fact("count", COUNT),
@@ -183,7 +185,7 @@ class Cause(Told):
 
     @property
     def remarks(self) -> list[str]:
-        """What there is to say besides operators and reason, a line each."""
+        """Sentences, a line each, about everything but operators and reason."""
         remarks = [f"follows from {self.behind}, which is left to the host itself"] if self.behind else []
         remarks += [f"hint: {self.hint}"] if self.hint else []
         if self.frees is not None:
@@ -264,7 +266,10 @@ class Rows:
 
 
 class ReportOrigin:
-    """The programs that the rows and pictures of a report are made from, on demand. A pickled report goes without."""
+    """The programs from which rows and pictures of a report are made when they are needed.
+
+    A pickled report has none.
+    """
 
     def __init__(
         self,
@@ -281,7 +286,7 @@ class ReportOrigin:
         self._notations: dict[str, Notation] = {}
 
     def notation(self, method: str) -> Notation:
-        """How values of a method's program are written, for all that is made from it."""
+        """How values of a method's program are written; shared by all that is made from it."""
         return self._notations.setdefault(method, Notation(self.programs[method].graph.nodes))
 
     def __deepcopy__(self, memo: Any) -> ReportOrigin:

@@ -1,4 +1,4 @@
-"""From a path to the form that its suffix chooses. It knows no form: ``Report.save`` and ``--report`` are this call."""
+"""From a path to the form of report that its suffix chooses. ``Report.save`` and ``--report`` both come here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SavedReport:
-    """What ``Report.save`` knows of a lowering: a ``LoweringResult``."""
+    """The ``LoweringResult`` that ``Report.save`` can tell."""
 
     report: Any
     """A ``Report``, or None."""
@@ -33,14 +33,14 @@ class SavedReport:
 
 
 def declared_for(path: Path) -> str:
-    """The name by which the format of ``path`` is declared: that of its suffix; a file without one gets text."""
+    """The name to look up the format of ``path`` with: the file's name, or ``.txt`` for a file without a suffix."""
     return path.name if path.suffix else ".txt"
 
 
 def write_report(result: Any, path: str | os.PathLike[str], registry: Registry | None = None) -> Sequence[Path]:
     """Write a ``LoweringResult`` in the form that the suffix of ``path`` chooses; returns the files.
 
-    Raises FormatNotFound for a suffix that no plugin declares, with what to install, or WriteError.
+    Raises WriteError, and FormatNotFound, with what to install, for a suffix that no plugin declares.
     """
     place = Path(path)
     chosen = registry or default_registry()

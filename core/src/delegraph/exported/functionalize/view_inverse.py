@@ -68,8 +68,7 @@ def insert_inverse_by_elements(graph: Graph, views: Sequence[Node], base: Node, 
 
 
 def insert_computed(graph: Graph, like: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
-    """Insert a call at the graph's insertion point, with the metadata of ``like`` and the value computed under fake tensors.
-    """
+    """Insert a call at the graph's insertion point: metadata of ``like``, a value computed under fake tensors."""
     node = graph.call_function(target, args, kwargs)
     vals, named = torch.fx.map_arg((args, kwargs), lambda n: n.meta["val"])
     with like.meta["val"].fake_mode:
