@@ -156,9 +156,8 @@ def _model_of_plugin(program: Any, registry: Registry) -> GivenModel | None:
     if isinstance(program, (ExportedProgram, Mapping)):
         return None
     types = {f"{k.__module__}:{k.__qualname__}" for k in type(program).__mro__}
-    types |= {
-        f"{t.partition(':')[0].partition('.')[0]}:{t.partition(':')[2]}" for t in types
-    }  # the type by its top-level package, as users import it
+    # the type also by its top-level package, from which users import it
+    types |= {f"{t.partition(':')[0].partition('.')[0]}:{t.partition(':')[2]}" for t in types}
     for spec, _ in registry.declared(ModelSpec):
         if not types.isdisjoint(spec.types):
             from .command.model import from_elsewhere

@@ -94,7 +94,7 @@ class LoweredProgram(MethodPrograms):
         return self._methods[self._known(name)]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.method(self._only_method())(*args, **kwargs)
+        return self.method(self._the_method())(*args, **kwargs)
 
     def instance(self) -> LoweredProgram:
         """The same program with buffers of its own, in their initial state: one for each thread, stream or session.
@@ -151,7 +151,7 @@ class LoweredProgram(MethodPrograms):
             return figures
         from .host.verify import Verification
 
-        name = self._known(method or self._only_method())
+        name = self._known(method or self._the_method())
         self._expect_border_of_eager(name)
         given = copy.deepcopy(args), copy.deepcopy(kwargs)
         seed = torch.get_rng_state()
@@ -166,12 +166,12 @@ class LoweredProgram(MethodPrograms):
 
     def observe(self, observer: Observer, *args: Any, method: str | None = None, **kwargs: Any) -> Any:
         """Call a method in its initial state and return its results; ``observer`` is told the values on the way."""
-        return self._run_here(self._known(method or self._only_method()), observer, args, kwargs)
+        return self._run_here(self._known(method or self._the_method()), observer, args, kwargs)
 
     def node_data(self, method: str | None = None, *args: Any, **kwargs: Any) -> Any:
         """Columns for Model Explorer, by ``delegraph_analysis.node_data(self, method, ...)``."""
         return provided("delegraph_analysis:node_data", "node data")(
-            self, method or self._only_method(), *args, **kwargs
+            self, method or self._the_method(), *args, **kwargs
         )
 
     def node_of(self, file: str | os.PathLike[str]) -> Callable[[Any], tuple[str, str]]:
@@ -242,7 +242,7 @@ class LoweredProgram(MethodPrograms):
             whole._own_data = dict(named_data)
             FileFormat(path, self._registry).save(whole, options)
 
-    def _only_method(self) -> str:
+    def _the_method(self) -> str:
         """The method that a call means that names none: the only one, or ``forward``."""
         if len(self._programs) > 1 and "forward" not in self._programs:
             raise InputError("input-invalid", f"name the method: lowered.method(name)(...); methods: {self.methods}")

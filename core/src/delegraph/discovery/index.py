@@ -123,7 +123,7 @@ class Index:
             for key in entry.keys:
                 self._by_key.setdefault(key, []).append(entry)
             return
-        key = spec.key if spec.alone else _canonical_key(spec.key)
+        key = spec.key if spec.alone else _key_of(spec.key)
         named = self._declared.setdefault((type(spec), key), [])
         if not (named and named[0][1] is DELEGRAPH):  # a plugin cannot take a name from delegraph itself
             named.append((spec, record))
@@ -170,7 +170,7 @@ class Index:
 
     def find(self, name: str) -> BackendEntry:
         """The backend that ``name`` means (short name, backend id or ``distribution/name``), usable or not."""
-        found = self._by_key.get(_canonical_key(name), [])
+        found = self._by_key.get(_key_of(name), [])
         if len(found) > 1:
             raise _backend_conflict(name, found)
         if not found:
@@ -211,7 +211,7 @@ class Index:
 
         ``name`` is a backend, of which it is the default partitioner, or else the name of a partitioner.
         """
-        if _canonical_key(name) not in self._by_key:
+        if _key_of(name) not in self._by_key:
             for record in self.records:
                 for d in record.declarations:
                     if isinstance(d, PartitionerSpec) and d.name == name:
@@ -323,8 +323,7 @@ class Index:
         for record in self.records:
             distribution = canonical(record.distribution)
             names_it = (
-                _canonical_key(name) in (record.name, f"{distribution}/{record.name}")
-                or canonical(name) == distribution
+                _key_of(name) in (record.name, f"{distribution}/{record.name}") or canonical(name) == distribution
             )
             if record.status is not Status.OK and names_it:
                 return _unusable(record, Fault(record.status, record.error, record.hint))
@@ -336,7 +335,7 @@ class Index:
         return BackendNotFound("backend-not-found", text)
 
 
-def _canonical_key(name: str) -> str:
+def _key_of(name: str) -> str:
     """A name, its distribution (if it has one) in canonical form."""
     distribution, slash, rest = name.partition("/")
     return f"{canonical(distribution)}/{rest}" if slash else name

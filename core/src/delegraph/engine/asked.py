@@ -70,7 +70,7 @@ class Asked:
         with self._lock, TRACING, unlogged(), pause_collection():
             try:
                 changed = (
-                    _with_fixed_sizes(program)
+                    _fixed_sizes(program)
                     if reason.unless == "static"
                     else _with_cast(program, reason.of, reason.unless)
                 )
@@ -85,7 +85,7 @@ class _Impossible(Exception):
     """The program cannot be changed in the way that the question needs."""
 
 
-def _with_fixed_sizes(program: ExportedProgram) -> ExportedProgram:
+def _fixed_sizes(program: ExportedProgram) -> ExportedProgram:
     """A copy of ``program`` with the sizes of its example inputs, which torch keeps as the hints of symbolic sizes."""
     graph, copies, sized = Graph(owning_module=program.graph_module), dict[Node, Any](), _FixedSizes()
     for node in program.graph.nodes:

@@ -53,9 +53,7 @@ def compute_constants(plan: Plan, taken_too: bool) -> str:
     known = constant_calls(program)
     left = known.intersection(calls)
     values, replaced = ConstantValues(constants_of(program)), list[torch.Tensor]()
-    for node in _worth_computing(
-        [n for n in calls if n in left and _is_used_outside(n, left)], _bytes_of_constants(program)
-    ):
+    for node in _worth_computing([n for n in calls if n in left and _used_outside(n, left)], _constant_bytes(program)):
         value = values.of(node)
         if value is not None and value.nbytes + sum(v.nbytes for v in replaced) <= TOGETHER:
             constant = add_constant(program, value, f"{node.name}_computed")
@@ -68,7 +66,7 @@ def compute_constants(plan: Plan, taken_too: bool) -> str:
     return f"{count} on constants alone computed while lowering, {format_size(sum(v.nbytes for v in replaced))}"
 
 
-def _bytes_of_constants(program: ExportedProgram) -> dict[Node, int]:
+def _constant_bytes(program: ExportedProgram) -> dict[Node, int]:
     """The bytes of each constant of a program; 0 for constants that share memory, which a file has only once."""
     tensors = {n: constant_tensor(program, s) for n, s in placeholders(program) if s.kind in CONSTANT_KINDS}
     shared = {n for pair in near(tensors) for n in pair if tensors[n].numel()}
@@ -129,7 +127,7 @@ def _bytes(node: Node) -> int:
     return int(val.numel() * val.element_size())
 
 
-def _is_used_outside(node: Node, left: Collection[Node]) -> bool:
+def _used_outside(node: Node, left: Collection[Node]) -> bool:
     """Whether a tensor is used by something else than ``left``, the calls that are replaced as well.
 
     A copy of a constant does not count: to compute it would only be another copy.

@@ -111,9 +111,8 @@ def _copy_with_strides(value: torch.Tensor, strides: tuple[int, ...], offset: in
     extent = 1 + sum((size - 1) * s for size, s in zip(value.shape, strides, strict=True)) if value.numel() else 0
     copy = value.new_empty(offset + extent).as_strided(value.shape, strides, offset)
     target = copy
-    for dim in (
-        d for d, s in enumerate(strides) if s == 0 and value.shape[d]
-    ):  # all elements share one place in memory
+    # along a dimension of stride 0, all elements share one place in memory: write it once
+    for dim in (d for d, s in enumerate(strides) if s == 0 and value.shape[d]):
         target, value = target.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
     target.copy_(value)
     return copy

@@ -169,11 +169,8 @@ class FileFormat:
         named_data: Mapping[str, bytes] | None = None,
     ) -> Callable[..., tuple[Any, ...]]:
         """A delegate in a file as a function: the format calls this for each delegate that it reads."""
-        from .executor import (
-            Delegates,
-            LoadedDelegate,
-            StoredDelegate,
-        )  # imported late: a file that is only inspected needs no torch
+        # imported late: a file that is only inspected needs no torch
+        from .executor import Delegates, LoadedDelegate, StoredDelegate
 
         where = f"a delegate of {self.path}"
         stored = StoredDelegate(backend_id, processed_bytes, list(compile_specs), dict(named_data or {}), where)

@@ -106,7 +106,7 @@ class EdgeProgramManager(MethodPrograms):
 
     def transform(self, passes: Passes) -> EdgeProgramManager:
         """Run passes, one or several, on every method, or by method. Each method's passes get a copy of its program."""
-        lists = _lists_by_method("passes are", passes, self._programs)
+        lists = _to_lists("passes are", passes, self._programs)
         changed = {m: self._programs[m] for m, passes in lists.items() if passes}
         lowering = Lowering(default_registry(), programs=changed, transforms=_transforms(lists, self.compile_config))
         return self._next({**self._programs, **run(lowering, "normalize", "normalize").programs})
@@ -228,8 +228,8 @@ def to_edge_transform_and_lower(
     """
     config, methods = compile_config or EdgeCompileConfig(), _by_method(programs)
     passes, lists = (
-        _lists_by_method("passes are", transform_passes, methods),
-        _lists_by_method("a partitioner is", partitioner, methods),
+        _to_lists("passes are", transform_passes, methods),
+        _to_lists("a partitioner is", partitioner, methods),
     )
     unchanged = Partitioner.transform_for_pre_decomposition
     for method, partitioners in lists.items():
@@ -276,7 +276,7 @@ def _by_method(programs: Programs) -> dict[str, ExportedProgram]:
     return named
 
 
-def _lists_by_method(what: str, given: Any, methods: Mapping[str, Any]) -> dict[str, list[Any]]:
+def _to_lists(what: str, given: Any, methods: Mapping[str, Any]) -> dict[str, list[Any]]:
     """A list for each method that is named, from one item, several, none, or any of these by method."""
     named = given if isinstance(given, Mapping) else dict.fromkeys(methods, given)
     check_methods(what, named, methods)

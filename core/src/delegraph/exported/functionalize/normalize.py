@@ -199,10 +199,8 @@ class _Copy:
         if node.op == "output" and module is not self.graph.owning_module:
             return torch.fx.map_arg(node.args[0], lambda n: self._copies[n])
         copy = copy_node(self.graph, node, lambda n: self._copies[n])
-        for key in (
-            "delegation_tag",
-            LEFT,
-        ):  # left by an earlier lowering, of which this program is a part or the result
+        # an earlier lowering, of which this program is a part or the result, left these
+        for key in ("delegation_tag", LEFT):
             copy.meta.pop(key, None)
         copy.meta[EXPORTED] = node.name
         return copy
