@@ -80,9 +80,8 @@ def _combined_bags(t: Tosa, member: Value, rows: Value, mode: int) -> Value:
 
 @lowers(aten.embedding_renorm.default, indexes={"indices": rows("self")})
 def embedding_renorm(t: Tosa, self: Value, indices: Value, max_norm: float, norm_type: float) -> Value:
-    """self [K,C], indices [*S] -> [K,C].
-
-    Rows that an index names and whose norm is above ``max_norm`` are scaled to it
+    """self [K,C], indices [*S] -> [K,C]; rows that an index names are scaled down to ``max_norm`` if their norm is
+    above it
     """
     count = math.prod(indices.shape)
     norm = norm_along(t, self, 1, norm_type)

@@ -165,9 +165,8 @@ def index_select(t: Tosa, self: Value, dim: int, index: Value) -> Value:
 
 @lowers(aten.index.Tensor, aten._unsafe_index.Tensor, indexes={"indices": each_axis("self")})
 def index_tensor(t: Tosa, self: Value, indices: Sequence[Value | None]) -> Value:
-    """self [*S], several indices [*I] that broadcast -> [*A,*I,*B].
-
-    Axes without an index stay, A before the first index
+    """self [*S], several indices [*I] that broadcast -> [*A,*I,*B]; axes without an index stay, those of A
+    before the first index
     """
     rows = rows_of(t, self, indices)
     return t.reshape(taken(t, rows.values, rows.places), rows.result)

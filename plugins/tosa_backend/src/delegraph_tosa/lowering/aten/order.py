@@ -268,10 +268,7 @@ def _element_at_place(t: Tosa, x: Value, place: int, dim: int, keepdim: bool) ->
 
 @lowers(aten.median.dim)
 def median_dim(t: Tosa, self: Value, dim: int, keepdim: bool) -> Pair:
-    """[*A,N,*B] -> [*A,*B], [*A,*B]; the median (of two in the middle the lower one) and its index.
-
-    NaN if there is one
-    """
+    """[*A,N,*B] -> [*A,*B], [*A,*B]; the median (the lower of two in the middle) and its index; NaN if there is one"""
     size = self.shape[axis_of(dim, self.rank)] if self.rank else 1
     value, index = _element_at_place(t, self, (size - 1) // 2, dim, keepdim)
     if self.dtype not in FLOATS:
@@ -314,9 +311,8 @@ def bucketize(t: Tosa, self: Value, boundaries: Value, out_int32: bool, right: b
 def searchsorted(
     t: Tosa, sorted_sequence: Value, self: Value, out_int32: bool, right: bool, side: str | None, sorter: Value | None
 ) -> Value:
-    """sorted_sequence [*A,K] or [K], self [*A,N] -> [*A,N]; int64 or int32
-
-    ``sorter`` has the indices that put the sequence in order, if it is not.
+    """sorted_sequence [*A,K] or [K], self [*A,N] -> [*A,N]; int64 or int32. ``sorter`` has the indices that put
+    the sequence in order, if it is not
     """
     row, after = sorted_sequence, right if side is None else side == "right"
     if sorter is not None:

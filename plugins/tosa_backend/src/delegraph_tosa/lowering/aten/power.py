@@ -100,9 +100,8 @@ def _with_sign_of_power(t: Tosa, x: Value, y: Value, size: Value) -> Value:
 
 @lowers(aten.pow.Tensor_Scalar)
 def pow_tensor_scalar(t: Tosa, self: Value, exponent: float) -> Value:
-    """[*S] -> [*S]; where POW is used, the exponent is rounded to the type of x.
-
-    1e20 ** 1.7 is off by 2e-6 of the value
+    """[*S] -> [*S]; where POW is used, the exponent is rounded to the type of x: 1e20 ** 1.7 is off by 2e-6 of its
+    value
     """
     (base, _) = promoted(t, self, exponent)
     assert isinstance(base, Value)

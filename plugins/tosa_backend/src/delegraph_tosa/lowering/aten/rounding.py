@@ -136,9 +136,8 @@ def _high_digit(t: Tosa, x: Value, y: Value, inverse: Value) -> Value:
 
 @lowers(aten.fmod.Tensor, aten.fmod.Scalar)
 def fmod(t: Tosa, self: Value, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; the remainder with the sign of the dividend
-
-    It is exact while the quotient is below 2^24, and meaningless from there on.
+    """[*S], [*S] -> [*S]; the remainder with the sign of the dividend. It is exact while the quotient is below 2^24,
+    and meaningless from there on
     """
     x, y, dtype = _operands_of_one_type(t, self, other)
     return converted(t, _whole_quotient(t, x, y, towards_zero=True)[1], dtype)
@@ -146,9 +145,8 @@ def fmod(t: Tosa, self: Value, other: Operand) -> Value:
 
 @lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
 def remainder(t: Tosa, self: Operand, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; the remainder with the sign of the divisor; 0 with that of the dividend
-
-    It is exact while the quotient is below 2^24, and meaningless from there on.
+    """[*S], [*S] -> [*S]; the remainder with the sign of the divisor (0 has the dividend's). It is exact while the
+    quotient is below 2^24, and meaningless from there on
     """
     x, y, dtype = _operands_of_one_type(t, self, other)
     return converted(t, _whole_quotient(t, x, y, towards_zero=False)[1], dtype)
@@ -156,9 +154,8 @@ def remainder(t: Tosa, self: Operand, other: Operand) -> Value:
 
 @lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
 def floor_divide(t: Tosa, self: Value, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; the quotient, rounded down
-
-    Exact for floats while it is below 2^24. torch rounds a difference on the way, and its quotient may be one off.
+    """[*S], [*S] -> [*S]; the quotient, rounded down. Exact for floats while it is below 2^24; torch rounds a
+    difference on the way, and its quotient may be one off
     """
     return _rounded_division(t, self, other, "floor")
 

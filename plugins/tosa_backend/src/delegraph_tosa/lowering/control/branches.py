@@ -99,10 +99,10 @@ def _predicate(outer: Interpreter, argument: Any) -> Value:
 
 @lowers_control(torch.ops.higher_order.while_loop)
 def while_loop(outer: Interpreter, call: Node) -> tuple[Value, ...]:
-    """WHILE_LOOP, which needs the extension `controlflow`.
+    """WHILE_LOOP, which needs the extension `controlflow`; an int64 that it carries gets its range from the condition.
 
-    The range of an int64 that it carries comes from its condition. TOSA's loop carries everything that its two graphs
-    use. So weights that are no constants, and sizes, are carried too, and the body returns them as they came.
+    TOSA's loop carries everything that its two graphs use. So weights that are no constants, and sizes, are carried
+    too, and the body returns them as they came.
     """
     t = outer.t
     expect_taken(t, tosa.WHILE_LOOP)
