@@ -38,7 +38,7 @@ def test_reads_targets(text, canonical):
         ("TOSA-0.80+BI+MI", "name one of them"),
         ("TOSA-0.80+INT", "name one of them"),
         ("TOSA-0.80+MI+FP", "name one of them"),
-        ("TOSA-0.80+MI+bf16", "TOSA 0.80 has no extensions, and no bf16; levels are 8k and nolevel"),
+        ("TOSA-0.80+MI+bf16", "TOSA 0.80 has no extensions, and no plugin made a target of bf16; levels are 8k and"),
         ("TOSA-0.80+BI+BI", "bi is there twice"),
         ("TOSA-0.80.draft+BI", "version 0.80 is no draft"),
         ("TOSA-0.90+BI", "version 0.90 is not written; TOSA 1.0, 0.80 and the 1.1 draft are"),

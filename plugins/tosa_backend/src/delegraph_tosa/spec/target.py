@@ -355,8 +355,10 @@ def _as_profiles_of_1_0(text: str, words: list[str]) -> list[str]:
     if len(named) != 1 or any(word.upper() in PROFILES for word in others):
         raise _wrong(text, "TOSA 0.80 has the profiles BI (integers) and MI (floats as well): name one of them")
     if unknown := sorted({*others} - {*_LEVELS} - {*_DEVICES}):
+        levels = " and ".join(_LEVELS)
         raise _wrong(
-            text, f"TOSA 0.80 has no extensions, and no {', '.join(unknown)}; levels are {' and '.join(_LEVELS)}"
+            text,
+            f"TOSA 0.80 has no extensions, and no plugin made a target of {', '.join(unknown)}; levels are {levels}",
         )
     return [*others, *(profile.lower() for profile in OLDER_PROFILES[named[0].upper()])]
 
