@@ -85,6 +85,7 @@ FORMS = {
     "compare": ("compare", ["compare", "m.py:small", "--backend=tosa", "--backend=demo"]),
     "accuracy": ("accuracy", ["accuracy", "m.py:small", "--backend=tosa"]),
     "check": ("check", ["check", "demo", "--only=light_declaration"]),
+    "coverage": ("coverage", ["coverage", "demo", "--operator=relu"]),
     "new-backend": ("new-backend", ["new-backend", "my-npu", "npu"]),
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ import delegraph
 import pytest
 from delegraph.cli import main
 from delegraph.discovery.registry import Registry
-from delegraph.errors import DelegraphWarning, NoRuntime, PluginBroken
+from delegraph.errors import BackendNotFound, DelegraphWarning, NoRuntime, PluginBroken, PluginConflict
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.plugin import BackendSpec, FormatSpec
 from delegraph.runtime import BackendRuntime
@@ -88,3 +88,16 @@ def test_backends_shows_whether_one_can_be_used_now(made, said, monkeypatch, cap
     assert main(["backends", "--json"]) == 0
     assert "available" not in json.loads(capsys.readouterr().out)["backends"][0]
     assert delegraph.default_registry() is registry
+
+
+def test_a_backend_that_cannot_be_loaded_is_not_offered(site):
+    site.backend("vendor-one", "npu")
+    site.backend("vendor-two", "npu", requires=("no_such_compiler",))
+    with pytest.raises(PluginConflict) as error:
+        Registry().get_backend("npu")
+    assert "vendor-two/npu cannot be used: backend 'npu' needs 'no_such_compiler'" in error.value.message
+    assert "'vendor-one/npu'" in error.value.hint and "vendor-two/npu" not in error.value.hint
+    with pytest.raises(BackendNotFound) as missing:
+        site.backend("vendor-three", "gpux", requires=("no_such_compiler",))
+        Registry().get_backend("gpuy")
+    assert "did you mean 'gpux'" not in str(missing.value)

@@ -330,7 +330,8 @@ class Index:
         names = sorted({e.spec.name for e in self.entries})
         silent = [r.name for r in self.records if r.status is Status.BROKEN]
         failed = f"; {', '.join(silent)} could not be loaded, see `delegraph doctor`" if silent else ""
-        guess = suggestion(name, [*names, *(e.spec.backend_id for e in self.entries), *sorted(self._by_key)])
+        usable = [e for e in self.entries if e.fault is None or e.fault.status is Status.CONFLICT]
+        guess = suggestion(name, [word for e in usable for word in (e.spec.name, e.spec.backend_id, e.full_name)])
         text = f"no installed plugin offers a backend {name!r}{guess} (installed: {', '.join(names) or 'none'}{failed})"
         return BackendNotFound("backend-not-found", text)
 
@@ -342,8 +343,13 @@ def _key_of(name: str) -> str:
 
 
 def _backend_conflict(name: str, entries: Sequence[BackendEntry]) -> PluginConflict:
-    """The error for a name that several backends have."""
-    return _conflict(f"a backend {name!r}", [e.record for e in entries], {repr(e.full_name) for e in entries})
+    """The error for a name that several backends have; it offers those that can be used, if any can."""
+    usable = [e for e in entries if e.fault is None and e.record.status in (Status.OK, Status.CONFLICT)]
+    offered = {repr(e.full_name) for e in usable or entries}
+    error = _conflict(f"a backend {name!r}", [e.record for e in entries], offered)
+    faults = ((e, e.fault) for e in entries if e not in usable)
+    told = "".join(f"; {e.full_name} cannot be used: {fault.error if fault else e.record.error}" for e, fault in faults)
+    return PluginConflict(error.code, f"{error.message}{told}", hint=error.hint)
 
 
 def _conflict(what: str, records: Sequence[PluginRecord], full_names: Iterable[str]) -> PluginConflict:

@@ -29,6 +29,7 @@ PROVIDERS: Mapping[tuple[type[Declaration], str], str] = {
     (FormatSpec, ".pte"): "delegraph-executorch",
     (FormatSpec, ".tosa"): "delegraph-tosa",
     (CommandSpec, "check"): "delegraph-devkit",
+    (CommandSpec, "coverage"): "delegraph-devkit",
     (CommandSpec, "new-backend"): "delegraph-devkit",
     **{(CommandSpec, name): "delegraph-analysis" for name in ("accuracy", "compare", "diff", "inspect", "run")},
     (CommandSpec, "quantize"): "delegraph-quantize",

@@ -14,6 +14,11 @@ def delegraph_commands() -> list[CommandSpec]:
             summary="check that a backend keeps the rules of all backends",
         ),
         CommandSpec(
+            name="coverage",
+            target="delegraph_devkit.cli.coverage:Coverage",
+            summary="write the table of operators that a backend takes",
+        ),
+        CommandSpec(
             name="new-backend",
             target="delegraph_devkit.cli.new_backend:NewBackend",
             summary="write a package for a backend of your own",

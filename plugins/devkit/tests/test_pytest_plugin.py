@@ -1,0 +1,55 @@
+"""The fixtures, as a backend's own tests use them, in a process of their own."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+CONFTEST = 'pytest_plugins = ["delegraph_devkit.pytest_plugin"]\n'
+TESTS = """
+import pytest
+import torch
+
+
+def test_agrees(verify):
+    assert verify(torch.nn.Softmax(0), torch.ones(3), delegates=0).report.host_operators
+
+
+def test_too_little(verify):
+    with pytest.raises(AssertionError, match="left to the host"):
+        verify(torch.nn.Softmax(0), torch.ones(3), delegates=9)
+
+
+def test_samples(lower, delegraph_program):
+    module, inputs = delegraph_program.make(2)
+    assert lower(module, *inputs).report
+
+
+def test_rules(delegraph_check, request):
+    if "options_validated" in request.node.name:
+        delegraph_check()
+"""
+
+
+def run(folder, *arguments):
+    (folder / "conftest.py").write_text(CONFTEST)
+    (folder / "test_it.py").write_text(textwrap.dedent(TESTS))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), *arguments]
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+
+
+def test_fixtures_and_cases(tmp_path):
+    done = run(tmp_path, "--delegraph-backend", "compiler-demo", "-k", "agrees or little or mlp or options")
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout and "failed" not in done.stdout
+
+
+def test_without_a_name(tmp_path):
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    done = run(tmp_path, "-k", "agrees")
+    assert done.returncode == 1 and "no backend is named: delegraph_backend = NAME" in done.stdout
+    (tmp_path / "pytest.ini").write_text("[pytest]\ndelegraph_backend = no-such-one\n")
+    done = run(tmp_path, "-k", "agrees")
+    assert "no installed plugin offers a backend 'no-such-one'" in done.stdout
