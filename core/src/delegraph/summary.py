@@ -41,6 +41,7 @@ class TensorSummary:
         return f"{name}{self.dtype}{self._sizes()}{quantized}"
 
     def _sizes(self) -> str:
+        """The shape as text: ``?`` for an unknown size, ``<=`` before sizes that are only bounded."""
         if self.shape is None:
             return ""
         bound = "<=" if self.bounded else ""

@@ -98,6 +98,7 @@ def _table_of_backends(infos: list[BackendInfo], silent: list[PluginRecord], ver
 
 
 def _describe_backend(info: BackendInfo) -> str:
+    """The lines about one backend in ``delegraph backends --verbose``."""
     facts = [
         ["from", f"{info.distribution} {info.version}".strip()],
         ["location", info.location],

@@ -62,11 +62,15 @@ class Page:
     _HEAD = struct.Struct("<BBI")
     """How far the command is (1: the result is being shown, 2.
 
-    Done), the exit code, and the number of the present import. The last is 0 while no light module is imported.
+    Done), the exit code, and the number of the present import. That number is 0 while no light module is imported.
     """
     _IMPORT, _WORK, _SIZE = 16, 2048, 16384
 
     def __init__(self) -> None:
+        """Map the page, which is shared with processes that are forked later.
+
+        No worker has opened it, nothing is imported.
+        """
         self._memory, self._worker, self._imports = mmap.mmap(-1, self._SIZE), 0, 0
 
     # --- in the worker

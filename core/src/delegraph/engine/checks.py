@@ -1,8 +1,9 @@
-"""What only checks something is the host's: it is offered to no backend, and makes no delegate return anything.
+"""Leaves calls that only check something to the host.
 
-ExecuTorch drops assertions. Here the host makes those of what it has: inputs, what it computes itself, and what
-delegates return. To check a value inside of a delegate, that would have to return it with each call, on a device too;
-such a check is dropped, and the report says so.
+No backend is asked for them, and no delegate returns values for them. ExecuTorch drops assertions. Here the host makes
+those about values that it has: inputs, what it computes itself, and what delegates return. To check a value inside of a
+delegate, the delegate would have to return it in each call, on a device too; such a check is dropped, and the report
+says so.
 """
 
 from __future__ import annotations
@@ -16,9 +17,13 @@ from .partition import ON_HOST, Plan
 
 
 def settle_checks(plan: Plan) -> tuple[bool, str]:
-    """Leave to the host what only checks something. Whether the program is to be planned again, and what to report."""
+    """Leave checks of values that the host has to the host, and drop checks of values inside of delegates.
+
+    Returns whether the program has to be planned again, and the note for the report.
+    """
     program, provider = plan.program, plan.provider
     checks = find_checks(program.graph)
+    # delegated values, and those of them that only their own delegate and checks use
     inside = {n: provider[n] for n in provider if n not in checks}
     hidden = {n for n, at in inside.items() if all(u in checks or provider.get(u) is at for u in n.users)}
     dropped: set[Node] = set()

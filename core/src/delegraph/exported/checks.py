@@ -1,4 +1,4 @@
-"""Calls that only check something: assertions, and what is computed for these alone or for nothing at all."""
+"""Finds calls that only check something: assertions, and calls whose results only assertions use, or nothing at all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ASSERTIONS |= {aten.sym_constrain_range_for_size.default}
 
 
 def find_checks(graph: Graph) -> set[Node]:
-    """The calls of a graph of which nothing but an assertion needs the results."""
+    """The calls of a graph that only check something: nothing but an assertion uses their results."""
     checks: set[Node] = set()
     for node in reversed(graph.nodes):
         if node.op == "call_function" and checks.issuperset(node.users):
@@ -29,7 +29,7 @@ def find_checks(graph: Graph) -> set[Node]:
 
 
 def _acts(node: Node) -> bool:
-    """Whether a call does something beside its result, or may: what calls a graph is not looked into."""
+    """Whether a call does, or may do, something beside returning a result. A call of a subgraph counts, unseen."""
     if isinstance(node.target, HigherOrderOperator):
         return True
     if isinstance(node.target, OpOverload) and (node.target._schema.is_mutable or is_random(node)):
@@ -38,7 +38,7 @@ def _acts(node: Node) -> bool:
 
 
 def erase(graph: Graph, nodes: Collection[Node]) -> None:
-    """Take calls out of a graph, those of ``nodes`` that nothing else uses."""
+    """Erase from the graph those calls among ``nodes`` that nothing else uses."""
     for node in reversed(graph.nodes):
         if node in nodes and not node.users:
             graph.erase_node(node)

@@ -1,6 +1,6 @@
 """Eager PyTorch with its results rounded otherwise, or with equal elements in another order.
 
-What it returns then is as right as what it returned first. Rounding at random is the method CESTAC
+What it then returns is as right as what it returned at first. Rounding at random is the method CESTAC
 (https://doi.org/10.1016/0378-4754(93)90003-D).
 """
 
@@ -36,14 +36,17 @@ _LAST_BITS = {
     torch.float16: (torch.int16, 0x7),
     torch.bfloat16: (torch.int16, 0x3),
 }
-"""Type -> the integers of its width, and which of their bits are 0 in a number of few digits: a count, a half."""
+"""Type -> an integer type of the same width, and a mask of the last bits.
+
+A number whose last bits are 0 has few digits, as a count or a half has.
+"""
 
 
 class OtherRounding(TorchDispatchMode):
-    """Eager whose results are off by up to ``share`` of the tolerance of their type; to the other side with -1 as sign.
+    """A mode in which eager PyTorch's results are off by up to ``share`` of the tolerance of their type.
 
-    ``what``: ``"order"`` leaves all values as they are, and of elements that are about equal the later ones count as
-    larger. ``"rounding"`` changes the last digits of each result at random.
+    ``what``: "rounding" changes the last digits of each result at random. "order" leaves all values as they are, but
+    among elements that are about equal the later ones count as larger. A ``sign`` of -1 does the opposite.
     """
 
     supports_higher_order_operators = True  # what a branch, a loop or a delegate returns is taken as it is
@@ -74,7 +77,7 @@ class OtherRounding(TorchDispatchMode):
         return result
 
     def _pick(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What ``func`` returns if elements that are about equal have another order."""
+        """What ``func``, which returns positions, returns if elements that are about equal are in another order."""
         named = func._schema.arguments
         given = zip((a.name for a in named), args, strict=False)
         bound = {**{a.name: a.default_value for a in named}, **dict(given), **kwargs}
@@ -99,7 +102,7 @@ class OtherRounding(TorchDispatchMode):
         return wide.nan_to_num(nan=torch.nan, posinf=beyond, neginf=-beyond) + by * self._noise(wide, dim)
 
     def _noise(self, like: torch.Tensor, dim: int | None = None) -> torch.Tensor:
-        """From -1 to 1: at random but for the middle, or rising along a dimension (if it is None, all elements)."""
+        """Numbers from -1 to 1, away from 0: at random, or rising along ``dim`` (None: along all elements)."""
         if self._random is not None:
             wide = torch.float64 if like.dtype is torch.float64 else torch.float32
             noise = torch.rand(like.shape, generator=self._random, dtype=wide) - 0.5
@@ -111,5 +114,6 @@ class OtherRounding(TorchDispatchMode):
         return rising.reshape([-1 if d == dim % like.dim() else 1 for d in range(like.dim())])
 
     def _size(self, dtype: torch.dtype) -> float:
+        """How far a result of this type is off, relative to its value; at least one last digit."""
         tolerance = TOLERANCES.get(str(dtype).removeprefix("torch."), 0.0)
         return max(self._share * tolerance, torch.finfo(dtype).eps)

@@ -1,6 +1,6 @@
-"""Where eager PyTorch disagrees with itself: equal scores that change places, decisions that hang on its rounding.
+"""Finds where eager PyTorch disagrees with itself: equal scores that change places, decisions that depend on rounding.
 
-Seen from the outputs alone. What this may hide: docs/decisions/0021-eager-disagrees-with-itself.md.
+It only looks at the outputs. What this may hide: docs/decisions/0021-eager-disagrees-with-itself.md.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from .other_rounding import OtherRounding
 from .output_statistics import TOLERANCES, OutputStatistics, compare
 
 SHARES = (1 / 128, 1 / 1024, 1 / 8192)
-"""How far results are off in a run, of the tolerance of their type; the least is the last digit of a float32."""
+"""How far results are off in a run, as shares of the tolerance of their type.
+
+The least is the last digit of a float32.
+"""
 _COUNTED = 100_000_000
-"""Elements that are compared, at most, to count how often an item is among others."""
+"""The most elements that are compared to count how often an item occurs."""
 _WHATS: tuple[Literal["order", "rounding"], ...] = ("order", "rounding")
 _RUNS = [(what, share, sign) for share in SHARES for what, sign in product(_WHATS, (1, -1))]
 
@@ -27,9 +30,10 @@ _RUNS = [(what, share, sign) for share in SHARES for what, sign in product(_WHAT
 def settle(
     found: Sequence[OutputStatistics], got: Any, eager: Any, run: Callable[[OtherRounding], Any]
 ) -> tuple[OutputStatistics, ...]:
-    """``found``, with outputs that differ compared with what eager returns where it decides otherwise, if it does.
+    """``found``, where an output that differs is compared with the nearest result that eager returns in some run.
 
-    ``run`` calls eager in a mode: four times if there is a difference that has another cause, else up to twelve times.
+    ``run`` calls eager in a mode: up to twelve times, but only four if a difference has another cause. ``got`` and
+    ``eager`` are the results that ``found`` compares.
     """
     gots, eagers = (list(map(_tensor_of, pytree.tree_leaves(v))) for v in (got, eager))
     if any(a.shape != b.shape or a.dtype != b.dtype for a, b in zip(gots, eagers, strict=True)):
@@ -53,7 +57,7 @@ def settle(
 
 
 def _tensor_of(value: Any) -> torch.Tensor:
-    """An output as a tensor; what is no number has no elements, and was compared as it is."""
+    """An output as a tensor; an empty one for what is no number, which was compared already."""
     if isinstance(value, torch.Tensor):
         return value.detach()
     return torch.tensor(value) if isinstance(value, (bool, int, float, complex)) else torch.empty(0)
@@ -77,7 +81,11 @@ def _items(shapes: Sequence[torch.Size]) -> list[tuple[int, list[int]]]:
 
 
 class _Items:
-    """Outputs that have something at each of ``places``: what eager has there in the run that is nearest to ours."""
+    """A group of outputs that have one item at each place, and for each place eager's item that is nearest to ours.
+
+    ``grouped``: the number of places, and the positions of the outputs. ``gots`` are our outputs, ``eagers`` those of
+    eager's first run. ``differs``: the places where both differ; ``_wavers``: those of them where runs of eager differ.
+    """
 
     def __init__(
         self,
@@ -103,11 +111,11 @@ class _Items:
         return [outputs[k].reshape(self._places, -1) for k in self._listed]
 
     def _between(self, ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The largest distance of all outputs at each place."""
+        """For each place, the largest distance between two results over all outputs."""
         return torch.stack(list(map(_distance, ours, theirs, self._found))).amax(0)
 
     def _count(self, among: Sequence[torch.Tensor]) -> torch.Tensor:
-        """How often there is what the lowered program has at the places that differ: once, if it is an item of many."""
+        """For each place that differs, how many of the items ``among`` are our item there."""
         counts = torch.zeros(self._places, dtype=torch.int64)
         for place in self._counted:
             ours = [rows[place].expand_as(rows) for rows in self._got]
@@ -115,7 +123,10 @@ class _Items:
         return counts
 
     def consider(self, others: Sequence[torch.Tensor]) -> None:
-        """What another run of eager returned, at the places where it is not what it returned first."""
+        """Take another run of eager into account.
+
+        Where it differs from the first, and is nearer to ours, keep its items.
+        """
         rows = self._rows(others)
         wavers = self.differs & (self._between(rows, self._eager) > 1)
         distance = self._between(self._got, rows)
@@ -128,21 +139,21 @@ class _Items:
 
     @property
     def _repeats(self) -> torch.Tensor:
-        """The places of items that eager returns once, whichever it takes, and the lowered program more often."""
+        """Places with an item that we return several times, and eager only once in every run."""
         return (self._theirs == 1) & (self._ours > 1)
 
     @property
     def is_explained(self) -> bool:
-        """Whether some run of eager agrees at each place."""
+        """Whether at each place our item is that of some run of eager."""
         return bool(((self._distance <= 1) & ~self._repeats).all())
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether eager returns the same in all runs at a place that differs."""
+        """Whether some place differs where all runs of eager returned the same."""
         return bool((self.differs & ~self._wavers).any())
 
     def settled(self, gots: Sequence[torch.Tensor]) -> Iterator[tuple[int, OutputStatistics]]:
-        """The figures of each output that eager returns otherwise somewhere, beside what is nearest there."""
+        """Position and figures of each output in which runs of eager differ, compared with the nearest items."""
         for nearest, eager in zip(self._nearest, self._eager, strict=True):
             nearest[self._repeats] = eager[self._repeats]
         for k, found, nearest, eager in zip(self._listed, self._found, self._nearest, self._eager, strict=True):
@@ -152,7 +163,7 @@ class _Items:
 
 
 def _distance(ours: torch.Tensor, theirs: torch.Tensor, found: OutputStatistics) -> torch.Tensor:
-    """[places, elements] -> the largest difference at each place, in units of what the tolerance accepts."""
+    """For each place, the largest difference between ours and theirs, in units of what the tolerance accepts."""
     same = (ours == theirs) | (ours.isnan() & theirs.isnan())
     error = (_wide(ours) - _wide(theirs)).abs().nan_to_num(torch.inf, torch.inf).clamp_min(1e-30)
     accepted = found.max_abs_value * TOLERANCES.get(found.dtype, 0.0)
@@ -160,4 +171,5 @@ def _distance(ours: torch.Tensor, theirs: torch.Tensor, found: OutputStatistics)
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in float64, or complex128."""
     return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)

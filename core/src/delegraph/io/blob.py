@@ -91,6 +91,7 @@ def head(data: bytes | Blob, size: int) -> bytes:
     first, written = bytearray(), 0
 
     def take(piece: memoryview) -> None:
+        """Keep the piece as far as it belongs to the first bytes, and count all."""
         nonlocal written
         first.extend(piece[: size - len(first)])
         written += piece.nbytes

@@ -95,6 +95,7 @@ def matches(*patterns: Graph | ExportedProgram) -> NodeLists:
     graphs = [p.graph if isinstance(p, ExportedProgram) else p for p in patterns]
 
     def find(exported_program: ExportedProgram) -> list[Sequence[Node]]:
+        """The calls in each place of the program where a pattern occurs."""
         matchers = [SubgraphMatcher(graph) for graph in graphs]
         places = [place for matcher in matchers for place in matcher.match(exported_program.graph)]
         return [[n for p, n in place.nodes_map.items() if p.op == "call_function"] for place in places]

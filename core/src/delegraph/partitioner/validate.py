@@ -40,6 +40,7 @@ def _faults(result: Any, program: ExportedProgram) -> Iterator[str]:
 
 
 def _faults_of_tag(tag: Any, spec: Any) -> Iterator[str]:
+    """What is wrong with one entry of ``partition_tags``."""
     if not isinstance(tag, str):
         yield f" returned the tag {tag!r:.80} ({type(tag).__name__}); a tag is a str"
     elif not isinstance(spec, DelegationSpec):
@@ -55,6 +56,7 @@ def _faults_of_tag(tag: Any, spec: Any) -> Iterator[str]:
 
 
 def _faults_of_boundary(types: Any) -> Iterator[str]:
+    """What is wrong with ``boundary_types``."""
     if not isinstance(types, Mapping):
         yield f" returned {_show(types)} as boundary_types; a dict from names of nodes to dtypes is wanted"
         return
@@ -64,6 +66,7 @@ def _faults_of_boundary(types: Any) -> Iterator[str]:
 
 
 def _faults_of_refusals(refusals: Any) -> Iterator[str]:
+    """What is wrong with ``refusals``."""
     if not isinstance(refusals, (list, tuple)):
         yield f" returned {_show(refusals)} as refusals; a list of Refusal is wanted"
         return

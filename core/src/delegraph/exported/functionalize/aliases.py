@@ -77,6 +77,7 @@ class Aliases:
     def _shares(self, node: Node, base: Node) -> bool:
         """Whether ``node`` shares memory with its argument ``base``."""
         if node.target is operator.getitem:
+            # an item of a list of views shares memory if the list does
             return base in self.source
         if not {*storages(node.meta.get("val"))}.isdisjoint(storages(base.meta.get("val"))):
             return True

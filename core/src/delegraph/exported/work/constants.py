@@ -1,7 +1,7 @@
-"""The constants of a form: which memory each has, what is in it, and tensors of it.
+"""The constants of a form: which memory each one lies in, the bytes of the memories, and tensors made from them.
 
-Identity is by address and equality by content. Tensors that share memory share it again when they are read, and two of
-equal content at two addresses have two again: backends tell constants apart by address.
+Tensors that share memory when they are written share it again when they are read. Two tensors with equal content at two
+addresses stay two, because backends tell constants apart by address.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ INLINE = 1 << 20
 
 @dataclass
 class Memory:
-    """Bytes that constants of a program have, by reference: those from ``place`` on, or a tensor's in C order."""
+    """Bytes of constants of a program, by reference.
+
+    Those from address ``place`` on, or a tensor's elements in C order. It is C order if ``place`` is None. ``tensors``
+    are the constants that lie in it.
+    """
 
     size: int
     place: int | None
@@ -51,7 +55,10 @@ class Memory:
 
 
 def written_constants(tensors: Sequence[torch.Tensor]) -> tuple[list[Any], list[Memory]]:
-    """A row for each tensor: dtype, shape, strides unless in C order, memory, the place in that; and the memories."""
+    """A row for each tensor, and the memories that the tensors lie in. Overlapping tensors have one memory.
+
+    A row is dtype, shape, strides (None in C order), the number of the memory, and the place in it in bytes.
+    """
     spans = [_span(tensor) for tensor in tensors]
     of: dict[int, Memory] = {}
     last, end = Memory(0, None, []), 0
@@ -81,6 +88,7 @@ def _span(tensor: torch.Tensor) -> tuple[int, int] | None:
 
 
 def _row(tensor: torch.Tensor, memory: Memory, number: int, span: tuple[int, int] | None) -> list[Any]:
+    """The row of ``tensor``, whose bytes are ``span``, in ``memory`` with that number."""
     shape, strides = list(tensor.shape), list(tensor.stride())
     place = None if memory.place is None or span is None else span[0] - memory.place
     if place is not None and place % tensor.element_size():
@@ -89,10 +97,10 @@ def _row(tensor: torch.Tensor, memory: Memory, number: int, span: tuple[int, int
 
 
 class ConstantsRead:
-    """Tensors of the memories of a form, ``buffers``.
+    """Makes the tensors of a form from the bytes of its memories, ``buffers``.
 
-    Small ones are copied. Large ones are used as they are, and have to be writable and nobody else's: mapped privately,
-    for example. Two memories never become one, although they may be of one content.
+    Small ones are copied. Large ones are used as they are, so their buffers have to be writable and nobody else's:
+    mapped privately, for example. Two memories never become one, even if their content is equal.
     """
 
     def __init__(self, rows: Sequence[Any], buffers: Sequence[memoryview]) -> None:
@@ -101,7 +109,7 @@ class ConstantsRead:
         self._taken: set[int] = set()
 
     def tensor(self, index: Any) -> torch.Tensor:
-        """The tensor of a row."""
+        """The tensor of the row ``index``; FormatError if the row does not fit its memory."""
         name, shape, strides, number, place = self._rows[at(index)]
         dtype, memory = DTYPES[name], self._memory(at(number))
         size, steps = math.prod(shape) * dtype.itemsize, c_strides(shape) if strides is None else strides
@@ -115,6 +123,7 @@ class ConstantsRead:
         return elements.as_strided(shape, steps, place // dtype.itemsize)
 
     def _memory(self, number: int) -> torch.Tensor:
+        """The bytes of a memory as a tensor: the buffer itself, or a copy if it is small, read-only or used already."""
         if number not in self._memories:
             buffer = self._buffers[number]
             given = None if buffer.readonly or not buffer.nbytes else torch.frombuffer(buffer, dtype=torch.uint8)

@@ -18,7 +18,7 @@ _MAGIC = b"delegraph work\n\0"
 _HEAD = struct.Struct("<16s32s4Q")  # magic, SHA-256 of what follows but constants, version, sizes of the parts
 _MEMORY = struct.Struct("<32sQ")  # SHA-256, bytes
 Fetch = Callable[[bytes, int], Any]
-"""From the SHA-256 and size of a memory to a writable buffer of its bytes that nobody else writes."""
+"""Given the SHA-256 and the size of a memory, returns a writable buffer of its bytes that nobody else writes."""
 
 
 def dumps(value: Any) -> bytes:
@@ -46,6 +46,7 @@ class Form:
 
     @property
     def _table(self) -> bytes:
+        """The digests and sizes of all memories, as bytes."""
         return b"".join(_MEMORY.pack(m.digest, m.size) for m in self.memories)
 
     def pieces(self) -> Iterator[bytes | memoryview]:
@@ -58,9 +59,10 @@ class Form:
 
 
 def unpack(data: bytes | memoryview, fetch: Fetch | None) -> tuple[list[Any], list[Any], list[memoryview]]:
-    """Structure, what is beside it, and memories. All but what is fetched is checked against its digest.
+    """Structure, what is beside it, and memories, read from the bytes of a form.
 
-    Raises FormatError for damaged bytes.
+    A memory of 1 MB and more comes from ``fetch``, and only its size is checked; everything else is compared with its
+    digest. Raises FormatError for damaged bytes.
     """
     view = memoryview(data)
     if len(view) < _HEAD.size or bytes(view[: len(_MAGIC)]) != _MAGIC:
@@ -91,6 +93,8 @@ def unpack(data: bytes | memoryview, fetch: Fetch | None) -> tuple[list[Any], li
 
 
 def _json(view: memoryview) -> Any:
+    """The value of JSON text, in which a form never has floats or NaN: FormatError for these."""
+
     def refuse(text: str) -> Any:
         raise FormatError("format-invalid", f"the form of a program has the number {text:.40}")
 

@@ -1,4 +1,7 @@
-"""What calls call, by names: operators with their schemas, higher-order operators, Python's functions of numbers."""
+"""Names for what calls of a program call.
+
+Operators with their schemas, higher-order operators, functions of numbers.
+"""
 
 from __future__ import annotations
 
@@ -62,9 +65,10 @@ def target_of(name: str) -> Any:
 
 @cache
 def convention_of(op: OpOverload) -> tuple[list[str], list[Any], int, int]:
-    """Names of an operator's arguments, what each is unless given, how many have a position, the last without default.
+    """How an operator is called.
 
-    The defaults are written as a form has them.
+    Names of its arguments, their defaults, how many are positional, how many are required. The defaults are written as
+    a form has them.
     """
     arguments, nothing = op._schema.arguments, SymbolsWritten(())
     defaults = [written(a.default_value, {}, nothing, flat=True) for a in arguments]
@@ -73,9 +77,9 @@ def convention_of(op: OpOverload) -> tuple[list[str], list[Any], int, int]:
 
 
 def call_of(op: OpOverload, given: list[Any], nodes: Any, symbols: SymbolsRead) -> tuple[tuple[Any, ...], Any]:
-    """Positional and keyword arguments of a call whose arguments are ``given`` in full: as torch.export leaves them.
+    """Positional and keyword arguments of a call of ``op``, as torch.export leaves them.
 
-    Those at the end that are what the schema says anyway are left out, and so are keywords.
+    ``given`` has all arguments. Those that are the schema's defaults are left out: at the end, and among keywords.
     """
     names, defaults, positional, required = convention_of(op)
     if len(given) != len(names):

@@ -51,7 +51,7 @@ def read(data: bytes | memoryview, fetch: Fetch | None = None, named: bool = Fal
 
 
 class _Reader:
-    """The tables of a form, and the graphs that are made of them."""
+    """Makes a program from the tables of a form. ``beside`` is what the form leaves out; None gives names by number."""
 
     def __init__(self, structure: list[Any], beside: list[Any] | None, memories: Sequence[memoryview]) -> None:
         _, default, symbols, targets, types, constants, self._signature, self._graphs = structure
@@ -88,6 +88,7 @@ class _Reader:
         return program
 
     def _specs(self, graph: Graph) -> tuple[list[InputSpec], list[OutputSpec]]:
+        """The specs of inputs and outputs for the program's signature."""
         given, returned = self._signature
         arriving = [node for node in graph.nodes if node.op == "placeholder"]
         targets = (
@@ -106,6 +107,7 @@ class _Reader:
         return inputs, outputs
 
     def _graph(self, number: int, root: Any) -> Graph:
+        """The graph with that number, whose modules and constants become attributes of ``root``."""
         graph, nodes = Graph(owning_module=root), list[Node]()
         for k, (what, args, type_, handle, *marks) in enumerate(self._graphs[number]):
             meta: dict[str, Any] = {} if what == "output" else {"val": self._types.val(type_)}
@@ -136,6 +138,7 @@ class _Reader:
         return "call_function", target, tuple(positional), named
 
     def _module(self, number: int, above: int) -> GraphModule:
+        """The graph with that number as a module, for a call in graph ``above``; one module for all of its calls."""
         if number <= above:  # a graph that holds itself has no end
             raise FormatError("format-invalid", f"graph {above} holds graph {number}")
         if number not in self._modules:

@@ -78,10 +78,11 @@ class SymbolsWritten:
                 self.numbers.setdefault(number.node.expr, len(self.numbers))
 
     def write(self, number: Any) -> Any:
-        """A SymInt, SymFloat or SymBool, or a Python number."""
+        """The form of a SymInt, SymFloat or SymBool; a Python number as it is."""
         return self._expression(number.node.expr) if type(number) in SYMBOLIC else number
 
     def _expression(self, given: Any) -> Any:
+        """The form of a sympy expression. Symbols that are new get the next numbers."""
         for one in sorted(given.free_symbols - self.numbers.keys(), key=str):
             self.numbers[one] = len(self.numbers)
         if given.is_Symbol:
@@ -130,6 +131,7 @@ class SymbolsWritten:
 
 
 def _symbolic_numbers(vals: Iterable[Any]) -> Iterator[Any]:
+    """The symbolic numbers among recorded values: these themselves, and sizes and strides of tensors, also in lists."""
     for val in vals:
         if type(val) in SYMBOLIC:
             yield val
@@ -146,7 +148,7 @@ def _is_bound(relation: Any) -> bool:
 
 
 class SymbolsRead:
-    """The symbols of a form, as those of a ShapeEnv. ``names`` are what the writer called them."""
+    """Makes the symbols of a form anew, in a ShapeEnv. ``names`` are the writer's names for them."""
 
     def __init__(self, table: Sequence[Any], environment: ShapeEnv, names: Sequence[str] | None) -> None:
         rows, known = table
@@ -161,6 +163,7 @@ class SymbolsRead:
             environment.axioms.update(dict(environment.get_implications(fact)))
 
     def _symbol(self, k: int, row: Sequence[Any], name: str | None) -> sympy.Symbol:
+        """Make the k-th symbol from its row (``SymbolsWritten.table``); the ShapeEnv is told what torch knew of it."""
         kind, positive, is_size, backed, *ranges, example = row
         assumed = {key: True for key, holds in (("integer", kind in "su"), ("positive", positive)) if holds}
         symbol = sympy.Symbol(name, **assumed) if name else make_symbol(_KINDS[kind], k, **assumed)
@@ -192,6 +195,7 @@ class SymbolsRead:
         return make(expression, hint=None)
 
     def _expression(self, written: Any) -> Any:
+        """The sympy expression that ``written`` stands for."""
         if type(written) is int and -_LARGEST < written < _LARGEST:
             return sympy.Integer(written)
         if isinstance(written, dict):

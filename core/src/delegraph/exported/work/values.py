@@ -29,7 +29,10 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def written(value: Any, number_of: Mapping[Node, int], symbols: SymbolsWritten, flat: bool = False) -> Any:
-    """An argument. With ``flat`` tuples are lists, which are the same to operators."""
+    """The form of an argument of a call. With ``flat``, tuples become lists, which are the same to operators.
+
+    ``number_of`` gives the numbers of nodes.
+    """
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -104,16 +107,19 @@ class TypesWritten:
         return self._known[key] if key in self._known else self._number(key, self._tensor(val))
 
     def _number(self, key: Any, row: Any) -> int:
+        """The row with that key; ``row`` is appended if it is new."""
         number = self._known.setdefault(key, len(self.rows))
         self.rows += [row] if number == len(self.rows) else []
         return number
 
     def _row(self, val: Any) -> Any:
+        """The form of a recorded value that is not a plain tensor."""
         if isinstance(val, (list, tuple)):
             return {"t" if isinstance(val, tuple) else "l": [self._row(v) for v in val]}
         return self._tensor(val) if isinstance(val, FakeTensor) else written(val, {}, self._symbols)
 
     def _tensor(self, val: torch.Tensor) -> list[Any]:
+        """The row of a fake tensor; NoForm for one that is not dense on the CPU."""
         if val.device.type != "cpu" or val.layout is not torch.strided or val.dtype not in NAMES:
             raise NoForm(f"the form has no words for a tensor on {val.device}, {val.dtype}, {val.layout}")
         shape, strides = ([self._symbols.write(n) for n in sizes] for sizes in (val.shape, val.stride()))
@@ -122,7 +128,7 @@ class TypesWritten:
 
 
 class TypesRead:
-    """What the rows of a table of types stand for; tensors of one row are made anew for each node."""
+    """Makes the values of a table of types. Each node gets a fake tensor of its own."""
 
     def __init__(self, rows: Sequence[Any], symbols: SymbolsRead, mode: FakeTensorMode) -> None:
         self._rows, self._symbols, self._mode = rows, symbols, mode
@@ -132,6 +138,7 @@ class TypesRead:
         return self._read(self._rows[at(index)])
 
     def _read(self, row: Any) -> Any:
+        """The value of a row: a tensor, a list or tuple of values, or a number."""
         if isinstance(row, list):
             return self._tensor(*row)
         if isinstance(row, dict) and row.keys() & {"l", "t"}:
@@ -140,6 +147,7 @@ class TypesRead:
         return read(row, (), self._symbols)
 
     def _tensor(self, dtype: str, shape: Any, strides: Any = None) -> torch.Tensor:
+        """A fake tensor of that dtype and shape; strides of None are those of C order."""
         shape = [self._symbols.number(size, "int") for size in shape]
         steps = c_strides(shape) if strides is None else [self._symbols.number(step, "int") for step in strides]
         if any(type(n) is int and not 0 <= n < 1 << 60 for n in (*shape, *steps)):

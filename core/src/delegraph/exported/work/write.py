@@ -75,6 +75,11 @@ class _Writer:
         return Form(dumps(tables), dumps(self._beside()), memories)
 
     def _signature(self) -> list[Any]:
+        """Rows for the program's inputs and outputs.
+
+        Of an input: kind, constant, whether it is persistent. Of an output: kind, and the place of the input that it
+        writes.
+        """
         inputs, place = [], dict[str | None, int]()
         for k, (node, spec) in enumerate(placeholders(self.program)):
             self.node, given = node, spec.kind is InputKind.USER_INPUT
@@ -87,15 +92,17 @@ class _Writer:
         return [inputs, [[s.kind.name, None if s.target is None else place[s.target]] for s in outputs]]
 
     def _constant(self, tensor: torch.Tensor) -> int:
+        """The number under which a tensor stands among the constants of the form."""
         self._tensors.append(tensor)
         return len(self._tensors) - 1
 
     def _graph(self, nodes: list[Node]) -> list[Any]:
+        """The rows of the nodes of one graph."""
         numbers = {node: k for k, node in enumerate(nodes)}
         return [self._row(node, numbers) for node in nodes]
 
     def _row(self, node: Node, numbers: Mapping[Node, int]) -> list[Any]:
-        """What a node does, with which arguments, the type of its value, its debug handle, what else backends read."""
+        """The row of a node: what it calls, arguments, type of its value, debug handle, and other metadata."""
         self.node, meta = node, node.meta
         handle = meta.get("debug_handle")
         number = 0 if handle is None else self._handles.setdefault(handle, len(self._handles) + 1)
@@ -107,6 +114,7 @@ class _Writer:
         return [*row, written(others, {}, self._symbols)] if others else row
 
     def _action(self, node: Node, numbers: Mapping[Node, int]) -> tuple[int | str, Any]:
+        """What a node does (a word, or the number of the operator that it calls), and its arguments."""
         if node.op == "placeholder":
             return "input", None
         if node.op == "output":
@@ -139,6 +147,10 @@ class _Writer:
         return [targets, list(map(str, self._symbols.numbers)), list(self._handles), place, list(known), graphs]
 
     def _names(self, node: Node, known: dict[str, int]) -> list[Any]:
+        """What the form leaves out of a node.
+
+        Name, target, and the numbers of its stack trace and of its module stack.
+        """
         target = str(node.target) if node.op in ("placeholder", "get_attr") else None
         trace, modules = map(node.meta.get, _BESIDE)
         stack = json.dumps([[key, path, str(kind)] for key, (path, kind) in modules.items()]) if modules else ""

@@ -243,6 +243,7 @@ def index_copy(t: Tosa, self: Value, dim: int, index: Value, source: Value) -> V
 
 
 def _filled_slices(t: Tosa, x: Value, dim: int, index: Value, value: Value) -> Value:
+    """``x`` with the slices that ``index`` names along ``dim`` filled with ``value``."""
     ranked = t.ranked(x, max(x.rank, 1))
     axis, size, count = axis_of(dim, ranked.rank), ranked.shape[axis_of(dim, ranked.rank)], math.prod(index.shape)
     places = t.reshape(from_start(t, index, size), along(ranked.rank, axis, count))

@@ -1,6 +1,7 @@
-"""What TOSA 0.80 has no operator for, computed by those that it has. Imported where a target of that version lacks one.
+"""Computes what TOSA 0.80 has no operator for by operators that it has. Imported only for targets that lack one.
 
-``instead`` is asked when the table of the target refuses an operator; what is not here is left to the host.
+``instead`` is called when the table of the target refuses an operator. An operator that is not here is left to the
+host.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ def instead(t: Operators, operator: Operator) -> Value | None:
 
 
 def _rounded_sum(t: Operators, convolution: Convolution) -> Value:
-    """1.0 rounds the sum of a convolution to its operands' type at the end; 0.80 sums in the type of its result."""
+    """A convolution of short floats that sums in fp32 and rounds at the end, as 1.0 does.
+
+    0.80 sums in the type of the result, so the result is fp32 here, and then cast.
+    """
     x, weight, bias, *zero_points = convolution.inputs
     inputs = (x, weight, t.cast(bias, DType.FP32), *zero_points)
     wide = t.emit(type(convolution), inputs, fold=False, **convolution.attribute_values() | {"acc_type": DType.FP32})
@@ -41,7 +45,7 @@ def _rounded_sum(t: Operators, convolution: Convolution) -> Value:
 
 
 def _without_nan(t: Operators, operator: Operator) -> Value | None:
-    """MAXIMUM, MINIMUM and CLAMP that take a number rather than NaN: 0.80 has only those that keep NaN."""
+    """MAXIMUM, MINIMUM or CLAMP that prefer a number to NaN, by those of 0.80, which keep NaN."""
     if isinstance(operator, tosa.CLAMP):
         x = operator.inputs[0]
         return t.clamp(t.select(t.equal(x, x), x, operator.min_val), operator.min_val, operator.max_val)
@@ -79,6 +83,7 @@ def _wave(t: Operators, x: Value, is_cosine: bool) -> Value:
 
 
 def _polynomial(t: Operators, x: Value, coefficients: Sequence[float]) -> Value:
+    """The polynomial of x with these coefficients, the highest power first."""
     y: Value | float = coefficients[0]
     for coefficient in coefficients[1:]:
         y = t.add(t.mul(x, y), coefficient)

@@ -188,6 +188,7 @@ def mean_dim(t: Tosa, self: Lazy, dim: Sequence[int] | None, keepdim: bool, dtyp
         whole = Averaged(operand(t, self, "its input"), aten.avg_pool2d.default, window)
         return whole if keepdim else whole.moved(t, lambda t, v: t.reshape(v, v.shape[:2]), self.shape[:2])
     total, count = summed(t, self, dim, keepdim)
+    # a number of elements that only run time knows cannot be part of the scale
     if is_dynamic(count):
         divisor = t.reshape(computed(t, count, DType.INT32), (1,) * total.rank)
         return Quotient(total, Scaled(divisor, Scale(1.0)), total.shape)

@@ -26,7 +26,7 @@ ArgumentRanges = Iterable[tuple[Any, Range]]
 
 
 def bounds_of(nodes: Iterable[Node], indexes_of: Callable[[Node], ArgumentRanges]) -> dict[Node, Range]:
-    """Node -> the range in which its elements lie, provided that none of ``nodes`` raises.
+    """Node -> the range in which its elements must lie if none of ``nodes`` raises an error.
 
     ``nodes`` are in graph order, which is walked backwards. ``indexes_of`` gives the arguments of a call that are
     indices, each with the range outside of which the call raises.

@@ -190,7 +190,10 @@ def _inverted(operator: Operator) -> Range:
 
 
 def _shifted(combine: Callable[[int, int], int]) -> Callable[[Operator], Range]:
-    """Shifts by 0 to 31 bits, which int32 and int64 do alike; of any other shift nothing is known."""
+    """A rule for the range of a shift: by 0 to 31 bits ``combine`` gives it, because int32 and int64 do the same.
+
+    Of any other shift nothing is known.
+    """
 
     def spanned(operator: Operator) -> Range:
         amounts = range_of(operator.inputs[1])
