@@ -153,6 +153,7 @@ def _reporting_to(page: worker.Page | None, refused: Mapping[worker.Key, str]) -
     from ..discovery.registry import default_registry
 
     def imported(record: PluginRecord | None) -> None:
+        """Tell the page which plugin's module is being imported; None when it has been."""
         page.begin_import(None if record is None else (record.distribution, record.name))
 
     default_registry().refuse(refused)

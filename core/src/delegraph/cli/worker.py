@@ -60,17 +60,14 @@ class Page:
     """
 
     _HEAD = struct.Struct("<BBI")
-    """How far the command is (1: the result is being shown, 2.
+    """How far the command is, its exit code, and the number of the present import (0: no light module is imported).
 
-    Done), the exit code, and the number of the present import. That number is 0 while no light module is imported.
+    How far: 1 while the result is being shown, 2 when the command is done.
     """
     _IMPORT, _WORK, _SIZE = 16, 2048, 16384
 
     def __init__(self) -> None:
-        """Map the page, which is shared with processes that are forked later.
-
-        No worker has opened it, nothing is imported.
-        """
+        """Map the page, which processes that are forked later share."""
         self._memory, self._worker, self._imports = mmap.mmap(-1, self._SIZE), 0, 0
 
     # --- in the worker

@@ -72,7 +72,7 @@ class _Roots:
         self._known: dict[int, _Root] = {}
 
     def member(self, left: Left) -> _Member:
-        """An operator that is left to the host, with the beginning of the reason against it."""
+        """The operator ``left`` together with the root of its reason, by which operators become one cause."""
         found = refused(left.node, self.backend, self.reasons)
         if isinstance(found.reason, Reason) and found.reason.cause:
             return _Member(left, found, self._root(found.reason))

@@ -115,7 +115,7 @@ class Windows(Tosa):
 
     @property
     def are_averages(self) -> bool:
-        """Whether the rule makes one AVG_POOL2D and divides nothing afterwards, so that only that one rounds."""
+        """Whether one AVG_POOL2D computes the averages. Otherwise a division follows it, which rounds a second time."""
         return len(self._pads) == 1 and not self._divides
 
     @property
