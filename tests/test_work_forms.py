@@ -127,6 +127,35 @@ def test_what_is_read_back_compiles_to_the_same_bytes(name, monkeypatch):
     check(MODELS[name](), "tosa", monkeypatch)
 
 
+def contents(program):
+    told = ("debug_handle_map", "_delegate_info_meta")
+    return [(join(d.module.blob), d.named_data, *(d.module.meta.get(key) for key in told)) for d in program.delegates]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_cached_lowering_gives_what_one_without_a_cache_gives(name, tmp_path):
+    torch.manual_seed(0)
+    module, inputs, options = MODELS[name]()
+    wanted = contents(delegraph.lower(module, inputs, backends=["tosa"], **options))
+    for found in (0, len(wanted)):
+        program = delegraph.lower(module, inputs, backends=["tosa"], cache=tmp_path / "cache", **options)
+        assert contents(program) == wanted
+        (note,) = [n for n in program.report.notes if n.startswith("cache ")]
+        assert f": {found} partition" in note
+    assert program.verify(*inputs).relative_error < 1e-3 or name == "quantized"
+    if name == "vision transformer":  # the weights are the model's
+        assert sum(p.stat().st_size for p in (tmp_path / "cache").iterdir()) < len(wanted[0][0]) / 2
+
+
+def test_with_source_lines_or_debug_files_nothing_is_cached(tmp_path):
+    module, inputs = nn.Linear(2, 2).eval(), (torch.ones(1, 2),)
+    for option in ({"locations": True}, {"debug_artifact_path": str(tmp_path / "debug")}):
+        options = {"tosa": {"spec": "TOSA-1.0+FP", **option}}
+        program = delegraph.lower(module, inputs, backends=["tosa"], options=options, cache=tmp_path / "cache")
+        assert "TOSABackend gives no fingerprint" in str(program.report.notes)
+    assert not list((tmp_path / "cache").iterdir())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE)
 def test_so_do_large_models(name, monkeypatch):

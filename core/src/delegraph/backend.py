@@ -82,6 +82,13 @@ class BackendDetails(ABC):
     process.
     """
 
+    keeps_names: ClassVar[bool] = False
+    """Whether names of nodes and constants get into what ``preprocess`` makes, and people look for them there.
+
+    Cached results are then found again by programs of the same names only. Where it is False, ``preprocess`` gets a
+    program whose names say nothing (v0, v1, ...) if the user asks for a cache.
+    """
+
     def __init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         missing = [n for n in dir(cls) if getattr(getattr(cls, n, None), "__enforcedmethod__", False)]
@@ -92,6 +99,7 @@ class BackendDetails(ABC):
                 hint=f"define it, or declare a shared base: class {cls.__name__}(BackendDetails, abstract=True)",
             )
         check_called_on_class(cls, "preprocess", ("edge_program", "compile_specs"))
+        check_called_on_class(cls, "fingerprint", ("compile_specs",))
         check_called_on_class(cls, "preprocess_multimethod", ("edge_programs", "compile_specs"))
 
     @staticmethod
@@ -105,6 +113,16 @@ class BackendDetails(ABC):
         compile: ``delegraph.lower`` gives that to the next backend or to the host, and reports the reason.
         """
         raise NotImplementedError
+
+    @staticmethod
+    def fingerprint(compile_specs: list[CompileSpec]) -> str | None:
+        """What ``preprocess`` depends on besides its arguments, such as the version of a compiler; None if unknown.
+
+        Where the user asks for a cache, results are kept only with a fingerprint. It need not name the backend's own
+        package, delegraph or torch. None also where the compile specs make ``preprocess`` write files, or make the
+        result depend on names or source lines.
+        """
+        return None
 
     @classmethod
     def preprocess_multimethod(

@@ -49,6 +49,8 @@ class Lower:
         add("-v", "--verbose", action="store_true", help="also operators, border and time of each delegate")
         add("--require-full", action="store_true", help="fail if an operator is left to the host")
         add("--no-fold-constants", action="store_true", help="leave calls on constants alone, if refused, to the host")
+        kept = "keep compiled partitions in this folder, and compile none that is there (default: $DELEGRAPH_CACHE)"
+        add("--cache", type=Path, metavar="FOLDER", help=kept)
         add("--min-delegated", type=_share, metavar="SHARE", help="fail if fewer operators are delegated, such as 0.95")
         add("--max-delegates", type=natural_number, metavar="N", help="fail if there are more delegates")
         rows = "with several MODELs: add a line of JSON for each; a MODEL that has one is not lowered again"
@@ -109,7 +111,7 @@ def _lower_one(
     made, backends = Attempt(model, verbose=args.verbose), chosen.names
     with attempt(made):
         with progress(f"loading {model}"):
-            from ..api import lower
+            from ..api import Choices, lower
 
             given = read_model(model)
         notes = [chosen.why] if chosen.why else []
@@ -118,7 +120,8 @@ def _lower_one(
             notes.append(quantize_given(given, args.quantize, backends[0]))
         with progress(f"lowering {model} for {', '.join(backends) or 'the host'}"):
             folds = not args.no_fold_constants
-            lowered = lower(**given.arguments(), backends=backends, options=options, fold_constants=folds)
+            choices: Choices = {"backends": backends, "options": options, "fold_constants": folds, "cache": args.cache}
+            lowered = lower(**given.arguments(), **choices)
         made.report = lowered.report
         made.report.notes += notes
         _check(made, lowered, given, args)

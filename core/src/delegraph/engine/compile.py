@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +17,15 @@ from torch.fx import Node
 from ..backend import BackendDetails, CompileSpec, PreprocessResult
 from ..delegates.lowered_module import Argument
 from ..discovery.attribution import AtWork
-from ..errors import ContractViolation, OptionError, Unsupported
+from ..errors import ContractViolation, DelegraphError, OptionError, Unsupported
 from ..exported.subgraphs import all_nodes
 from ..exported.tracing import TRACING
+from ..exported.work import canonical, write
 from ..exported_program import MUTATIONS, output_values, user_inputs
 from ..io.blob import is_blob
 from ..named_data import check_output
 from ..source import source_of
+from .cache import Cache, key_of
 from .extract import extract
 from .partition import NotCompiled
 from .snapshot import Snapshot
@@ -42,9 +45,15 @@ class _Call:
     """One call of a backend. A thread of the executor or the thread that lowers makes it: whichever begins it first."""
 
     def __init__(
-        self, backend: type[BackendDetails], work: Sequence[Work], registry: Registry, may_refuse: bool
+        self,
+        backend: type[BackendDetails],
+        work: Sequence[Work],
+        registry: Registry,
+        may_refuse: bool,
+        cache: Cache | None,
     ) -> None:
         self.backend, self._work, self._registry, self._may_refuse = backend, work, registry, may_refuse
+        self._cache = cache
         self._first = threading.Lock()
         self.outcome: Future[None] = Future()
 
@@ -58,7 +67,10 @@ class _Call:
         if not self._first.acquire(blocking=False):
             return
         try:
-            _compile(self.backend, self._work, self._registry, self._may_refuse)
+            if self._cache is None:
+                _compile(self.backend, self._work, self._registry, self._may_refuse)
+            else:
+                _compile_cached(self.backend, self._work[0], self._registry, self._may_refuse, self._cache)
             self.outcome.set_result(None)
         except BaseException as e:  # the caller gets it with the outcome
             self.outcome.set_exception(e)
@@ -88,7 +100,11 @@ class _Call:
 
 
 def compile_all(
-    work: Sequence[Work], registry: Registry, executor: Executor | None = None, may_refuse: bool = False
+    work: Sequence[Work],
+    registry: Registry,
+    executor: Executor | None = None,
+    may_refuse: bool = False,
+    cache: Cache | None = None,
 ) -> None:
     """Hand each program of ``work`` to its backend, and keep what the backend returns as the ``result`` of that work.
 
@@ -97,13 +113,15 @@ def compile_all(
     this thread, while no other thread lowers. If the executor cannot begin a call, because its threads all wait for
     this one, the call is made here.
 
+    ``cache``: a partition whose result it has is not compiled; the others' results go into it.
+
     ``may_refuse``: if a backend raises Unsupported for a partition, that is noted as ``not_compiled`` of its work, and
     the other calls go on.
     """
     if not isinstance(executor, Executor | None):
         raise _no_threads(executor, None)
     wanted = dict.fromkeys(w.partition.spec.backend_id for w in work)
-    calls = [call for backend_id in wanted for call in _calls(backend_id, work, registry, may_refuse)]
+    calls = [call for backend_id in wanted for call in _calls(backend_id, work, registry, may_refuse, cache)]
     aside: list[_Call] = []
     try:
         if executor is not None:
@@ -127,7 +145,9 @@ def _no_threads(executor: Any, why: BaseException | None) -> OptionError:
     return OptionError("option-invalid", text, hint=hint)
 
 
-def _calls(backend_id: str, work: Sequence[Work], registry: Registry, may_refuse: bool) -> list[_Call]:
+def _calls(
+    backend_id: str, work: Sequence[Work], registry: Registry, may_refuse: bool, cache: Cache | None
+) -> list[_Call]:
     """One call with all partitions of the backend if it compiles methods jointly, otherwise one for each partition."""
     backend = registry.get_backend(backend_id)
     mine = [w for w in work if w.partition.spec.backend_id == backend_id]
@@ -135,7 +155,11 @@ def _calls(backend_id: str, work: Sequence[Work], registry: Registry, may_refuse
         item.module.belongs_to(backend.__name__)
     default: Any = BackendDetails.preprocess_multimethod
     joint = getattr(backend.preprocess_multimethod, "__func__", None) is not default.__func__
-    return [_Call(backend, items, registry, may_refuse) for items in ([mine] if joint else [[item] for item in mine])]
+    if joint and cache is not None:
+        cache.say(f"{backend.__name__} compiles its partitions jointly: nothing of it is cached")
+    cache = None if joint else cache
+    parts = [mine] if joint else [[item] for item in mine]
+    return [_Call(backend, items, registry, may_refuse, cache) for items in parts]
 
 
 def _await(call: _Call, others: Sequence[_Call]) -> None:
@@ -190,6 +214,66 @@ def _compile(backend: type[BackendDetails], work: Sequence[Work], registry: Regi
         _check_result(backend.__name__, item.partition.tag, handles, result)
         _check_untouched(backend.__name__, item, snapshot)
         item.result, item.seconds["compile"] = result, share
+
+
+def _compile_cached(
+    backend: type[BackendDetails], item: Work, registry: Registry, may_refuse: bool, cache: Cache
+) -> None:
+    """As ``_compile`` of one partition, whose result comes from the cache if that has it, and goes into it if not.
+
+    A hit has to give what a compile would give. So what is compiled for the cache is the canonical program, which is
+    the same for all that have the key, and only the handles of the debug map become this program's again. A backend
+    that keeps names compiles the program as it is, and names are in its keys.
+    """
+    start, name, specs = time.perf_counter(), backend.__name__, list(item.partition.spec.compile_specs)
+    place = f"partition {item.partition.tag} of method {item.method}"
+    with AtWork(backend, "fingerprint", place, item.partition.nodes, registry):
+        fingerprint = backend.fingerprint(list(specs))
+    if fingerprint is None:
+        cache.say(f"{name} gives no fingerprint for its compile specs: nothing that has them is cached")
+        return _compile(backend, [item], registry, may_refuse)
+    try:
+        form = write(item.program)
+    except Unsupported as e:
+        cache.say(f"{place} is not cached: {e.message}")
+        return _compile(backend, [item], registry, may_refuse)
+    key = key_of(form, backend, specs, registry.producer(item.partition.spec.backend_id), fingerprint)
+    own = form.handles
+    behind = max(own, default=0) - len(own)  # those of calls that a backend made follow those of the program
+    numbers = {k: own[k - 1] if k <= len(own) else k + behind for k in range(1, 2 * len(own) + 1)}
+    result = cache.get(key, form)
+    if result is None and backend.keeps_names:
+        _compile(backend, [item], registry, may_refuse)
+        if item.result is not None:
+            handles = _other_handles(item.result.debug_handle_map, {handle: k for k, handle in numbers.items()})
+            cache.put(key, form, replace(item.result, debug_handle_map=handles))
+        return None
+    if result is None:
+        program = canonical(form)
+        given, before, inputs = replace(item, program=program), Snapshot(program), user_inputs(program)
+        names = [node.name for node in inputs]
+        try:
+            with (
+                nullcontext() if backend.thread_safe else TRACING,
+                AtWork(backend, "preprocess", place, item.partition.nodes, registry),
+            ):
+                result = backend.preprocess(program, list(specs))
+        except DelegraphError:  # once more as the user wrote it, so that the error has the user's names
+            return _compile(backend, [item], registry, may_refuse)
+        _check_result(name, item.partition.tag, numbers, result)
+        _check_others(name, given, before)
+        if before.is_rewritten():
+            _check_convention(name, given, names)
+        cache.put(key, form, result)
+    _check_result(name, item.partition.tag, numbers, result)
+    item.result = replace(result, debug_handle_map=_other_handles(result.debug_handle_map, numbers))
+    item.seconds["compile"] = time.perf_counter() - start
+    return None
+
+
+def _other_handles(handles: Any, numbers: Mapping[int, int]) -> Any:
+    """A debug map with other numbers for handles."""
+    return handles and {key: tuple(sorted(numbers[handle] for handle in listed)) for key, listed in handles.items()}
 
 
 def _note_refusal(work: Sequence[Work], refusal: Unsupported) -> list[Work]:

@@ -37,6 +37,7 @@ from ..report.collect import reasons_of
 from ..report.model import Report
 from ..report.rows import Reasons, ReportOrigin, Rows
 from .asked import Asked
+from .cache import Cache
 from .checks import settle_checks
 from .compile import compile_all
 from .constants import compute_constants
@@ -74,7 +75,7 @@ class Lowering:
     - ``decomposed``: operators that no backend keeps are decomposed for it.
     - ``in_core_aten``: what the host computes becomes core ATen, apart from operators to ``keep`` whole.
     - ``folds_constants``: calls on constants alone that a backend refuses are computed now.
-    - ``executor``: where backends compile.
+    - ``executor``: where backends compile. ``cache``: where their results are kept, and looked for.
     - ``gives_back``: a partition that its compiler refuses goes to the next backend or to the host. Otherwise that is
       an error, because an entry point without a report could not tell the user.
     - ``notifies``: plugins that listen are told of each round.
@@ -95,6 +96,7 @@ class Lowering:
     keep: Collection[object] = ()
     folds_constants: bool = False
     executor: Executor | None = None
+    cache: Cache | None = None
     gives_back: bool = False
     notifies: bool = False
     whole: bool = False
@@ -239,7 +241,7 @@ def _extract(lowering: Lowering) -> None:
 
 def _compile(lowering: Lowering) -> None:
     """Step ``compile``."""
-    compile_all(lowering.work, lowering.registry, lowering.executor, lowering.gives_back)
+    compile_all(lowering.work, lowering.registry, lowering.executor, lowering.gives_back, lowering.cache)
     refused = [work for work in lowering.work if work.not_compiled is not None]
     lowering.work = [work for work in lowering.work if work.not_compiled is None]
     for plan in (plan for top in lowering.plans.values() for plan in top.all()):
@@ -277,6 +279,7 @@ def _finish(lowering: Lowering) -> None:
     if lowering.in_core_aten:
         lowering.programs = {m: decomposer.finish(p, lowering.keep) for m, p in lowering.programs.items()}
     lowering.notes += decomposer.notes
+    lowering.notes += lowering.cache.notes if lowering.cache is not None else []
     lowering.notes += random_notes(lowering.programs, lowering.delegates)
 
 

@@ -12,7 +12,7 @@ from ..errors import ContractViolation
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Blob", "TensorBlob", "equal", "head", "is_blob", "join"]
+__all__ = ["Blob", "TensorBlob", "equal", "head", "is_blob", "join", "stream"]
 
 
 @runtime_checkable
@@ -96,11 +96,19 @@ def head(data: bytes | Blob, size: int) -> bytes:
         first.extend(piece[: size - len(first)])
         written += piece.nbytes
 
-    data.write_to(_Sink(take))  # type: ignore[arg-type]
+    stream(data, take)
     if written != len(data):
         text = f"{type(data).__name__}.write_to wrote {written} bytes, and its len() is {len(data)}"
         raise ContractViolation("contract-violation", text)
     return bytes(first)
+
+
+def stream(data: bytes | Blob, take: Callable[[memoryview], None]) -> None:
+    """Hand all bytes of ``data`` to ``take``, piece by piece; a piece is what it is for the length of the call only."""
+    if isinstance(data, bytes):
+        take(memoryview(data))
+    else:
+        data.write_to(_Sink(take))  # type: ignore[arg-type]
 
 
 def equal(ours: bytes | Blob, theirs: bytes | Blob) -> bool:
@@ -118,7 +126,7 @@ def _digest(data: bytes | Blob) -> bytes:
     """The SHA-256 of the bytes."""
     digest = hashlib.sha256(data if isinstance(data, bytes) else b"")
     if not isinstance(data, bytes):
-        data.write_to(_Sink(digest.update))  # type: ignore[arg-type]
+        stream(data, digest.update)
     return digest.digest()
 
 

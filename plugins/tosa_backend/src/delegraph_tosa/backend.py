@@ -27,7 +27,14 @@ class TOSABackend(BackendDetails):
     """Writes TOSA 1.0 flatbuffers; the compile specs are those of ``delegraph_tosa.options``."""
 
     thread_safe = True
+    keeps_names = True
     filter_tosa_compile_specs = staticmethod(filter_tosa_compile_specs)
+
+    @staticmethod
+    def fingerprint(compile_specs: list[CompileSpec]) -> str | None:
+        """A file depends on the program and the compile specs alone; with source lines, or debug files, on more."""
+        options = Options.parse(compile_specs)
+        return None if options.locations or options.debug_artifact_path is not None else ""
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from ...errors import FormatError
 from .constants import INLINE, Memory
 
@@ -32,12 +34,25 @@ class Form:
 
     ``structure`` is equal for programs that differ in names, source lines and the contents of constants alone.
     ``beside`` is what the form leaves out: the user's names, debug handles, symbols, source lines and modules. Both are
-    JSON.
+    JSON. ``tensors`` are the program's own, by their rows in the structure.
     """
 
     structure: bytes
     beside: bytes
     memories: Sequence[Memory]
+    tensors: Sequence[torch.Tensor] = ()
+
+    @property
+    def handles(self) -> list[int]:
+        """The program's debug handles, by the numbers from 1 on that the form has for them."""
+        handles: list[int] = json.loads(self.beside)[2]
+        return handles
+
+    @property
+    def names(self) -> list[Any]:
+        """What nodes, constants, symbols and subgraphs are called."""
+        targets, symbols, _, _, _, graphs = json.loads(self.beside)
+        return [targets, symbols, [row[:2] for graph in graphs for row in graph]]
 
     @cached_property
     def key(self) -> str:

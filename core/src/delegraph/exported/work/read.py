@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +21,7 @@ from ...exported_program import append_node, argument_of, build_program, flat_ca
 from ..gc_pause import pause_collection
 from ..tracing import TRACING
 from .constants import ConstantsRead
-from .form import Fetch, unpack
+from .form import Fetch, Form, unpack
 from .operators import call_of, target_of
 from .sizes import SymbolsRead, at
 from .values import DTYPES, TypesRead
@@ -39,10 +39,8 @@ def read(data: bytes | memoryview, fetch: Fetch | None = None, named: bool = Fal
     """
     try:
         structure, beside, memories = unpack(data, fetch)
-        with TRACING, pause_collection():  # fake tensors of symbolic sizes compute
-            reader = _Reader(structure, beside if named else None, memories)
-            with reader.environment.suppress_guards():
-                return reader.program()
+        constants = ConstantsRead(structure[5], memories)
+        return _program(structure, beside if named else None, constants.tensor)
     except DelegraphError:
         raise
     except Exception as e:  # whatever sympy and torch raise when they are given nonsense
@@ -50,11 +48,23 @@ def read(data: bytes | memoryview, fetch: Fetch | None = None, named: bool = Fal
         raise FormatError("format-invalid", text) from e
 
 
+def canonical(form: Form) -> ExportedProgram:
+    """The program that ``read`` makes of a form's bytes, with the constants of the program that was written."""
+    return _program(json.loads(form.structure), None, form.tensors.__getitem__)
+
+
+def _program(structure: list[Any], beside: list[Any] | None, tensor: Callable[[Any], torch.Tensor]) -> ExportedProgram:
+    with TRACING, pause_collection():  # fake tensors of symbolic sizes compute
+        reader = _Reader(structure, beside, tensor)
+        with reader.environment.suppress_guards():
+            return reader.program()
+
+
 class _Reader:
     """Makes a program from the tables of a form. ``beside`` is what the form leaves out; None gives names by number."""
 
-    def __init__(self, structure: list[Any], beside: list[Any] | None, memories: Sequence[memoryview]) -> None:
-        _, default, symbols, targets, types, constants, self._signature, self._graphs = structure
+    def __init__(self, structure: list[Any], beside: list[Any] | None, tensor: Callable[[Any], torch.Tensor]) -> None:
+        _, default, symbols, targets, types, _, self._signature, self._graphs = structure
         if DTYPES[default] is not torch.get_default_dtype():
             text = f"the form was written where the default dtype was {default}; it is {torch.get_default_dtype()} here"
             raise FormatError("format-invalid", text, hint="torch.set_default_dtype")
@@ -63,7 +73,7 @@ class _Reader:
         self._symbols = SymbolsRead(symbols, self.environment, beside[1] if beside else None)
         mode = FakeTensorMode(allow_non_fake_inputs=True, export=True, shape_env=self.environment)
         self._types = TypesRead(types, self._symbols, mode)
-        self._constants = ConstantsRead(constants, memories)
+        self._tensor = tensor
         self._targets = [target_of(name) for name in targets]
         self._modules: dict[int, GraphModule] = {}
 
@@ -77,10 +87,10 @@ class _Reader:
         )
         for spec, (_, constant, _) in zip(inputs, self._signature[0], strict=True):
             if constant is not None:
-                tensor = self._constants.tensor(constant)
-                is_parameter = spec.kind is InputKind.PARAMETER  # torch wants one where the signature says so
-                table = like.state_dict if is_parameter or spec.persistent else like.constants
-                table[spec.target] = torch.nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor
+                tensor, is_parameter = self._tensor(constant), spec.kind is InputKind.PARAMETER
+                if is_parameter and not isinstance(tensor, torch.nn.Parameter):  # torch wants one there
+                    tensor = torch.nn.Parameter(tensor, requires_grad=False)
+                (like.state_dict if is_parameter or spec.persistent else like.constants)[spec.target] = tensor
         arriving = [spec for spec in inputs if spec.kind is InputKind.USER_INPUT]
         call = flat_call(len(arriving), sum(spec.kind is OutputKind.USER_OUTPUT for spec in outputs))
         program = build_program(root, graph, inputs, outputs, like, call, check=False)
@@ -129,7 +139,7 @@ class _Reader:
             return "output", "output", (read_value(args, nodes, self._symbols),), {}
         if what in ("graph", "constant"):
             held = name
-            setattr(root, held, self._constants.tensor(args) if what == "constant" else self._module(at(args), number))
+            setattr(root, held, self._tensor(args) if what == "constant" else self._module(at(args), number))
             return "get_attr", held, (), {}
         target = self._targets[at(what)]
         if isinstance(target, OpOverload):

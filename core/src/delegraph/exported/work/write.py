@@ -72,7 +72,7 @@ class _Writer:
         default = NAMES[torch.get_default_dtype()]  # some rules of torch follow it
         names = [name_of(target) for target in self._targets]
         tables = [VERSION, default, symbols, names, self._types.rows, constants, signature, graphs]
-        return Form(dumps(tables), dumps(self._beside()), memories)
+        return Form(dumps(tables), dumps(self._beside()), memories, self._tensors)
 
     def _signature(self) -> list[Any]:
         """Rows for the program's inputs and outputs.

@@ -53,7 +53,18 @@ class Several:
         return _outcome([rows[model] for model in args.model])
 
 
-_NOT_ASKED = ("model", "backend", "host_only", "option", "no_fold_constants", "rows", "verbose", "json", "debug")
+_NOT_ASKED = (
+    "model",
+    "backend",
+    "host_only",
+    "option",
+    "no_fold_constants",
+    "cache",
+    "rows",
+    "verbose",
+    "json",
+    "debug",
+)
 """Arguments that a row does not depend on, or that it has under a name of its own; all others say what is asked."""
 
 

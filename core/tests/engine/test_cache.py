@@ -1,0 +1,331 @@
+"""Compiled partitions in a folder: what is there is not compiled again, and gives what a compile would give."""
+
+import os
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
+
+import delegraph
+import pytest
+import torch
+from delegraph.backend import BackendDetails, NamedDataStore, PreprocessResult
+from delegraph.discovery.registry import Registry
+from delegraph.engine import cache as cache_module
+from delegraph.errors import ContractViolation, OptionError, Unsupported, WriteError
+from delegraph.exported_program import constant_tensor, placeholders
+from delegraph.io.blob import TensorBlob, join
+from delegraph.partitioner import CapabilityPartitioner
+from torch import nn
+
+
+class Weights:
+    """A blob of some bytes and the memory of tensors."""
+
+    def __init__(self, head, tensors):
+        self.parts = [head, *map(TensorBlob, tensors)]
+
+    def __len__(self):
+        return sum(map(len, self.parts))
+
+    def write_to(self, file):
+        for part in self.parts:
+            file.write(part) if isinstance(part, bytes) else part.write_to(file)
+
+
+class CountingBackend(BackendDetails):
+    """Its blob tells all that it was given, names and handles too."""
+
+    thread_safe = True
+    calls: ClassVar[list] = []
+    version: ClassVar = "1"
+
+    @staticmethod
+    def fingerprint(compile_specs):
+        return CountingBackend.version
+
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        graph = edge_program.graph
+        CountingBackend.calls.append([n.name for n in graph.nodes])
+        refused = [n for n in graph.nodes if "digamma" in str(n.target)]
+        if refused:
+            raise Unsupported("unsupported", f"no {refused[0].name} here", refused[0])
+        calls = [n for n in graph.nodes if n.op == "call_function"]
+        constants = [constant_tensor(edge_program, s) for _, s in placeholders(edge_program) if s.target]
+        told = [(n.name, str(n.target), n.meta["debug_handle"]) for n in calls]
+        store = NamedDataStore()
+        for k, tensor in enumerate(constants[:1]):
+            store.add_named_data(f"first {k}", tensor, 16)
+        store.add_named_data("extra", b"more", 4, "elsewhere")
+        handles = {k: (n.meta["debug_handle"],) for k, n in enumerate(calls)}
+        facts = {"needs": "FP", "shape": (1, 2.5, None), "figures": {3: [True]}}
+        blob = Weights(repr((told, compile_specs)).encode(), constants)
+        return PreprocessResult(blob, handles, store.get_named_data_store_output(), facts)
+
+
+class Everything(CapabilityPartitioner):
+    def __init__(self):
+        super().__init__(lambda node: "no cos" if "cos" in str(node.target) else None, "CountingBackend")
+
+
+@pytest.fixture
+def registry():
+    made = Registry(discover=False)
+    made.register(CountingBackend)
+    CountingBackend.calls.clear()
+    return made
+
+
+class Blocks(nn.Module):
+    def __init__(self, count=2):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(count))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).relu().cos()
+        return x
+
+
+def model(seed=0, same=False):
+    torch.manual_seed(seed)
+    made = Blocks().eval()
+    if same:
+        made.layers[1].load_state_dict(made.layers[0].state_dict())
+    return made
+
+
+X = (torch.randn(1, 64),)
+
+
+def lowered(module, registry, folder, **options):
+    return delegraph.lower(module, X, backends=[Everything()], registry=registry, cache=folder, **options)
+
+
+def contents(program):
+    """All that a backend's results have become."""
+    return [
+        (
+            join(d.module.blob),
+            d.module.meta["debug_handle_map"],
+            d.module.named_data(),
+            d.module.meta["_delegate_info_meta"],
+        )
+        for d in program.delegates
+    ]
+
+
+def said(program):
+    return [note for note in program.report.notes if "cache" in note]
+
+
+def test_the_second_lowering_compiles_nothing_and_gives_the_same(registry, tmp_path):
+    first = lowered(model(), registry, tmp_path)
+    assert len(CountingBackend.calls) == 2
+    assert said(first) == [f"cache {tmp_path}: 0 partitions found, 2 stored"]
+    second = lowered(model(), registry, tmp_path)
+    assert len(CountingBackend.calls) == 2
+    assert said(second) == [f"cache {tmp_path}: 2 partitions found, 0 stored"]
+    assert contents(first) == contents(second)
+    assert [str(d.inputs) for d in first.delegates] == [str(d.inputs) for d in second.delegates]
+
+
+def test_without_a_cache_backends_get_the_program_with_its_names(registry):
+    delegraph.lower(model(), X, backends=[Everything()], registry=registry)
+    assert "linear" in CountingBackend.calls[0]
+
+
+def test_the_debug_map_has_the_handles_of_the_user_s_program(registry, tmp_path):
+    for _ in range(2):
+        program = lowered(model(), registry, tmp_path)
+        maps = [d.module.meta["debug_handle_map"] for d in program.delegates]
+        own = [[n.meta["debug_handle"] for n in d.nodes] for d in program.delegates]
+        assert [[h for (h,) in given.values()] for given in maps] == own
+        assert own[0] != own[1]
+
+
+def test_one_changed_weight_compiles_one_partition(registry, tmp_path):
+    lowered(model(), registry, tmp_path)
+    changed = model()
+    with torch.no_grad():
+        changed.layers[1].weight[3, 4] += 1
+    lowered(changed, registry, tmp_path)
+    assert len(CountingBackend.calls) == 3
+
+
+def test_equal_partitions_compile_once_in_one_lowering(registry, tmp_path):
+    program = lowered(model(same=True), registry, tmp_path)
+    assert len(CountingBackend.calls) == 1
+    first, second = contents(program)
+    assert first[0] == second[0]
+    assert first[1] != second[1]
+
+
+def test_another_fingerprint_or_other_sources_miss(registry, tmp_path, monkeypatch):
+    lowered(model(), registry, tmp_path)
+    monkeypatch.setattr(CountingBackend, "version", "2")
+    lowered(model(), registry, tmp_path)
+    assert len(CountingBackend.calls) == 4
+    monkeypatch.setattr(cache_module, "_sources", lambda package: "others")
+    lowered(model(), registry, tmp_path)
+    assert len(CountingBackend.calls) == 6
+
+
+def test_names_matter_to_a_backend_that_keeps_them(registry, tmp_path, monkeypatch):
+    monkeypatch.setattr(CountingBackend, "keeps_names", True)
+    plain = contents(delegraph.lower(model(), X, backends=[Everything()], registry=registry))
+    assert contents(lowered(model(same=True), registry, tmp_path)) != plain
+    assert len(CountingBackend.calls) == 4  # equal partitions have other names
+    for _ in range(2):
+        assert contents(lowered(model(), registry, tmp_path)) == plain
+    assert len(CountingBackend.calls) == 5  # one of the two is that of the other model
+    assert "linear" in CountingBackend.calls[-2] or "linear_1" in CountingBackend.calls[-1]
+
+
+def test_sources_are_hashed_by_content(tmp_path, monkeypatch):
+    (tmp_path / "sourced").mkdir()
+    code = tmp_path / "sourced/__init__.py"
+    code.write_text("a = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    __import__("sourced")
+    before = cache_module._sources.__wrapped__("sourced")
+    assert cache_module._sources.__wrapped__("sourced") == before
+    code.write_text("a = 2\n")
+    assert cache_module._sources.__wrapped__("sourced") != before
+
+
+def test_a_backend_without_a_fingerprint_is_not_cached_and_the_report_says_so_once(registry, tmp_path, monkeypatch):
+    monkeypatch.setattr(CountingBackend, "version", None)
+    program = lowered(model(), registry, tmp_path)
+    text = "CountingBackend gives no fingerprint for its compile specs: nothing that has them is cached"
+    assert [n for n in program.report.notes if "fingerprint" in n] == [text]
+    assert "linear" in CountingBackend.calls[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_json_is_not_stored(registry, tmp_path, monkeypatch):
+    compile_one = CountingBackend.preprocess
+
+    def preprocess(edge_program, compile_specs):
+        result = compile_one(edge_program, compile_specs)
+        result._delegate_info_meta = {"odd": object()}
+        return result
+
+    monkeypatch.setattr(CountingBackend, "preprocess", staticmethod(preprocess))
+    program = lowered(model(), registry, tmp_path)
+    assert "could not be stored in the cache: its result holds <object object" in said(program)[1]
+    assert len(program.delegates) == 2
+
+
+def entries(folder):
+    return sorted(folder.glob("*.entry"))
+
+
+def test_entries_do_not_hold_the_weights(registry, tmp_path):
+    program = lowered(model(), registry, tmp_path)
+    assert all(len(d.module.blob) > 16_000 for d in program.delegates)
+    assert all(path.stat().st_size < 4_000 for path in entries(tmp_path))
+
+
+def test_a_blob_from_the_cache_notices_weights_that_were_changed_since(registry, tmp_path):
+    lowered(model(), registry, tmp_path)
+    module = model()
+    program = lowered(module, registry, tmp_path)
+    with torch.no_grad():
+        module.layers[0].weight.add_(1)
+    with pytest.raises(ContractViolation, match="was changed after the program was lowered"):
+        join(program.delegates[0].module.blob)
+
+
+DAMAGES = {
+    "truncated": lambda data: data[: len(data) // 2],
+    "empty": lambda data: b"",
+    "foreign": lambda data: b"something else entirely",
+    "a flipped bit": lambda data: data[:100] + bytes([data[100] ^ 1]) + data[101:],
+    "another digest": lambda data: data[:20] + bytes([data[20] ^ 1]) + data[21:],
+    "nonsense": lambda data: _entry(b'[[["x"]], {}, null, null]'),
+    "no list": lambda data: _entry(b"7"),
+    "another constant": lambda data: _entry(b'[[[[99, 0, 5000]]], {"d": []}, null, null]'),
+}
+
+
+def _entry(header):
+    import hashlib
+
+    rest = struct.pack("<Q", len(header)) + header
+    return b"delegraph entry1" + hashlib.sha256(rest).digest() + rest
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_entry_is_a_miss_and_a_note(name, registry, tmp_path):
+    wanted = contents(lowered(model(), registry, tmp_path))
+    for path in entries(tmp_path):
+        path.write_bytes(DAMAGES[name](path.read_bytes()))
+    program = lowered(model(), registry, tmp_path)
+    assert len(CountingBackend.calls) == 4
+    assert contents(program) == wanted
+    assert sum("is not used: it" in note for note in said(program)) == 2
+    assert len(said(lowered(model(), registry, tmp_path))) == 1  # they were written anew
+
+
+def test_an_entry_that_cannot_be_written_is_a_note(registry, tmp_path, monkeypatch):
+    def fail(path, content):
+        raise WriteError("write-failed", "no space left")
+
+    monkeypatch.setattr(cache_module, "write_whole", fail)
+    program = lowered(model(), registry, tmp_path)
+    assert said(program)[1] == "a partition could not be stored in the cache: no space left"
+    assert len(program.delegates) == 2
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
+def test_a_folder_that_others_can_write_to_is_refused(registry, tmp_path):
+    lowered(model(), registry, tmp_path / "new/folder")
+    assert (tmp_path / "new/folder").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(OptionError, match="others own it or can write to it"):
+        lowered(model(), registry, tmp_path / "open")
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(OptionError, match="cannot be a cache"):
+        lowered(model(), registry, tmp_path / "file")
+
+
+def test_the_entries_used_least_recently_go(tmp_path):
+    store = cache_module.Cache(tmp_path, limit=250)
+    for k in range(3):
+        path = tmp_path / f"{k}.entry"
+        path.write_bytes(bytes(100))
+        os.utime(path, (k, k))
+    os.utime(tmp_path / "0.entry", (9, 9))
+    store._make_room()
+    assert [path.name for path in entries(tmp_path)] == ["0.entry", "2.entry"]
+
+
+def test_a_refusal_has_the_user_s_names_and_lines(registry, tmp_path):
+    class Refused(nn.Module):
+        def forward(self, x):
+            return torch.digamma(x.relu())
+
+    program = lowered(Refused().eval(), registry, tmp_path)
+    assert "no digamma here" in str(program.report)
+    assert not program.delegates
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_threads_and_lowerings_side_by_side_give_the_same(registry, tmp_path):
+    wanted = contents(lowered(model(), registry, tmp_path / "one"))
+    with ThreadPoolExecutor(4) as pool:
+        made = [pool.submit(lowered, model(), registry, tmp_path / "many") for _ in range(6)]
+        assert all(contents(program.result()) == wanted for program in made)
+    with ThreadPoolExecutor(2) as pool:
+        assert contents(lowered(model(), registry, tmp_path / "executor", executor=pool)) == wanted
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_the_environment_names_the_folder_for_who_names_none(registry, tmp_path, monkeypatch):
+    monkeypatch.setenv("DELEGRAPH_CACHE", str(tmp_path / "env"))
+    lowered(model(), registry, None)
+    assert len(entries(tmp_path / "env")) == 2
+    lowered(model(), registry, tmp_path / "given")
+    assert len(CountingBackend.calls) == 4
