@@ -81,31 +81,23 @@ from delegraph_tosa import read, narrow
 narrow("newest", lambda operator: None)
 model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval()
 x = torch.randn(1, 3, 8, 8)
-{lower}
-older = sorted(name for name in sys.modules if name.startswith("delegraph_tosa") and "older" in name)
-from delegraph_tosa.spec import table
-print(older, "single_windows" in str(list(sys.modules)), table.load.cache_info().currsize)
-"""
-LOWER = """
-lowered = delegraph.lower(model, (x,), backends=["tosa"], options={"tosa": {"spec": "TOSA-1.0+FP+INT"}})
-assert lowered.host_operators == 0
-lowered(x)
-lowered.save(sys.argv[1])
-delegraph.load(sys.argv[1])(x)
+for spec in ("TOSA-1.0+FP+INT", "TOSA-0.80+MI"):
+    lowered = delegraph.lower(model, (x,), backends=["tosa"], options={"tosa": {"spec": spec}})
+    assert lowered.host_operators == 0
+    lowered(x)
+    lowered.save(sys.argv[1])
+    delegraph.load(sys.argv[1])(x)
+    own = [name for name in sys.modules if name.startswith("delegraph_tosa")]
+    print(sum("older" in name or "single_windows" in name for name in own))
+    from delegraph_tosa.spec import table
+    print(table.load.cache_info().currsize)
 """
 
 
 def test_users_of_1_0_import_nothing_of_0_80(tmp_path):
     """Neither a module nor the table. (``narrow`` asks for the words of 1.1.)"""
-    program = PROGRAM.format(lower=LOWER)
-    command = [sys.executable, "-W", "ignore", "-c", program, str(tmp_path / "m.tosa")]
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tmp_path / "m.tosa")]
     shown = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert shown.stdout.strip() == "[] False 2"
-
-
-def test_users_of_0_80_do(tmp_path):
-    program = PROGRAM.format(lower=LOWER.replace("TOSA-1.0+FP+INT", "TOSA-0.80+MI"))
-    command = [sys.executable, "-W", "ignore", "-c", program, str(tmp_path / "m.tosa")]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "delegraph_tosa.serialize.older.writer" in shown.stdout
-    assert shown.stdout.strip().endswith("True 3")
+    modules, tables, modules_of_0_80, all_tables = map(int, shown.stdout.split())
+    assert (modules, tables, all_tables) == (0, 2, 3)
+    assert modules_of_0_80 >= 6
