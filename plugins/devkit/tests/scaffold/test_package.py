@@ -26,6 +26,13 @@ def test_the_listed_files_are_the_template():
     assert set(contents(package.DEVICE_TEMPLATE)) == set(package.DEVICE_FILES)
 
 
+def test_what_builds_the_wheel_is_in_the_environment_that_the_guide_sets_up():
+    """``python -m build --no-isolation`` takes what is installed, and the guide installs the extra ``dev``."""
+    text = contents(package.TEMPLATE)["pyproject.toml"]
+    builds, extra = (re.search(rf"^{key} = \[(.*)\]$", text, re.MULTILINE)[1] for key in ("requires", "dev"))
+    assert {*builds.split(", ")} <= {*extra.split(", ")}
+
+
 def test_with_a_device_half_the_files_have_more_lines_and_no_other_ones():
     plain, more = contents(package.TEMPLATE), contents(package.DEVICE_TEMPLATE)
     for path in set(plain) & set(more):
