@@ -175,9 +175,9 @@ class LoweredProgram(MethodPrograms):
         )
 
     def node_of(self, file: str | os.PathLike[str]) -> Callable[[Any], tuple[str, str]]:
-        """A function from a debug identifier to what Model Explorer calls that node of ``file``.
+        """A function from a debug identifier to Model Explorer's name of that node of ``file``.
 
-        OptionError if there is none.
+        OptionError if the format of the file has no such names.
         """
         return FileFormat(file, self._registry).node_of
 

@@ -12,7 +12,7 @@ import torch
 from delegraph.backend import BackendDetails
 from delegraph.discovery.attribution import AtWork, watched
 from delegraph.discovery.registry import Registry
-from delegraph.errors import CODES, PluginBroken, PluginFailed, Unsupported
+from delegraph.errors import CODES, InputError, PluginBroken, PluginFailed
 from delegraph.partitioner import CapabilityPartitioner, Partitioner, WrappingPartitioner
 from delegraph.runtime import BackendRuntime
 
@@ -76,8 +76,8 @@ def test_whatever_preprocess_raises(error):
 
 
 def test_an_error_on_purpose_keeps_its_class_and_gains_who_raised_it():
-    error = Unsupported("toy/no", "no luck")
-    with pytest.raises(Unsupported) as caught:
+    error = InputError("toy/no", "no luck")
+    with pytest.raises(InputError) as caught:
         lowered(acting(raising(error)))
     assert caught.value is error and error.code == "toy/no" and error.message == "no luck"
     assert str(error).endswith(f"raised by preprocess of ActingBackend ({HERE}), {error.raised_by.partition(', ')[2]}")

@@ -41,15 +41,15 @@ def insert_delegates(plan: Plan, work: Sequence[Work], handles: Iterator[int], n
     for unit in plan.units:
         if isinstance(unit, Partition):
             host.call(unit, modules[unit.tag], next(handles))
-        elif not _is_delegated(plan, unit):
+        elif not _is_for_delegates(plan, unit):
             host.copy(unit)
     return host.build()
 
 
-def _is_delegated(plan: Plan, node: Node) -> bool:
-    """Whether a node fetches a subgraph that only calls inside delegates use.
+def _is_for_delegates(plan: Plan, node: Node) -> bool:
+    """Whether ``node`` fetches a subgraph that only delegated calls use.
 
-    Delegates have copies of their subgraphs.
+    Delegates have copies of their subgraphs, so the host's program does not need the node.
     """
     fetches = node.op == "get_attr" and bool(node.users)
     return fetches and all(None not in plan.tags.get(user, (None,)) for user in node.users)

@@ -79,7 +79,11 @@ def _sum(t: Tosa, left: Any, right: Any, alpha: float, sign: int) -> Any:
 
 
 def _is_no_addend(t: Tosa, value: Any) -> bool:
-    """Whether an operand has no scale, or has numbers so low that they only hide elements (``HIDES``)."""
+    """Whether a value cannot be added as integers.
+
+    It has no scale, or numbers in it are so low that they hide elements. ``HIDES`` is the number below which they do,
+    as a mask of attention has them.
+    """
     return not isinstance(value, Lazy) or (value.reach(t) > value.reach(t, HIDES))
 
 
