@@ -139,7 +139,8 @@ def test_two_providers_of_a_name(site):
                 PluginConflict, match=r"vendor-a 1.0 \(.+vendor_a.py\) and vendor-b 1.0 \(.+vendor_b.py\)"
             ) as caught:
                 ask(name)
-            assert "'vendor-a/npu' or 'vendor-b/npu'" in caught.value.hint
+            assert "ask for 'vendor-a/npu', or set" in caught.value.hint  # the other cannot be loaded
+            assert "vendor-b/npu cannot be used: backend 'npu' needs 'nobody_has_it'" in caught.value.message
     assert registry.get_backend("vendor-a/npu").__module__ == "vendor_a"
     assert registry.get_backend("good").__module__ == "vendor_c"
     statuses = {b.distribution: b.status for b in registry.backends() if b.name in ("npu", "good")}
