@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 
 from .convention import add_convention
 from .edge import to_edge_dialect
+from .parts import cut
 
 
 class BridgedBackend(BackendDetails, abstract=True):
@@ -26,7 +27,7 @@ class BridgedBackend(BackendDetails, abstract=True):
             raise Unsupported(
                 "unsupported", f"there is nothing for {cls.__name__} to compile: the program has no calls"
             )
-        edge, specs = to_edge_dialect(edge_program), _specs(compile_specs)
+        edge, specs = cut(edge_program) or to_edge_dialect(edge_program), _specs(compile_specs)
         with quietly(), torch.random.fork_rng(devices=()):  # their passes draw example inputs when they run first
             result = cls.theirs.preprocess(edge, specs)
         return cls._translate(edge_program, result)
@@ -58,7 +59,7 @@ class JointlyBridgedBackend(BridgedBackend, abstract=True):
         edge_programs: Mapping[str, Sequence[ExportedProgram]],
         compile_specs: Mapping[str, Sequence[list[CompileSpec]]],
     ) -> dict[str, list[PreprocessResult]]:
-        programs = {m: [to_edge_dialect(p) for p in listed] for m, listed in edge_programs.items()}
+        programs = {m: [cut(p) or to_edge_dialect(p) for p in listed] for m, listed in edge_programs.items()}
         specs = {m: [_specs(s) for s in listed] for m, listed in compile_specs.items()}
         with quietly(), torch.random.fork_rng(devices=()):
             results = cls.theirs.preprocess_multimethod(programs, specs)

@@ -158,7 +158,7 @@ class _Copy:
         made_of = [self.env[i] for i in _producer(node).all_input_nodes if i in self.env]
         after = [i for i in made_of if isinstance(i.meta.get("val"), torch.Tensor)]
         new = self.graph.call_function(torch.ops.delegraph_executorch.stand_in.default, (self.env[node], after))
-        new.meta = {"val": node.meta["val"]}
+        new.meta = {"val": node.meta["val"], ORIGIN: node.name}
         return new
 
 

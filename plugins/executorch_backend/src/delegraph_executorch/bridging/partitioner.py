@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 
 from ..emit.sizes import upper_bounds
 from .edge import MARKS, pieces_of, to_edge_dialect
+from .parts import remember
 
 
 class BridgedPartitioner(Partitioner):
@@ -69,6 +70,7 @@ class BridgedPartitioner(Partitioner):
         for node in (n for n in calls if tags[n] is not None):
             node.meta["delegation_tag"] = tags[node]
             _keep_marks(node, pieces.get(node.name, ()), known.get(node.name, ()))
+        remember(exported_program, result.tagged_exported_program, [n for n in calls if tags[n] is not None])
         tag_constant_data(exported_program)
         _hand_over_constants(result.tagged_exported_program, exported_program)
         if self._keeps_buffers(result.tagged_exported_program, exported_program):
