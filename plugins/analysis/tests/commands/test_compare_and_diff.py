@@ -1,5 +1,7 @@
 """``delegraph compare``, ``delegraph diff``, and ``delegraph lower --report`` where it writes a page."""
 
+import json
+
 import pytest
 
 from core.tests.cli.test_lowering import LOWER, as_data
@@ -30,6 +32,31 @@ def test_diff(model, tmp_path, capsys):
     _, found = as_data(capsys, "diff", reports[0], reports[1])
     assert not found["same"]
     assert "is no report" in fails(capsys, "diff", reports[0], model, error="format-invalid")
+
+
+def test_a_diff_begins_with_what_matters_and_stops_after_a_screenful(tmp_path, capsys):
+    def report(host, inside, size):
+        delegate = {"method": "forward", "backend": "echo", "bytes": size, "operators": inside}
+        totals = {"delegated_operators": sum(inside.values()), "host_operators": sum(host.values())}
+        rows = {"delegates": [delegate], "host": {"forward": host}, "causes": []}
+        return {"schema": "delegraph.report/1", **totals, **rows}
+
+    before = report({"aten.sort.default": 1}, {f"aten.op{k}.default": 1 for k in range(40)}, 1000)
+    after = report({"aten.topk.default": 1, "aten.sort.default": 6}, {"aten.op0.default": 3}, 1001)
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    for file, content in zip(files, (before, after), strict=True):
+        file.write_text(json.dumps(content))
+    lines = run(capsys, "diff", *files)[1].splitlines()
+    assert lines[:4] == [
+        "all: delegated operators  40 -> 3", "all: host operators  1 -> 7",
+        "forward: on the host aten.sort.default  1 -> 6", "forward: on the host aten.topk.default  - -> 1",
+    ]  # fmt: skip
+    assert (
+        lines[4] == "forward: bytes of echo  1000 -> 1001" and lines[5] == "forward: in echo aten.op0.default  1 -> 3"
+    )
+    assert len(lines) == 20 and lines[-1] == "and 26 more of less weight: --all prints them, --json has all"
+    assert len(run(capsys, "diff", *files, "--all")[1].splitlines()) == 45
+    assert len(as_data(capsys, "diff", *files)[1]["changes"]) == 45
 
 
 @pytest.mark.parametrize("name", ["r.html", "r.htm"])

@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 from delegraph.command import Outcome, expect_file
 from delegraph.errors import FormatError
 
+SCREENFUL = 20
+"""Lines of text, on a terminal of 24."""
+
 
 class Diff:
     """``delegraph diff``."""
@@ -20,12 +23,21 @@ class Diff:
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("before", type=Path, metavar="A.json", help="what --report, or --json, wrote")
         parser.add_argument("after", type=Path, metavar="B.json")
+        parser.add_argument("--all", action="store_true", help=f"print all changes, not only the first {SCREENFUL}")
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
-        changes = list(compare(_read(args.before), _read(args.after)))
+        changes = sorted(compare(_read(args.before), _read(args.after)), key=Change.weight, reverse=True)
         content = {"same": not changes, "changes": [change._asdict() for change in changes]}
-        return Outcome("delegraph.diff/1", content, "\n".join(map(str, changes)) or "nothing moved")
+        shown = changes if args.all or len(changes) <= SCREENFUL else changes[: SCREENFUL - 1]
+        lines = [str(change) for change in shown]
+        if len(shown) < len(changes):
+            lines.append(f"and {len(changes) - len(shown)} more of less weight: --all prints them, --json has all")
+        return Outcome("delegraph.diff/1", content, "\n".join(lines) or "nothing moved")
+
+
+_BY_WEIGHT = ("delegated operators", "host operators", "on the host", "kept from", "delegates of", "bytes of", "in ")
+"""How changes begin, those that matter most first: what is in a delegate mirrors what left the host."""
 
 
 class Change(NamedTuple):
@@ -37,13 +49,19 @@ class Change(NamedTuple):
     before: Any
     after: Any
 
+    def weight(self) -> tuple[int, float]:
+        """What matters more is larger: totals, what moved to or from the host and why, delegates; then by how much."""
+        kind = next(k for k, begins in enumerate(_BY_WEIGHT) if self.what.startswith(begins))
+        was, now = (value or 0 for value in (self.before, self.after))
+        return -kind, abs(now - was) / (max(was, now) if self.what.startswith("bytes") else 1)
+
     def __str__(self) -> str:
         shown = ["-" if value is None else str(value) for value in (self.before, self.after)]
         return " ".join(filter(None, [f"{self.method}:", self.what, self.name])) + f"  {shown[0]} -> {shown[1]}"
 
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Change]:
-    """What is other in the second of two reports, as ``Report.to_json`` gives them: totals first, then by method."""
+    """What is other in the second of two reports, as ``Report.to_json`` gives them."""
     for total in ("delegated_operators", "host_operators"):
         if before[total] != after[total]:
             yield Change("all", total.replace("_", " "), "", before[total], after[total])

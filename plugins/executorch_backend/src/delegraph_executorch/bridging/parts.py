@@ -73,7 +73,6 @@ class Converted:
         part._verifiers = self.edge._verifiers
         return part
 
-
     def _knows(self, node: Node) -> bool:
         there = node.name in (self._given if node.op == "placeholder" else self._pieces)
         return there and self._vals[node.name] is node.meta.get("val")
