@@ -632,8 +632,13 @@ BAD_CALLS = [
     ),
     ((torch.randn(3, 4).double(),), {}, "it is torch.float64"),
     ((3,), {}, "it is 3"),
-    ((), {}, "1 positional inputs; it was given 0"),
-    ((torch.randn(3, 4),), {"y": 1}, "unknown keyword argument 'y'"),
+    ((), {}, r"the program takes \(x\); it was given \(\): x not given"),
+    ((torch.randn(3, 4), 2, "a"), {}, r"the program takes \(x\); it was given \(Tensor, int, str\)$"),
+    (
+        (torch.randn(3, 4),),
+        {"y": 1},
+        r"unknown keyword argument 'y'; the program takes \(x\); it was given \(Tensor, y=int\)",
+    ),
 ]
 
 

@@ -311,7 +311,7 @@ def flat_arguments(
     known = list(spec.child(1).context or []) if spec is not None else []
     unknown = [k for k in kwargs if k not in known]
     if unknown:
-        text = f"unknown keyword argument {unknown[0]!r}; the program takes {known}"
+        text = f"unknown keyword argument {unknown[0]!r}; {_call(spec, names, args, kwargs)}"
         hint = f"give {unknown[0]} by position, as in the export" if unknown[0] in names else None
         raise InputError("input-invalid", text, hint=hint)
     # in the order in which they were exported, because the spec has that order
@@ -324,12 +324,13 @@ def flat_arguments(
     except ValueError:
         flat = []
     if not flat or not all(map(pytree.tree_is_leaf, flat)):
-        raise InputError("input-invalid", _other_structure(spec, given, names))
+        why = _other_structure(spec, given, names)
+        raise InputError("input-invalid", why if why.startswith("input") else _call(spec, names, args, kwargs) + why)
     return flat
 
 
 def _other_structure(wanted: pytree.TreeSpec, given: pytree.TreeSpec, names: Sequence[str]) -> str:
-    """In words, which arguments are missing, or the first one that has another structure than it was exported with."""
+    """The first argument that is built otherwise than it was exported; with other arguments, which are missing."""
     count, keys = wanted.child(0).num_children, list(wanted.child(1).context or [])
     there, given_keys = given.child(0).num_children, list(given.child(1).context or [])
     if (count, keys) == (there, given_keys):
@@ -338,7 +339,7 @@ def _other_structure(wanted: pytree.TreeSpec, given: pytree.TreeSpec, names: Seq
         return next(filter(None, map(_difference, roots, ours, theirs)))
     missing = [*names[there:count], *(key for key in keys if key not in given_keys)]
     lacking = f": {', '.join(missing)} not given" if missing else ""
-    return f"the program takes {_describe(wanted)}; it was given {_describe(given)}{lacking}"
+    return lacking
 
 
 def _difference(name: str, wanted: pytree.TreeSpec, given: pytree.TreeSpec) -> str | None:
@@ -366,12 +367,14 @@ def _kind(spec: pytree.TreeSpec) -> str:
     return f"a {spec.type.__name__} of {spec.num_children}" if spec.type else "a container"
 
 
-def _describe(spec: pytree.TreeSpec) -> str:
-    """The structure of all arguments in words."""
-    args, kwargs = spec.child(0), spec.child(1)
-    named = f" and the keywords {', '.join(kwargs.context)}" if kwargs.num_children else ""
-    leaves = f" of {args.num_leaves} values" if args.num_leaves != args.num_children else ""
-    return f"{args.num_children} positional inputs{leaves}{named}"
+def _call(spec: pytree.TreeSpec | None, names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """What the program takes, by name, and what it was given, by type: ``(x, scale=)`` and ``(Tensor, int)``."""
+    count = spec.child(0).num_children if spec is not None else len(names)
+    keys = list(spec.child(1).context or []) if spec is not None else []
+    known = list(names[:count]) if len(names) >= count else [f"input {k}" for k in range(count)]
+    given = [*(type(a).__name__ for a in args), *(f"{k}={type(v).__name__}" for k, v in kwargs.items())]
+    taken = [*known, *(f"{key}=" for key in keys)]
+    return f"the program takes ({', '.join(taken)}); it was given ({', '.join(given)})"
 
 
 def leaf_names(spec: pytree.TreeSpec | None, names: Sequence[str]) -> list[str] | None:

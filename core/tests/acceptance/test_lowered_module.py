@@ -199,7 +199,7 @@ def test_arguments_and_results_that_the_delegate_does_not_have():
     inner = lowered(export(lambda s, x, y: {"sum": x + 1, "given": y, "fixed": (s.c, 7)}, x, 2 * x, c=torch.ones(1)))
     assert [a.name for a in inner.inputs] == ["inputs_0", "inputs_1"]  # a device half counts those of the program
     close(inner(x, 2 * x), {"sum": x + 1, "given": 2 * x, "fixed": (torch.ones(1), 7)})
-    with pytest.raises(InputError, match="takes 2 positional inputs; it was given 1"):
+    with pytest.raises(InputError, match=r"takes \(.+, .+\); it was given \(Tensor\)"):
         inner(x)
     with pytest.raises(InputError, match="unknown keyword argument 'z'"):
         inner(x, 2 * x, z=1)

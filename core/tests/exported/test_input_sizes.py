@@ -54,7 +54,8 @@ OTHERS = {
     "dtype": (((randn(4, 8).double(), called()[0][1]), called()[1]), rf"^input x {TENSOR} torch.float64 of"),
     "device": (((randn(4, 8, device="meta"), called()[0][1]), called()[1]), rf"^input x {TENSOR} .* on meta$"),
     "array": (((randn(4, 8).numpy(), called()[0][1]), called()[1]), rf"(?s)^input x {TENSOR} of type ndarray.*from"),
-    "few": (((randn(4, 8),), called()[1]), "it was given 1 positional inputs and the keywords scale: pair not given$"),
+    "few": (((randn(4, 8),), called()[1]), 
+            r"the program takes \(x, pair, scale=\); it was given \(Tensor, scale=Tensor\): pair not given$"),
     "no keyword": ((called()[0], {}), ": scale not given$"),
     "by name": (((), {"x": randn(4, 8)}), "(?s)unknown keyword argument 'x'.*give x by position"),
     "list": (

@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass
 
 import delegraph
+import delegraph_quantize
 import numpy as np
 import pytest
 import torch
@@ -291,6 +292,59 @@ def test_a_model_in_training_mode_is_refused():
 def test_a_backend_without_a_quantizer():
     with pytest.raises(OptionError, match="declares no quantizer"):
         delegraph.quantize(net(), batches(), backend="demo")
+
+
+class Scaled(nn.Module):
+    """One channel is far larger than the others, for which 8 bits of all are too few."""
+
+    def __init__(self, by):
+        super().__init__()
+        self.register_buffer("by", torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, by]))
+
+    def forward(self, x):
+        return x * self.by
+
+
+class Ragged(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(nn.Linear(6, 6), nn.Sequential(Scaled(400.0), nn.ReLU()), Scaled(1 / 400))
+
+    def forward(self, x):
+        return self.blocks(x)
+
+
+def test_the_table_names_modules_as_a_quantizer_takes_them_and_one_call_raises_the_worst():
+    from delegraph_tosa.quantizer import Precision
+
+    torch.manual_seed(0)
+    module, given = Ragged().eval(), batches()
+    errors = delegraph.quantization_errors(module, delegraph.quantize(module, given), given, options=INT)
+    modules = dict(module.named_modules())
+    assert {row.module for row in errors.layers if row.module} <= modules.keys()
+    assert errors.worst_modules(1)[0] in ("blocks.2", "blocks.1.1") and "blocks.0 " in errors.to_text()
+    assert errors.to_text().splitlines()[0].split()[0] == "module" and errors.to_json()["layers"][0]["module"]
+    precise = delegraph_quantize.raise_precision(module, given, errors, 3, Precision(activations=torch.int16))
+    assert torch.int16 in {
+        n.meta["val"].dtype for n in precise.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)
+    }
+    floats = delegraph.lower(delegraph_quantize.raise_precision(module, given, errors, 9), backends=["tosa"])
+    kept = delegraph.lower(delegraph.quantize(module, given), backends=["tosa"])
+    lost = [float((made(*given[0]) - module(*given[0]).detach()).abs().max()) for made in (floats, kept)]
+    assert lost[0] < lost[1] / 4 and errors.worst_modules(0) == []
+
+
+def test_precision_is_raised_where_modules_can_be_named():
+    module, given = net(), batches()
+    errors = delegraph.quantization_errors(module, delegraph.quantize(module, given), given, options=INT)
+    with pytest.raises(OptionError, match="Quantizer has no set_module_name"):
+        delegraph_quantize.raise_precision(module, given, errors, quantizer=BareQuantizer())
+    with pytest.raises(InputError, match="no layer of the errors is in a module"):
+        delegraph_quantize.raise_precision(module, given, delegraph_quantize.QuantizationErrors(()))
+
+
+class BareQuantizer:
+    pass
 
 
 def test_errors_name_the_worst_layer():

@@ -151,8 +151,15 @@ def test_constants():
 def test_another_target():
     made = lowered(lambda x: (x * 2).exp().sum(), torch.ones(3), options={"tosa": {"spec": "TOSA-1.0+INT"}})
     (cause,) = made.report.causes
-    assert cause.hint == "if your device has it, lower for spec=TOSA-1.0+FP+INT"
+    assert cause.hint.startswith("quantize the model (delegraph.quantize") and "FP" not in cause.hint
     one_delegate(lambda x: (x * 2).exp().sum(), torch.ones(3), options={"tosa": {"spec": "TOSA-1.0+FP+INT"}})
+
+
+@pytest.mark.parametrize("function", [lambda x: x.sort(-1)[0], lambda x: torch.searchsorted(x, x.flip(0))])
+def test_sorting_with_too_many_comparisons_says_what_takes_fewer(function):
+    (cause,) = lowered(function, torch.randn(2, 4000).sort(-1)[0]).report.causes
+    assert "too many" in cause.reason and "x.topk(k) of k up to 64" in cause.hint
+    one_delegate(lambda x: x.topk(64, -1)[0], torch.randn(2, 4000))
 
 
 def test_sizes_of_the_run_time_need_another_target():

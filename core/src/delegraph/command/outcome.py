@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import logging
 import math
 import os
 import re
 import stat
 import sys
+import threading
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -149,14 +152,50 @@ def show(text: str) -> None:
         terminal.tell(text, end="")
 
 
+INTERVAL = 30.0
+"""Seconds between the lines that say where a long command is, if nobody watches stderr: a file of it stays short."""
+
+
 @contextlib.contextmanager
 def progress(text: str) -> Iterator[None]:
-    """A block during which a line on the terminal says what is going on; nothing is shown if stderr is no terminal."""
-    if not terminal.is_watched():
-        yield
-        return
-    terminal.tell(f"{printable(text)} ...", end="")
+    """Show what is going on and for how long: in one line of a terminal, which is taken away again, else now and then.
+
+    What the lowering logs meanwhile, such as which partition a backend compiles, is shown as well.
+    """
+    where, over, start = _Where(text), threading.Event(), time.monotonic()
+    watched = terminal.is_watched()
+
+    def say() -> None:
+        """Every second on a terminal. Elsewhere a short command says nothing."""
+        while not over.wait(1.0 if watched else INTERVAL):
+            line = f"{where.text}, {time.monotonic() - start:.0f} s ..."
+            show(line) if watched else terminal.tell(line)
+
+    if watched:
+        terminal.tell(f"{where.text} ...", end="")
+    thread = threading.Thread(target=say, daemon=True)
+    logger = logging.getLogger("delegraph.progress")
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(where)
+    thread.start()
     try:
         yield
     finally:
-        terminal.clear_line()
+        over.set()
+        thread.join()
+        logger.removeHandler(where)
+        logger.setLevel(level)
+        if watched:
+            terminal.clear_line()
+
+
+class _Where(logging.Handler):
+    """Keeps what was logged last, behind what the command said itself."""
+
+    def __init__(self, doing: str) -> None:
+        super().__init__()
+        self._doing = self.text = printable(doing)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text = f"{self._doing}: {printable(record.getMessage())}"

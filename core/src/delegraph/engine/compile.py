@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from ..discovery.registry import Registry
     from .partition import Work
 
+LOG = logging.getLogger("delegraph.progress")
 _MOMENT = 0.05
 """How many seconds an executor has to begin a call.
 
@@ -56,6 +58,7 @@ class _Call:
         self._cache = cache
         self._first = threading.Lock()
         self.outcome: Future[None] = Future()
+        self.place = ""
 
     @property
     def begun(self) -> bool:
@@ -66,6 +69,7 @@ class _Call:
         """Make the call, unless another thread has begun it."""
         if not self._first.acquire(blocking=False):
             return
+        LOG.info(self.place)
         try:
             if self._cache is None:
                 _compile(self.backend, self._work, self._registry, self._may_refuse)
@@ -74,6 +78,13 @@ class _Call:
             self.outcome.set_result(None)
         except BaseException as e:  # the caller gets it with the outcome
             self.outcome.set_exception(e)
+
+    def counted(self, first: int, total: int) -> tuple[str, int]:
+        """What the call compiles, for who waits: ``partition 3 of 28, xnnpack``; and the number after its last."""
+        after = first + len(self._work)
+        name = self._registry.spec(self._work[0].partition.spec.backend_id).name
+        numbers = f"partition {first}" if after == first + 1 else f"partitions {first} to {after - 1}"
+        return f"{numbers} of {total}, {name}", after
 
     def drop(self) -> bool:
         """Keep every thread from beginning the call; False if one has begun it."""
@@ -123,6 +134,9 @@ def compile_all(
     wanted = dict.fromkeys(w.partition.spec.backend_id for w in work)
     calls = [call for backend_id in wanted for call in _calls(backend_id, work, registry, may_refuse, cache)]
     aside: list[_Call] = []
+    first = 1
+    for call in calls:
+        call.place, first = call.counted(first, len(work))
     try:
         if executor is not None:
             aside = [c for c in calls if c.backend.thread_safe]

@@ -66,7 +66,8 @@ def reads_mode(module: torch.nn.Module) -> bool:
     if isinstance(module, torch.jit.ScriptModule):
         return True
     own = getattr(vars(module).get("forward"), "__code__", None)
-    return _class_reads_mode(type(module)) or (own is not None and "training" in _names(own))  # type: ignore[arg-type]
+    kind: Any = type(module)
+    return _class_reads_mode(kind) or (own is not None and "training" in _names(own))  # type: ignore[arg-type]
 
 
 _NOT_COMPUTING = {"train", "eval", "__repr__", "extra_repr"}

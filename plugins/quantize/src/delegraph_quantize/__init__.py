@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .flow import quantize
-    from .layer_errors import LayerError, QuantizationErrors, quantization_errors
+    from .layer_errors import LayerError, QuantizationErrors, quantization_errors, raise_precision
 
-__all__ = ["LayerError", "QuantizationErrors", "quantization_errors", "quantize"]
+__all__ = ["LayerError", "QuantizationErrors", "quantization_errors", "quantize", "raise_precision"]
 
 _HOME = {
     "quantize": "flow",
-    **dict.fromkeys(("LayerError", "QuantizationErrors", "quantization_errors"), "layer_errors"),
+    **dict.fromkeys(("LayerError", "QuantizationErrors", "quantization_errors", "raise_precision"), "layer_errors"),
 }
 
 

@@ -48,7 +48,7 @@ def quantize(
     quantized; PluginUnavailable without torchao; what the registry raises for a backend that has no quantizer.
     """
     registry = registry or default_registry()
-    quantizer = _quantizer_of(backend, registry) if quantizer is None else quantizer
+    quantizer = quantizer_of(backend, registry) if quantizer is None else quantizer
     expect_torchao()
     _expect_quantizer(quantizer, registry)
     batches, total = checked(program, calibration_batches, dynamic_shapes is not None)
@@ -65,7 +65,7 @@ def quantize(
             return torch.export.export(converted, *first, dynamic_shapes=dynamic_shapes)
 
 
-def _quantizer_of(backend: str | None, registry: Registry) -> Any:
+def quantizer_of(backend: str | None, registry: Registry) -> Any:
     """The quantizer of a backend; without a name, of the one that ``lower`` would take among those that have one."""
     if backend is None:
         (backend,), _ = registry.default_backends(suits=lambda info: info.has_quantizer)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from delegraph import Registry, default_registry, lower
 from delegraph.command import provided
-from delegraph.errors import InputError
+from delegraph.errors import InputError, OptionError
 from delegraph.exported import TRACING, Program
 from delegraph.exported_program import build_program, copy_node, flat_call, output_node
 from delegraph.io.escape import table, text
@@ -23,7 +23,7 @@ from torch.fx import Graph, Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from .calibration import Batch, checked
-from .flow import LAYER, export_whole, follows_layer, is_folded, module_of
+from .flow import LAYER, export_whole, follows_layer, is_folded, module_of, quantize, quantizer_of
 
 RED_TO_GREEN = ("#d73027", "#fee08b", "#1a9850")
 FULL = 60.0
@@ -35,7 +35,8 @@ class LayerError:
     """A layer of a quantized program beside the same layer in floats, over all batches.
 
     ``snr`` is the signal-to-noise ratio in dB: 10 log10(sum of squares in floats / sum of squared differences), of all
-    that was lost up to this layer; infinite if nothing was. ``node`` is its name in the quantized program.
+    that was lost up to this layer; infinite if nothing was. ``node`` is its name in the quantized program, ``module``
+    that of the module that calls it, as ``set_module_name`` of a quantizer takes it; "" outside of submodules.
     """
 
     layer: str
@@ -45,6 +46,7 @@ class LayerError:
     snr: float
     max_abs_error: float
     max_abs_value: float
+    module: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,10 +59,15 @@ class QuantizationErrors:
         """The layers with the lowest signal-to-noise ratio, lowest first."""
         return sorted(self.layers, key=lambda row: row.snr)[:count]
 
+    def worst_modules(self, count: int = 5) -> list[str]:
+        """The modules of the worst layers, each once, the one with the lowest ratio first."""
+        return list(dict.fromkeys(row.module for row in self.worst(len(self.layers)) if row.module))[:count]
+
     def to_text(self) -> str:
         """A table; the worst layers are named below it."""
-        heads = ("layer", "operator", "SNR dB", "max error", "max value", "source")
-        worst = ", ".join(f"{row.layer} ({_decibels(row.snr)} dB)" for row in self.worst(3))
+        heads = ("module", "layer", "operator", "SNR dB", "max error", "max value", "source")
+        named = ((f"{row.layer} in {row.module}" if row.module else row.layer, row) for row in self.worst(3))
+        worst = ", ".join(f"{name} ({_decibels(row.snr)} dB)" for name, row in named)
         return "\n".join([table([heads, *map(_cells, self.layers)]), f"worst: {worst}"])
 
     def to_json(self) -> dict[str, Any]:
@@ -71,7 +78,7 @@ class QuantizationErrors:
     def to_html(self) -> str:
         """A page with a bar for each layer, by ``delegraph-analysis``."""
         page = provided("delegraph_analysis.page.tables:page_of_rows", "the errors as a page")
-        heads = ("layer", "operator", "signal to noise, dB", "max error", "source")
+        heads = ("module", "layer", "operator", "signal to noise, dB", "max error", "source")
         made: str = page("Quantization errors by layer", heads, map(_html_cells, self.layers))
         return made
 
@@ -90,14 +97,21 @@ class QuantizationErrors:
 
 def _cells(row: LayerError) -> tuple[str, ...]:
     figures = _decibels(row.snr), f"{row.max_abs_error:.3g}", f"{row.max_abs_value:.3g}"
-    return row.layer, row.operator, *figures, row.source
+    return row.module, row.layer, row.operator, *figures, row.source
 
 
 def _html_cells(row: LayerError) -> list[str]:
     limits = f'max="{FULL}" low="{FULL / 3}" high="{FULL / 1.5}" optimum="{FULL}"'
     bar = f'<meter {limits} value="{min(max(row.snr, 0.0), FULL):.1f}" aria-label="{row.snr:.1f} dB"></meter>'
     error = f"{row.max_abs_error:.3g}"
-    return [text(row.layer), text(row.operator), f"{bar} {_decibels(row.snr)}", error, text(row.source)]
+    return [
+        text(row.module),
+        text(row.layer),
+        text(row.operator),
+        f"{bar} {_decibels(row.snr)}",
+        error,
+        text(row.source),
+    ]
 
 
 def _decibels(snr: float) -> str:
@@ -129,7 +143,7 @@ def quantization_errors(
     exported = export_whole(program, first, dynamic_shapes)
     with TRACING:
         floats = module_of(exported)
-    tapped, taps = _tapped(quantized, {node.name: str(node.target) for node in floats.graph.nodes})
+    tapped, taps = _tapped(quantized, {node.name: (str(node.target), _module_of(node)) for node in floats.graph.nodes})
     with TRACING:
         wanted = _Recorder(floats, [tap.layer for tap in taps])
     lowered = lower(tapped, backends=backends, options=options, registry=registry)
@@ -141,8 +155,45 @@ def quantization_errors(
             total.add(got, value)
     count = len(sums) - len(taps)
     rows = [total.row(tap) for tap, total in zip(taps, sums[count:], strict=True)]
-    rows += [total.row(_Tap(f"output {k}", "", "", "", 1.0, 0)) for k, total in enumerate(sums[:count])]
+    rows += [total.row(_Tap(f"output {k}", "", "", "", 1.0, 0, "")) for k, total in enumerate(sums[:count])]
     return QuantizationErrors(tuple(rows))
+
+
+def raise_precision(
+    program: Program,
+    calibration_batches: Iterable[Any],
+    errors: QuantizationErrors,
+    count: int = 5,
+    setting: Any = None,
+    *,
+    quantizer: Any = None,
+    backend: str | None = None,
+    dynamic_shapes: Any = None,
+    registry: Registry | None = None,
+) -> ExportedProgram:
+    """Quantize ``program`` anew, with the ``count`` modules that lose most in ``errors`` in another precision.
+
+    ``setting`` is what the quantizer's ``set_module_name`` takes: None leaves them in floats, and
+    ``delegraph_tosa.quantizer.Precision(activations=torch.int16)`` has 16 bits in TOSA's. ``quantizer`` gets the
+    settings; without it that of ``backend`` is made. The rest is as for ``quantize``, which says what is raised;
+    OptionError for a quantizer without ``set_module_name``, InputError if no layer of ``errors`` is in a module.
+    """
+    registry = registry or default_registry()
+    quantizer = quantizer_of(backend, registry) if quantizer is None else quantizer
+    set_module_name = getattr(quantizer, "set_module_name", None)
+    if set_module_name is None:
+        text = f"{type(quantizer).__name__} has no set_module_name, by which modules get a precision of their own"
+        raise OptionError("option-invalid", text, hint="give quantizer= that has it, and settings by other means")
+    modules = errors.worst_modules(count)
+    if not modules:
+        text = "no layer of the errors is in a module with a name, which the precision could be set for"
+        raise InputError(
+            "input-invalid", text, hint="put the layers into submodules, or set operators of the quantizer"
+        )
+    for module in modules:
+        set_module_name(module, setting)
+    settled = {"quantizer": quantizer, "dynamic_shapes": dynamic_shapes, "registry": registry}
+    return quantize(program, calibration_batches, **settled)
 
 
 def _pairs(
@@ -170,12 +221,19 @@ class _Tap(NamedTuple):
     source: str
     scale: float
     zero_point: int
+    module: str
 
 
-def _tapped(quantized: ExportedProgram, operators: Mapping[str, str]) -> tuple[ExportedProgram, list[_Tap]]:
+def _module_of(node: Node) -> str:
+    """The name of the innermost module that calls ``node``: ``features.0`` of ``L['self'].features.0``."""
+    paths = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+    return str(paths[-1]).replace("L['self'].", "", 1) if paths else ""
+
+
+def _tapped(quantized: ExportedProgram, operators: Mapping[str, tuple[str, str]]) -> tuple[ExportedProgram, list[_Tap]]:
     """The program that returns a flat tuple: its own outputs and then the integers of its layers.
 
-    ``operators``: those of the layers in floats.
+    ``operators``: those of the layers in floats, and the modules that call them.
     """
     graph, copies = Graph(), dict[Node, Node]()
     for node in quantized.graph.nodes:
@@ -196,7 +254,7 @@ def _tapped(quantized: ExportedProgram, operators: Mapping[str, str]) -> tuple[E
     return program, list(found.values())
 
 
-def _tap(node: Node, operators: Mapping[str, str]) -> _Tap | None:
+def _tap(node: Node, operators: Mapping[str, tuple[str, str]]) -> _Tap | None:
     """What a quantize says of the layer before it, which may be the last part of an operator that was written out."""
     if node.target is not torch.ops.quantized_decomposed.quantize_per_tensor.default:
         return None
@@ -205,13 +263,13 @@ def _tap(node: Node, operators: Mapping[str, str]) -> _Tap | None:
     layer = made.meta.get("custom", {}).get(LAYER)
     if layer is None or made.target is operator.getitem:
         return None
-    whole = operators.get(layer, str(made.target))
+    whole, module = operators.get(layer, (str(made.target), ""))
     if whole == str(made.target) and _only_moves(made, node):
         return None
     scale, zero_point = node.args[1:3]
     source = source_of(made)
     place = "" if source is None else source.place
-    return _Tap(layer, made.name, whole, place, float(scale), int(zero_point))  # type: ignore[arg-type]
+    return _Tap(layer, made.name, whole, place, float(scale), int(zero_point), module)  # type: ignore[arg-type]
 
 
 def _only_moves(made: Node, quantize: Node) -> bool:
@@ -275,7 +333,8 @@ class _Sums:
             self.value = max(self.value, float(b.abs().max()))
 
     def row(self, tap: _Tap) -> LayerError:
-        return LayerError(tap.layer, tap.node, tap.operator, tap.source, self._ratio(), self.error, self.value)
+        named = (tap.layer, tap.node, tap.operator, tap.source)
+        return LayerError(*named, self._ratio(), self.error, self.value, tap.module)
 
     def _ratio(self) -> float:
         """Signal to noise in dB."""

@@ -57,10 +57,12 @@ class Converted:
         lifted = sorted((i for i in needed if i not in borders), key=self._position.__getitem__)
         env: dict[Node, Node] = {}
         inputs: list[InputSpec] = []
+        given = [value for value, (_, spec) in zip(borders, placeholders(program), strict=True) if _is_given(spec)]
         for value in (*lifted, *borders):
             env[value] = new = placeholder_of(graph, value)
             new.meta.pop("delegation_tag", None)
-            spec = self._specs.get(value, InputSpec(InputKind.USER_INPUT, argument_of(new), None))
+            # a constant that the host hands over with each call is an input of the part
+            spec = InputSpec(InputKind.USER_INPUT, argument_of(new), None) if value in given else self._specs[value]
             inputs.append(InputSpec(spec.kind, argument_of(new), spec.target, spec.persistent))
         for piece in sorted(pieces, key=self._position.__getitem__):
             env[piece] = new = copy_node(graph, piece, env.__getitem__)
@@ -100,10 +102,15 @@ class Converted:
         return value not in self._specs or self._specs[value].kind is InputKind.USER_INPUT
 
 
+def _is_given(spec: InputSpec) -> bool:
+    return spec.kind is InputKind.USER_INPUT
+
+
 def _alike(one: Node, other: Node) -> bool:
     a, b = one.meta.get("val"), other.meta.get("val")
-    tensors = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
-    return tensors and (a.dtype, a.shape) == (b.dtype, b.shape)
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return False
+    return (a.dtype, a.shape) == (b.dtype, b.shape)
 
 
 def _calls(program: ExportedProgram) -> list[Node]:

@@ -19,6 +19,7 @@ from ..geometry.layout import axis_of
 from ..promotion import converted, promoted
 from ..ranges.ranges import range_of
 from ..registry import lowers
+from ..torch_values.hints import too_many_comparisons
 from .index import addressed, along, counted, from_start, taken
 from .scan import scanned
 
@@ -159,7 +160,8 @@ def places(t: Tosa, x: Value, descending: bool, count: int) -> Value:
     if few and fewest * longest * longest > COMPARISONS:
         return _one_by_one(t, x, descending, count)
     compared = rows * size * size
-    t.require(not exceeds(compared, COMPARISONS), f"sorting {rows} times {size} elements takes too many comparisons")
+    why = too_many_comparisons(f"sorting {rows} times {size} elements takes too many comparisons")
+    t.require(not exceeds(compared, COMPARISONS), why)
     place = t.reduce_sum(t.cast(_precedes(t, x, descending), DType.INT32), 2)
     # invert the table: the position whose place is 0, 1, ..
     here = t.equal(place, converted(t, counted(t, count, (1, 1, count)), DType.INT32))
@@ -294,7 +296,8 @@ def found(t: Tosa, row: Value, x: Value, right: bool, out_int32: bool) -> Value:
     """
     left, values = promoted(t, t.reshape(row, (*row.shape[:-1], 1, row.shape[-1])), t.reshape(x, (*x.shape, 1)))
     compared = math.prod(x.shape) * row.shape[-1]
-    t.require(not exceeds(compared, COMPARISONS), f"a search takes {compared} comparisons, which are too many")
+    why = too_many_comparisons(f"a search takes {compared} comparisons, which are too many")
+    t.require(not exceeds(compared, COMPARISONS), why)
     before = t.logical_not(t.greater(left, values) if right else t.greater_equal(left, values))
     count = t.reduce_sum(t.cast(before, DType.INT32), before.rank - 1)
     return converted(t, t.reshape(count, x.shape), DType.INT32 if out_int32 else DType.INT64)

@@ -172,6 +172,15 @@ def too_large(text: str) -> Reason:
     return Reason(text, hint="make it once, in the module's __init__, and register it as a buffer")
 
 
+def too_many_comparisons(text: str) -> Reason:
+    """The reason for sorting or searching, in which TOSA compares each element with each other one."""
+    hint = (
+        "take the best alone, x.topk(k) of k up to 64, found one after the other; sort fewer elements, or sort"
+        " before or after the model"
+    )
+    return Reason(text, hint=hint, cause="comparisons")
+
+
 def other_target(spec: TosaSpec, text: str, ways: list[frozenset[str]]) -> Reason | str:
     """The reason ``text`` for what ``spec`` refuses and another target takes.
 
@@ -180,6 +189,9 @@ def other_target(spec: TosaSpec, text: str, ways: list[frozenset[str]]) -> Reaso
     """
     if not ways or any(names <= spec.names for names in ways):
         return text
+    if all("PRO-FP" in names for names in ways):  # a target for integers, and a model of floats
+        hint = "quantize the model (delegraph.quantize, or --quantize FILE): the target computes with integers alone"
+        return Reason(text, hint=hint, cause="floats for integers")
     wider = spec.with_names(min(ways, key=lambda names: (len(names - spec.names), sorted(names))))
     needs = ways_of(ways, spec.version)
     return Reason(text, hint=f"if your device has it, lower for spec={wider}", cause=f"target {needs}")

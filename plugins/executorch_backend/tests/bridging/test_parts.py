@@ -1,0 +1,66 @@
+"""A partition is cut out of what was converted to edge dialect for the partitioner; it is not converted again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import delegraph
+import pytest
+import torch
+from delegraph_executorch.bridging import backend
+from torch import Tensor, nn
+
+
+class Block(nn.Module):
+    """Attention and a norm, which XNNPACK leaves to the host whole, between what it takes; a number that is lifted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.attend = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.attend(x)
+        scaled = self.head(y.sin()) * 0.3 + 2
+        return scaled, scaled.sin() + y.sum(-1, keepdim=True)
+
+
+X = torch.randn(1, 6, 16, generator=torch.Generator().manual_seed(0))
+
+
+def test_no_partition_is_converted_again_and_blobs_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    converted: list[Any] = []
+    convert = backend.to_edge_dialect
+
+    def counted(*args: Any) -> Any:
+        converted.append(args)
+        return convert(*args)
+
+    monkeypatch.setattr(backend, "to_edge_dialect", counted)
+    lowered = delegraph.lower(Block().eval(), (X,), backends=["xnnpack"])
+    assert len(lowered.delegates) > 4 and converted == [] and lowered.verify(X).agrees()
+    monkeypatch.setattr(backend, "cut", lambda program: None)
+    again = delegraph.lower(Block().eval(), (X,), backends=["xnnpack"])
+    assert len(converted) == len(again.delegates)
+    assert [bytes(d.processed_bytes) for d in lowered.delegates] == [bytes(d.processed_bytes) for d in again.delegates]
+
+
+def test_what_was_changed_since_is_converted() -> None:
+    """A value that a transform, or another backend, put in the place of a call of the same name."""
+    from delegraph_executorch.bridging.edge import to_edge_dialect
+    from delegraph_executorch.bridging.parts import Converted, cut, remember
+
+    program = delegraph.export(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), (torch.ones(2, 4),))["forward"]
+    program = program.run_decompositions({})
+    edge = to_edge_dialect(program)
+    calls = [n for n in program.graph.nodes if n.op == "call_function"]
+    assert cut(program) is None
+    remember(program, edge, calls)
+    part = cut(program)
+    assert part is not None and len(part.graph.nodes) == len(edge.graph.nodes)
+    calls[-1].meta["val"] = calls[-1].meta["val"].clone()
+    assert Converted(program, edge).part(program) is not None
+    remember(program, edge, calls)
+    calls[-1].meta["val"] = calls[-1].meta["val"].clone()
+    assert cut(program) is None
