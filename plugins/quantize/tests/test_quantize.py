@@ -328,10 +328,14 @@ def test_the_table_names_modules_as_a_quantizer_takes_them_and_one_call_raises_t
     assert torch.int16 in {
         n.meta["val"].dtype for n in precise.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)
     }
-    floats = delegraph.lower(delegraph_quantize.raise_precision(module, given, errors, 9), backends=["tosa"])
-    kept = delegraph.lower(delegraph.quantize(module, given), backends=["tosa"])
-    lost = [float((made(*given[0]) - module(*given[0]).detach()).abs().max()) for made in (floats, kept)]
-    assert lost[0] < lost[1] / 4 and errors.worst_modules(0) == []
+    quantizes = [
+        sum("quantize_per_tensor" in str(n.target) for n in program.graph.nodes)
+        for program in (
+            delegraph_quantize.raise_precision(module, given, errors, 2),
+            delegraph.quantize(module, given),
+        )
+    ]
+    assert quantizes[0] < quantizes[1] and errors.worst_modules(0) == []
 
 
 def test_precision_is_raised_where_modules_can_be_named():
