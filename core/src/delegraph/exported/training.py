@@ -67,7 +67,7 @@ def reads_mode(module: torch.nn.Module) -> bool:
         return True
     own = getattr(vars(module).get("forward"), "__code__", None)
     kind: Any = type(module)
-    return _class_reads_mode(kind) or (own is not None and "training" in _names(own))  # type: ignore[arg-type]
+    return _class_reads_mode(kind) or (own is not None and "training" in _names(own))
 
 
 _NOT_COMPUTING = {"train", "eval", "__repr__", "extra_repr"}
