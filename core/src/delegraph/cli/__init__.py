@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -81,7 +82,7 @@ def _carry_out(
         with _reporting_to(page, refused):
             complete(parser)
     try:
-        with _stoppable(), native.stdout_kept(to_the_end):
+        with _stoppable(to_the_end), native.stdout_kept(to_the_end):
             code = _finish(words, page, refused)
     except KeyboardInterrupt as e:
         stop = e.args[0] if e.args else signal.SIGINT
@@ -114,17 +115,18 @@ Sent to all processes of a job, and passed on.
 
 
 @contextlib.contextmanager
-def _stoppable() -> Iterator[None]:
+def _stoppable(to_the_end: bool) -> Iterator[None]:
     """A block in which SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt, so that they leave nothing behind.
 
-    Signals that are ignored (nohup), or that the program handles itself, stay so.
+    Signals that are ignored (nohup), or that the program handles itself, stay so. ``to_the_end``: the process ends after
+    the block; once stopped, it ignores the signal that stopped it, which may come a second time.
     """
     candidates = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
     if threading.current_thread() is not threading.main_thread():  # Python lets no other thread handle signals
         candidates = []
     before = {s: signal.getsignal(s) for s in candidates}
     ours = [s for s, handler in before.items() if handler in (signal.SIG_DFL, signal.default_int_handler)]
-    last = -_APART
+    last = -math.inf
 
     def stop(number: int, frame: object) -> None:
         nonlocal last
@@ -137,8 +139,9 @@ def _stoppable() -> Iterator[None]:
     try:
         yield
     finally:
+        stopped = to_the_end and last > -math.inf
         for number in ours:
-            signal.signal(number, before[number])
+            signal.signal(number, signal.SIG_IGN if stopped else before[number])
 
 
 @contextlib.contextmanager
