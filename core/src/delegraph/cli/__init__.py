@@ -118,8 +118,8 @@ Sent to all processes of a job, and passed on.
 def _stoppable(to_the_end: bool) -> Iterator[None]:
     """A block in which SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt, so that they leave nothing behind.
 
-    Signals that are ignored (nohup), or that the program handles itself, stay so. ``to_the_end``: the process ends after
-    the block; once stopped, it ignores the signal that stopped it, which may come a second time.
+    Signals that are ignored (nohup), or that the program handles itself, stay so. ``to_the_end``: the process ends
+    after the block; once stopped, it ignores the signal that stopped it, which may come a second time.
     """
     candidates = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
     if threading.current_thread() is not threading.main_thread():  # Python lets no other thread handle signals
