@@ -108,6 +108,7 @@ class LoweredProgram(MethodPrograms):
         return self._with_methods({m: copy.deepcopy(method, memo) for m, method in self._methods.items()})
 
     def __copy__(self) -> LoweredProgram:
+        """A shallow copy. The one that copy.copy makes by itself calls ``__reduce__``, which refuses."""
         other = object.__new__(type(self))
         vars(other).update(vars(self))
         return other

@@ -18,10 +18,10 @@ class DefaultBackends(NamedTuple):
 
 
 def choose_default(usable: Sequence[BackendInfo], suits: Callable[[BackendInfo], bool]) -> DefaultBackends:
-    """The only usable backend that suits, or else the one among those that suit that its plugin declares as default.
+    """Among the usable backends that suit: the only one, or, of several, the one that its plugin declares as default.
 
-    If none suits, all are considered: the chosen backend then says itself why it cannot do what is asked. Raises
-    OptionError if it is not clear which one is meant.
+    The result has its name and the sentence that tells the user why. If none suits, all are considered: the chosen
+    backend then says itself why it cannot do what is asked. Raises OptionError if it is not clear which one is meant.
     """
     suited = [b for b in usable if suits(b)] or usable
     defaults = [b for b in suited if b.is_default] if len(suited) > 1 else suited

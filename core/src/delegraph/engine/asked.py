@@ -135,7 +135,10 @@ def _fixed_number(number: Any) -> Any:
 
 
 def _with_cast(program: ExportedProgram, of: Node | None, dtype: Any) -> ExportedProgram:
-    """A copy of ``program`` in which the value ``of`` is cast to ``dtype``, as the user would write it."""
+    """A copy of ``program`` as if the user had written ``of.to(dtype)``: what is computed from it gets its new types.
+
+    Raises _Impossible if ``of`` is None or not a value of this program.
+    """
     graph, copies, changed = Graph(owning_module=program.graph_module), dict[Node, Any](), set[Node]()
     for node in program.graph.nodes:
         # behind the last placeholder: all of them have to come first

@@ -76,9 +76,11 @@ class ConstantValues:
         self.by_node: dict[Node, Any] = {}
 
     def of(self, node: Node) -> torch.Tensor | None:
-        """The value of a constant or a constant call.
+        """The value of a constant, or of a call of constants; None if it is not known.
 
-        None for other nodes, several results, and weights without elements.
+        It is not known of any other node, of a call with several results, one that is too large or one that fails, and
+        of a weight of which only shape and type are there (a fake tensor). A value of another shape or type than the
+        program recorded is not used either.
         """
         value, expected = self.results(node), node.meta["val"]
         fits = isinstance(value, torch.Tensor) and value.shape == expected.shape and value.dtype is expected.dtype

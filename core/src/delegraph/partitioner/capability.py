@@ -90,12 +90,16 @@ class CapabilityPartitioner(Partitioner):
         self.non_compute_ops = _operators(non_compute_ops)
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """Tag what the backend takes, and list the rest with reasons.
+
+        Constant calls that the host needs as well (``also_on_host``) are in both.
+        """
         search = _Search(self, exported_program)
-        parts, copied = search.parts(), search.copied()
+        parts, also_on_host = search.parts(), search.copied()
         constant = search.constant | constant_placeholders(exported_program)
-        tags = _write_tags(parts, constant, copied, self.delegation_spec.backend_id)
+        tags = _write_tags(parts, constant, also_on_host, self.delegation_spec.backend_id)
         specs = dict.fromkeys(tags, self.delegation_spec)
-        return PartitionResult(exported_program, specs, refusals=search.refusals(copied))
+        return PartitionResult(exported_program, specs, refusals=search.refusals(also_on_host))
 
 
 def _operators(given: Iterable[Any]) -> frozenset[OpOverload]:
@@ -282,17 +286,19 @@ def _with_constants(part: Sequence[Node], constant: set[Node]) -> list[Node]:
 
 
 def _write_tags(
-    parts: Sequence[Sequence[Node]], constant: set[Node], copied: Iterable[Node], backend_id: str
+    parts: Sequence[Sequence[Node]], constant: set[Node], also_on_host: Iterable[Node], backend_id: str
 ) -> list[str]:
-    """Tag the nodes of each partition; returns the tags.
+    """Write ``meta["delegation_tag"]`` of every node in a partition; returns the partitions' names, in their order.
 
-    A tag is a string, or a tuple for a constant that several partitions use, or that a partition and the host use.
+    A tag is the name of a partition. Of a constant it may be a tuple: its own partition first, then None if the host
+    computes it too, then each other partition that gets a copy of it.
     """
-    tags: dict[Node, list[str | None]] = {node: [None] for node in copied}
+    tags: dict[Node, list[str | None]] = {node: [None] for node in also_on_host}
     names = [f"{backend_id}_{k}" for k in range(len(parts))]
     for name, part in zip(names, parts, strict=True):
         for node in part:
             tags.setdefault(node, []).insert(0, name)
+        # what precedes the part itself are the constant calls and weights that it uses
         for node in _with_constants(part, constant)[: -len(part)]:
             tags.setdefault(node, []).append(name)
     for node in tags:

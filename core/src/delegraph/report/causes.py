@@ -114,9 +114,9 @@ def _root_of(reason: Reason, before: str | None) -> _Root:
 
 
 def _cause(method: str, backend: str, group: Sequence[_Member], frees: int | None, notation: Notation) -> Cause:
-    """The row of a cause from its members.
+    """The cause that the refusals in ``group`` share. They have one root, so the first one's text is that of all.
 
-    ``frees`` is the number of operators that the backend would take without it.
+    ``frees``: how many operators the backend would take if this cause were gone; None if that is not known.
     """
     root = group[0].root
     hint = root.reason.hint if isinstance(root.reason, Reason) else ""

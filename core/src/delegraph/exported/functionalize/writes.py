@@ -246,7 +246,11 @@ class _Rewrite:
             self._store(written, self._written_value(node, functional), node)
 
     def _reshape_in_place(self, node: Node, functional: OpOverload) -> None:
-        """Make ``unsqueeze_`` and the like a plain view: the graph uses the result of the call from here on."""
+        """Make a call such as ``unsqueeze_``, which writes no element, a plain view; its result is used from here on.
+
+        Raises Unproven for ``set_``, and if something else still sees the tensor, whose shape would have to change
+        there too: the caller who gave it, or a later use under the old name. ``detach_`` changes no shape.
+        """
         (before,) = self.writers[node]
         # under another name the tensor would have to change its shape, too
         shared = before.op == "placeholder" or any(user > node for user in before.users)

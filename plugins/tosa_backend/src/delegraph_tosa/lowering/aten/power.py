@@ -102,14 +102,16 @@ def _with_sign_of_power(t: Tosa, x: Value, y: Value, size: Value) -> Value:
 def pow_tensor_scalar(t: Tosa, self: Value, exponent: float) -> Value:
     """[*S] -> [*S]; where POW is used, the exponent is rounded to the type of x: 1e20 ** 1.7 is off by 2e-6 of its
     value
+
+    ``exponent`` may also be a bool, or a number known at run time only (``waits``), to which floats alone are raised.
     """
     (base, _) = promoted(t, self, exponent)
     assert isinstance(base, Value)
-    both = isinstance(exponent, bool) and self.dtype is DType.BOOL
-    t.require(not both, "torch records int64 as the type of bool ** bool, and computes bool")
-    known = base.dtype in FLOATS or not waits(exponent)
+    bool_to_bool = isinstance(exponent, bool) and self.dtype is DType.BOOL
+    t.require(not bool_to_bool, "torch records int64 as the type of bool ** bool, and computes bool")
+    is_lowered = base.dtype in FLOATS or not waits(exponent)
     why = f"integers to the power {exponent}, which is known at run time only, are not lowered"
-    t.require(known, by_size(why, "take the power of .float()"))
+    t.require(is_lowered, by_size(why, "take the power of .float()"))
     if not waits(exponent) and math.isfinite(exponent):
         return fixed_power(t, base, exponent)
     return power(t, base, t.like(exponent, base))

@@ -136,7 +136,10 @@ def mul(t: Tosa, self: Any, other: Any) -> Any:
 
 @lowers(aten.prelu.default, on=Lazy)
 def prelu(t: Tosa, self: Lazy, weight: Value) -> Lazy:
-    """[N,C,*S], [C] or [1] -> [N,C,*S]; a TABLE if all slopes are the same"""
+    """[N,C,*S], [C] or [1] -> [N,C,*S]; a TABLE if all slopes are the same
+
+    For that, ``self`` has to be a function of one quantized value as well.
+    """
     t.require(weight.constant is not None, "its slopes are computed at run time")
     table, slope = self.pointwise(), _single_number(weight)
     if table is not None and slope is not None:

@@ -152,16 +152,20 @@ class Summing(Accumulating):
 
 
 def _register_averages(*overloads: Any) -> None:
-    """Register the rules of pools."""
+    """Register the rule of each pool.
+
+    The windows of an adaptive pool follow from the size of its input. If that is known at run time only, a result of
+    size 1 is lowered, the mean of everything.
+    """
     for overload in overloads:
 
         def averaged(t: Tosa, self: Lazy, *settings: Any, of: Any = overload) -> Lazy:
             """[N,C,*S] -> [N,C,*S']"""
             axes = 3 if "3d" in str(of) else 2
-            windows = self.shape[-axes:] if "adaptive" in str(of) else ()
-            if any(map(is_dynamic, windows)) and set(settings[0]) == {1}:
+            divided = self.shape[-axes:] if "adaptive" in str(of) else ()
+            if any(map(is_dynamic, divided)) and set(settings[0]) == {1}:  # the output size of an adaptive pool
                 return mean_dim(t, self, list(range(-axes, 0)), True, None)
-            t.require(not any(map(is_dynamic, windows)), "its windows depend on a size that is known at run time only")
+            t.require(not any(map(is_dynamic, divided)), "its windows depend on a size that is known at run time only")
             return Averaged(operand(t, self, "its input"), of, settings)
 
         lowers(overload, on=Lazy)(averaged)

@@ -149,7 +149,11 @@ def _result_at(move: Any, position: int, t: Tosa, v: Value) -> Value:
 
 
 def _shape_of_elements(t: Tosa, x: Lazy, result: Value) -> tuple[int, ...]:
-    """The shape of a result; Unsupported if it holds positions."""
+    """The shape of ``result``, one output of the move.
+
+    Raises Unsupported if the output holds indices (as of max or topk), whose type is not that of x: x is not quantized
+    yet, and its elements cannot be compared before they are.
+    """
     t.require(result.dtype is x.dtype, "it takes places of what nothing has quantized yet")
     return result.shape
 

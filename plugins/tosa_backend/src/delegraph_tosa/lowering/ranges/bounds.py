@@ -135,7 +135,10 @@ def _range_known_beforehand(argument: Any) -> Range | None:
 
 
 def _range_of_arange(node: Node) -> Range | None:
-    """The range of an arange in steps of 1; None if its ends are not known."""
+    """The range of the elements of arange(end) or arange(start, end), which have no step; None if an end is not known.
+
+    Of one that may be empty the start stands for them.
+    """
     start, end = [_range_of_number(given) for given in [0, *node.args[:2]][-2:]]
     return (start[0], max(end[1] - 1, start[0])) if start and end else None
 

@@ -134,7 +134,11 @@ def _scaled_size(product: Any, ranges: Any) -> int | None:
 
 
 def scaled(size: int, scale: float) -> int:
-    """``int(size * scale)``, where ``size`` may be known at run time only."""
+    """``int(size * scale)`` as torch computes it, in float64; ``size`` may be known at run time only.
+
+    Then it is a fraction whose products agree for every size up to the largest, or up to _TRIED of them. Raises
+    Undecided if there is no such fraction.
+    """
     if not is_dynamic(size):
         return int(size * scale)
     ratio = _ratio(scale, min(range_of(size)[1], _TRIED))
