@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.fx import Node, map_arg
 
 from ..exported.decompose.inline import Inlining
@@ -123,5 +124,7 @@ def _operands(composite: Composite) -> list[Node]:
 
 
 def _first_reason(composite: Composite, reasons: dict[Node, Refusal]) -> Iterator[str]:
-    """The reason of the first part that was refused, if one was."""
-    yield from [reasons[part].reason for part in composite.parts if part in reasons][:1]
+    """The reason of the first part that was refused, if one was; that of a size only if no part with a tensor was."""
+    refused = [part for part in composite.parts if part in reasons]
+    refused.sort(key=lambda part: not isinstance(part.meta.get("val"), torch.Tensor))
+    yield from [reasons[part].reason for part in refused[:1]]

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from delegraph.errors import Unsupported
+from delegraph.exported import erase, find_checks
 from delegraph.source import source_of
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
@@ -50,6 +51,7 @@ def decompose(node: Node) -> tuple[GraphModule | None, list[Node]]:
     try:
         with mode, torch.no_grad(), no_new_guards:  # it has to be right for every size
             module = make_fx(call)(*vals)
+            erase(module.graph, find_checks(module.graph))  # no runtime has kernels for them
     except _ShapeEnvGuardError as e:
         text = f"PyTorch's decomposition of {node.target} depends on sizes that are known at run time only"
         raise Unsupported("unsupported", text, node, source_of(node)) from e
