@@ -21,7 +21,7 @@ from ..discovery.attribution import AtWork
 from ..errors import ContractViolation, DelegraphError, OptionError, Unsupported
 from ..exported.subgraphs import all_nodes
 from ..exported.tracing import TRACING
-from ..exported.work import canonical, write
+from ..exported.work import Form, canonical, write
 from ..exported_program import MUTATIONS, output_values, user_inputs
 from ..io.blob import is_blob
 from ..named_data import check_output
@@ -263,26 +263,40 @@ def _compile_cached(
             cache.put(key, form, replace(item.result, debug_handle_map=handles))
         return None
     if result is None:
-        program = canonical(form)
-        given, before, inputs = replace(item, program=program), Snapshot(program), user_inputs(program)
-        names = [node.name for node in inputs]
-        try:
-            with (
-                nullcontext() if backend.thread_safe else TRACING,
-                AtWork(backend, "preprocess", place, item.partition.nodes, registry),
-            ):
-                result = backend.preprocess(program, list(specs))
-        except DelegraphError:  # once more as the user wrote it, so that the error has the user's names
+        result = _compile_canonical(backend, item, form, numbers, registry)
+        if result is None:
             return _compile(backend, [item], registry, may_refuse)
-        _check_result(name, item.partition.tag, numbers, result)
-        _check_others(name, given, before)
-        if before.is_rewritten():
-            _check_convention(name, given, names)
         cache.put(key, form, result)
     _check_result(name, item.partition.tag, numbers, result)
     item.result = replace(result, debug_handle_map=_other_handles(result.debug_handle_map, numbers))
     item.seconds["compile"] = time.perf_counter() - start
     return None
+
+
+def _compile_canonical(
+    backend: type[BackendDetails], item: Work, form: Form, numbers: Mapping[int, int], registry: Registry
+) -> PreprocessResult | None:
+    """What the backend makes of the canonical program; its handles are the keys of ``numbers``.
+
+    None if it fails: the partition is then compiled as the user wrote it, so that the error has the user's names.
+    """
+    program, name, tag = canonical(form), backend.__name__, item.partition.tag
+    given, before, inputs = replace(item, program=program), Snapshot(program), user_inputs(program)
+    names = [node.name for node in inputs]
+    place = f"partition {tag} of method {item.method}"
+    try:
+        with (
+            nullcontext() if backend.thread_safe else TRACING,
+            AtWork(backend, "preprocess", place, item.partition.nodes, registry),
+        ):
+            result = backend.preprocess(program, list(item.partition.spec.compile_specs))
+    except DelegraphError:
+        return None
+    _check_result(name, tag, numbers, result)
+    _check_others(name, given, before)
+    if before.is_rewritten():
+        _check_convention(name, given, names)
+    return result
 
 
 def _other_handles(handles: Any, numbers: Mapping[int, int]) -> Any:
