@@ -313,6 +313,21 @@ def test_a_refusal_has_the_user_s_names_and_lines(registry, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_compile_for_the_cache_may_not_change_the_caller_s_weights(registry, tmp_path, monkeypatch):
+    compiled = CountingBackend.preprocess
+
+    def zeroes(edge_program, compile_specs):
+        for _, spec in placeholders(edge_program):
+            if spec.target:
+                constant_tensor(edge_program, spec).data.zero_()
+        return compiled(edge_program, compile_specs)
+
+    monkeypatch.setattr(CountingBackend, "preprocess", staticmethod(zeroes))
+    with pytest.raises(ContractViolation, match="changed weights of partition"):
+        lowered(model(), registry, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_threads_and_lowerings_side_by_side_give_the_same(registry, tmp_path):
     wanted = contents(lowered(model(), registry, tmp_path / "one"))
     with ThreadPoolExecutor(4) as pool:
