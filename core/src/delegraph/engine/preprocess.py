@@ -1,0 +1,93 @@
+"""One call of a backend: it gets one or several partitions, and what it returns is checked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from ..backend import BackendDetails, CompileSpec
+from ..discovery.attribution import AtWork
+from ..errors import Unsupported
+from ..exported.subgraphs import all_nodes
+from ..exported.tracing import TRACING
+from ..source import source_of
+from .extract import extract
+from .partition import NotCompiled, Work
+from .returned import check_others, check_result, check_untouched, flat_results, handles_of
+from .snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from ..discovery.registry import Registry
+
+
+def preprocess(
+    backend: type[BackendDetails],
+    programs: Mapping[str, Sequence[ExportedProgram]],
+    specs: Mapping[str, Sequence[list[CompileSpec]]],
+    work: Sequence[Work],
+    registry: Registry,
+) -> tuple[Any, float]:
+    """Call the backend: the one place where any partition is compiled. ``work`` is what errors say it was at.
+
+    What it returned, unchecked, and seconds for each partition, since those of a joint call cannot be told apart.
+    """
+    places = ", ".join(f"partition {w.partition.tag} of method {w.method}" for w in work)
+    nodes = [n for w in work for n in w.partition.nodes]
+    with nullcontext() if backend.thread_safe else TRACING:
+        start = time.perf_counter()
+        with AtWork(backend, "preprocess", places, nodes, registry):
+            returned = backend.preprocess_multimethod(programs, specs)
+        return returned, (time.perf_counter() - start) / len(work)
+
+
+def compile_work(backend: type[BackendDetails], work: Sequence[Work], registry: Registry, may_refuse: bool) -> None:
+    """Call the backend with the programs of ``work``, check what it did and returned, and note the results.
+
+    If it raises Unsupported and ``may_refuse``, the reason is noted instead, and it is called again with the other
+    programs.
+    """
+    by_method = {m: [w for w in work if w.method == m] for m in dict.fromkeys(w.method for w in work)}
+    work = [item for items in by_method.values() for item in items]
+    before = [(Snapshot(w.program, w.plan.snapshot), handles_of(w.program)) for w in work]
+    programs = {m: [w.program for w in items] for m, items in by_method.items()}
+    specs: dict[str, Sequence[list[CompileSpec]]] = {
+        m: [list(w.partition.spec.compile_specs) for w in items] for m, items in by_method.items()
+    }
+    try:
+        returned, seconds = preprocess(backend, programs, specs, work, registry)
+    except Unsupported as refusal:
+        if not may_refuse:
+            raise
+        for item, (snapshot, _) in zip(work, before, strict=True):
+            check_others(backend.__name__, item, snapshot)
+        again = _note_refusal(work, refusal)
+        if again:
+            for item in again:  # the call that failed may have rewritten its programs
+                item.program = extract(item.method, item.plan, item.partition)
+                item.module.restore(item.program)
+            compile_work(backend, again, registry, may_refuse)
+        return
+    results = flat_results(backend.__name__, programs, returned)
+    for item, (snapshot, handles), result in zip(work, before, results, strict=True):
+        check_result(backend.__name__, item.partition.tag, handles, result)
+        check_untouched(backend.__name__, item, snapshot)
+        item.result, item.seconds["compile"] = result, seconds
+
+
+def _note_refusal(work: Sequence[Work], refusal: Unsupported) -> list[Work]:
+    """Note in the work why a backend refused it; returns the work that the refusal is not about.
+
+    It is about the program that contains ``refusal.node``, or about all of ``work`` if it names no node.
+    """
+    node: Any = refusal.node if isinstance(refusal.node, Node) else None
+    about = [w for w in work if node is not None and any(n is node for n in all_nodes(w.program.graph_module))] or work
+    for item in about:
+        # not the error itself: its traceback would keep the program alive for as long as the report
+        source = refusal.source or (node is not None and source_of(node)) or None
+        item.not_compiled = NotCompiled(refusal.message, refusal.hint or "", source)
+    return [w for w in work if w.not_compiled is None]
