@@ -1,4 +1,4 @@
-"""Bytes that are not joined yet: blobs and named data of backends may be such objects instead of ``bytes``."""
+"""Blobs: byte strings of backends that are only put together when they are written to a file."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ __all__ = ["Blob", "TensorBlob", "equal", "head", "is_blob", "join", "stream"]
 
 @runtime_checkable
 class Blob(Protocol):
-    """Bytes that are not joined yet. A backend whose blob is mostly weights returns one instead of ``bytes``.
+    """Bytes that are only put together when they are written. Backends return one instead of ``bytes`` with weights.
 
-    ``write_to`` appends all bytes to a file; ``len()`` is known before. Weights are read from their own memory, so
-    nothing of the model may change in between: ``write_to`` raises ContractViolation if something did.
+    A blob reads weights from the model's own memory each time it is written, so it needs no copy of them. The model
+    must not change between lowering and writing.
     """
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """The number of bytes that ``write_to`` writes."""
 
-    def write_to(self, file: BinaryIO) -> None: ...
+    def write_to(self, file: BinaryIO) -> None:
+        """Append all bytes to ``file``. Raises ContractViolation if the model has changed."""
 
 
 class TensorBlob:
-    """The elements of a tensor in C order, read from its memory each time they are written."""
+    """A Blob of the elements of a tensor, in C order."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         from .weights import state_of  # imported late, so that blobs of bytes need no torch
@@ -59,39 +61,36 @@ class TensorBlob:
     __hash__ = None  # type: ignore[assignment]  # the tensor may change
 
     def place(self) -> tuple[Any, ...]:
-        """A key that is equal for two blobs that read the same elements of the same memory.
-
-        These need not be compared.
-        """
+        """A key for the elements that this blob reads: blobs with equal keys have equal bytes, so none need be read."""
         tensor = self._tensor
         return self._state, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def is_blob(data: Any) -> bool:
-    """Whether ``data`` is a Blob. A class is none, although it has the same attributes."""
+    """Whether ``data`` is a Blob. (``isinstance`` is true of a Blob class as well, which has the same attributes.)"""
     return isinstance(data, Blob) and not isinstance(data, type)
 
 
 def join(data: bytes | Blob) -> bytes:
-    """All bytes of ``data``, written only once: ``getvalue`` shares the buffer."""
+    """``data`` as one ``bytes`` object."""
     if isinstance(data, bytes):
         return data
     buffer = io.BytesIO()
     data.write_to(buffer)
-    return buffer.getvalue()
+    return buffer.getvalue()  # shares the buffer's memory, so this is no second copy
 
 
 def head(data: bytes | Blob, size: int) -> bytes:
-    """The first ``size`` bytes; a Blob is written completely for that.
+    """The first ``size`` bytes of ``data``.
 
-    ContractViolation if it has not ``len`` bytes.
+    A Blob has to write all its bytes for this. Raises ContractViolation if their number is not its ``len()``.
     """
     if isinstance(data, bytes):
         return data[:size]
     first, written = bytearray(), 0
 
     def take(piece: memoryview) -> None:
-        """Keep the piece as far as it belongs to the first bytes, and count all."""
+        """Append the bytes of ``piece`` that are among the first ``size``, and count all bytes."""
         nonlocal written
         first.extend(piece[: size - len(first)])
         written += piece.nbytes
@@ -104,7 +103,7 @@ def head(data: bytes | Blob, size: int) -> bytes:
 
 
 def stream(data: bytes | Blob, take: Callable[[memoryview], None]) -> None:
-    """Hand all bytes of ``data`` to ``take``, piece by piece; a piece is what it is for the length of the call only."""
+    """Call ``take`` with all bytes of ``data``, piece by piece. A piece is valid only during the call."""
     if isinstance(data, bytes):
         take(memoryview(data))
     else:
@@ -112,7 +111,7 @@ def stream(data: bytes | Blob, take: Callable[[memoryview], None]) -> None:
 
 
 def equal(ours: bytes | Blob, theirs: bytes | Blob) -> bool:
-    """Whether both have the same bytes. Nothing is joined, and two blobs of the same memory are not read."""
+    """Whether both have the same bytes. Blobs are compared by digest, or not read at all if they share memory."""
     if isinstance(ours, bytes) and isinstance(theirs, bytes):
         return ours == theirs
     if ours is theirs or len(ours) != len(theirs):
@@ -131,7 +130,7 @@ def _digest(data: bytes | Blob) -> bytes:
 
 
 class _Sink(io.RawIOBase):
-    """A file that passes on what is written to it, and keeps nothing."""
+    """A writable file that passes all bytes to ``take`` and stores nothing."""
 
     def __init__(self, take: Callable[[memoryview], None]) -> None:
         self._take = take

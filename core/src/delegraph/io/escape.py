@@ -1,4 +1,4 @@
-"""Escapes text from models and plugins for pages and terminals: it cannot act as markup, and all of it is visible."""
+"""Escapes text from models and plugins for pages and terminals, so that it is never markup or a control character."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _TOOLTIP = 500
 
 
 def text(value: object, longest: int = LONGEST) -> str:
-    """``value`` for content and for attributes, in both HTML and XML.
+    """``str(value)``, escaped for the content and the attributes of HTML and XML.
 
-    A character that does not print becomes its escape: control characters, those that change the direction of writing,
-    and halves of surrogate pairs, which no file can hold. A text longer than ``longest`` after that is cut off.
+    Characters that do not print become escapes: control characters, those that change the direction
+    of writing, and halves of surrogate pairs, which no file can hold. The text is cut after ``longest`` characters.
     """
-    import html  # imported late: it has a table of all entities, which only pages need
+    import html  # imported late: its table of all entities is needed for pages only
 
     whole = str(value)
     shown = printable(whole[: longest + 1])
@@ -28,19 +28,19 @@ def text(value: object, longest: int = LONGEST) -> str:
 
 
 def printable(shown: str, kept: str = "") -> str:
-    """``shown`` with the escape of each character that does not print, except for those in ``kept``."""
+    """``shown`` with an escape in place of each character that does not print; characters in ``kept`` stay."""
     if shown.isprintable():
         return shown
     return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in shown)
 
 
 def lines(values: Iterable[object]) -> str:
-    """Several texts, one on each line, as in a tooltip."""
+    """A tooltip: each value as escaped text (see ``text``) on a line of its own, cut to a tooltip's width."""
     return "\n".join(text(v, _TOOLTIP) for v in values)
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Left-aligned columns, two spaces apart. A cell stays on one line, whatever is in it."""
+    """Rows of equally many cells as text: columns are left-aligned, two spaces apart; line breaks are escaped."""
     shown = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[k]) for row in shown) for k in range(len(shown[0]))] if shown else []
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in shown)

@@ -24,7 +24,10 @@ _FIRST_FIELD = 4
 
 
 def root(data: bytes | bytearray | memoryview, identifier: str, what: str) -> Table:
-    """The root table of a flatbuffer with this four-character file identifier; ``what`` names the file in errors."""
+    """The root table of a flatbuffer. Raises FormatError for a damaged header.
+
+    ``identifier`` is the four-character file identifier that the file must have; ``what`` names the file in errors.
+    """
     buffer = Buffer(memoryview(data).cast("B"), what)
     if buffer.size < 8:
         raise buffer.damaged(f"it has {buffer.size} bytes and no header")
@@ -34,11 +37,12 @@ def root(data: bytes | bytearray | memoryview, identifier: str, what: str) -> Ta
 
 
 class Buffer:
-    """The bytes of one file, and how much work reading them may still cost.
+    """The bytes of one file, and how many elements may still be read from them.
 
-    Tables and vectors may be shared, so a small file can describe a structure of any size. Each table and each element
-    of a vector that is read counts; a file that needs more of them than it has bytes is refused. Strings are decoded
-    once, and bytes are copied once.
+    Tables and vectors may be shared, so a small file can describe a structure of any size. Therefore each table and
+    each vector element that is read is counted, and a file that needs more of them than it has bytes is refused.
+    Strings and copied vectors are cached by position. All methods raise FormatError for a damaged file; its text names
+    the place ``where``.
     """
 
     def __init__(self, data: memoryview, what: str) -> None:
@@ -48,17 +52,17 @@ class Buffer:
         self._copies: dict[int, bytes] = {}
 
     def damaged(self, why: str) -> FormatError:
-        """The error for a damaged file."""
+        """The FormatError for this file; ``why`` says what is damaged."""
         return FormatError("format-invalid", f"damaged {self.what}: {why}")
 
     def spend(self, count: int, where: str) -> None:
-        """Count ``count`` elements that are read; FormatError if that makes too many."""
+        """Count ``count`` more elements as read. Raises FormatError if the total exceeds the file's size in bytes."""
         self._allowance -= count
         if self._allowance < 0:
             raise self.damaged(f"{where} makes its structure larger than the file")
 
     def read(self, form: struct.Struct, position: int, where: str) -> Any:
-        """The number at ``position``."""
+        """The number of the format ``form`` at ``position``."""
         if not 0 <= position <= self.size - form.size:
             raise self.damaged(f"{where} lies outside of the file")
         return form.unpack_from(self.data, position)[0]
@@ -78,7 +82,7 @@ class Buffer:
         return position + 4, count
 
     def string(self, position: int, where: str) -> str:
-        """The string at ``position``."""
+        """The UTF-8 string at ``position``."""
         if position not in self._strings:
             start, length = self.vector(position, 1, where)
             self.spend(length, where)
@@ -89,7 +93,7 @@ class Buffer:
         return self._strings[position]
 
     def copy(self, position: int, where: str) -> bytes:
-        """The bytes of the vector at ``position``, copied once."""
+        """A copy of the byte vector at ``position``; a second call returns the same object."""
         if position not in self._copies:
             start, length = self.vector(position, 1, where)
             self.spend(length, where)
@@ -98,10 +102,10 @@ class Buffer:
 
 
 class Table:
-    """A table whose position was checked. Fields are addressed by their id in the schema.
+    """A table at a checked position. Fields are addressed by their id in the schema; ``name`` is a field's in errors.
 
-    Its vtable also states the table's size, but nothing is concluded from that: Python's own writer lets tables of
-    several sizes share a vtable, which has the size of the first.
+    All methods raise FormatError for a damaged file. The table size that the vtable states is ignored: the Python
+    writer lets tables of several sizes share a vtable, which states the size of the first.
     """
 
     __slots__ = ("_buffer", "_fields", "_vtable", "position", "where")
@@ -116,11 +120,14 @@ class Table:
             raise self.damaged("its vtable has a wrong length")
 
     def damaged(self, why: str) -> FormatError:
-        """The error for a damaged file, with the place of this table."""
+        """The FormatError that names this table; ``why`` says what is damaged."""
         return self._buffer.damaged(f"{self.where}: {why}")
 
     def spend(self, count: int) -> None:
-        """Count elements that a reader makes from this table besides reading it; FormatError if that makes too many."""
+        """Count ``count`` more elements as read, for a reader that builds more from this table than it reads.
+
+        Raises FormatError if the total exceeds the file's size in bytes.
+        """
         self._buffer.spend(count, self.where)
 
     def _slot(self, field: int, width: int) -> int | None:
@@ -133,36 +140,36 @@ class Table:
         return self.position + offset if offset else None
 
     def scalar(self, field: int, form: str, default: int = 0) -> int:
-        """A number; ``form`` is its ``struct`` letter (b B h H i I q Q ?)."""
+        """A number, or ``default`` if the field is absent; ``form`` is its ``struct`` letter (b B h H i I q Q ?)."""
         packed = _SCALARS[form]
         slot = self._slot(field, packed.size)
         return default if slot is None else int(packed.unpack_from(self._buffer.data, slot)[0])
 
     def flag(self, field: int, default: bool = False) -> bool:
-        """A bool, which must be stored as 0 or 1."""
+        """A bool, or ``default`` if the field is absent; FormatError if it is stored as neither 0 nor 1."""
         value = self.scalar(field, "B", default)
         if value > 1:
             raise self.damaged(f"field {field} is {value}, not a bool")
         return bool(value)
 
     def _target(self, field: int, name: str) -> tuple[int, str] | None:
-        """The position to which a field refers, and the place for errors; None if the field is absent."""
+        """(position to which a field's offset leads, name of that place for errors); None if the field is absent."""
         slot = self._slot(field, 4)
         where = f"{self.where}, {name}"
         return None if slot is None else (self._buffer.follow(slot, where), where)
 
     def table(self, field: int, name: str) -> Table | None:
-        """The table that a field refers to."""
+        """The table that a field refers to; None if the field is absent."""
         target = self._target(field, name)
         return target and Table(self._buffer, *target)
 
     def string(self, field: int, name: str) -> str:
-        """A string; empty if absent."""
+        """A string; empty if the field is absent."""
         target = self._target(field, name)
         return self._buffer.string(*target) if target else ""
 
     def raw(self, field: int, name: str) -> memoryview:
-        """A vector of bytes, as a view of the file; empty if absent."""
+        """A vector of bytes, as a view of the file; empty if the field is absent."""
         target = self._target(field, name)
         if target is None:
             return memoryview(b"")
@@ -170,12 +177,12 @@ class Table:
         return self._buffer.data[start : start + count]
 
     def copied(self, field: int, name: str) -> bytes:
-        """A vector of bytes, as a copy that all references to it share; empty if absent."""
+        """A vector of bytes, as a copy that all references to the vector share; empty if the field is absent."""
         target = self._target(field, name)
         return self._buffer.copy(*target) if target else b""
 
     def numbers(self, field: int, dtype: npt.DTypeLike, name: str) -> list[int]:
-        """A vector of numbers of a numpy element type; empty if absent."""
+        """A vector of numbers of the numpy type ``dtype``; empty if the field is absent."""
         target = self._target(field, name)
         if target is None:
             return []
@@ -185,19 +192,19 @@ class Table:
         return list(np.frombuffer(self._buffer.data, element, count, start).tolist())
 
     def strings(self, field: int, name: str) -> list[str]:
-        """A vector of strings; empty if absent."""
+        """A vector of strings; empty if the field is absent."""
         return [self._buffer.string(*element) for element in self._elements(field, name)]
 
     def tables(self, field: int, name: str) -> list[Table]:
-        """A vector of tables; empty if absent."""
+        """A vector of tables; empty if the field is absent."""
         return list(self.each_table(field, name))
 
     def each_table(self, field: int, name: str) -> Iterator[Table]:
-        """As ``tables``, but each table is made when it is reached: many references to one table take no memory."""
+        """As ``tables``, but creates each table when it is reached, so that repeated references take no memory."""
         return (Table(self._buffer, *element) for element in self._elements(field, name))
 
     def _elements(self, field: int, name: str) -> Iterator[tuple[int, str]]:
-        """Position of each element of a vector of offsets, and the place for errors."""
+        """(position, name of the place for errors) of each element of a vector of offsets; none if it is absent."""
         target = self._target(field, name)
         if target is None:
             return
@@ -208,7 +215,7 @@ class Table:
             yield self._buffer.follow(start + 4 * i, label), label
 
     def extent(self, start: int, length: int, name: str) -> memoryview:
-        """Bytes of the file from ``start``, for formats that keep data outside of the flatbuffer."""
+        """``length`` bytes of the file from ``start`` on, for formats that keep data outside of the flatbuffer."""
         if start < 0 or length < 0 or start + length > self._buffer.size:
             raise self.damaged(f"{name} reaches beyond the end of the file")
         return self._buffer.data[start : start + length]

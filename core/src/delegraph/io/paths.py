@@ -1,4 +1,4 @@
-"""File names that callers give."""
+"""Checks file names that callers pass."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ from ..errors import InputError
 __all__ = ["as_path"]
 
 
-def as_path(given: Any) -> Path:
-    """``given`` as a Path. Raises InputError for what cannot name a file.
-
-    Another type, or text with a null character.
-    """
+def as_path(name: Any) -> Path:
+    """``name`` as a Path. Raises InputError if it cannot name a file: a wrong type, or text with a null character."""
     try:
-        path = Path(given)
+        path = Path(name)
         if b"\0" not in os.fsencode(path):
             return path
     except (TypeError, UnicodeEncodeError):
         pass
-    raise InputError("input-invalid", f"a path of a file is wanted, not {given!r}")
+    raise InputError("input-invalid", f"a path of a file is wanted, not {name!r}")

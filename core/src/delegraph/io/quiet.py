@@ -1,4 +1,4 @@
-"""Silences packages that set up logging, log and warn while they are imported and while they work."""
+"""Silences packages that log, warn or configure logging when they are imported or called."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["quietly"]
 
 _LOCK = threading.Lock()
 _inside: list[int] = []
-"""The threads in ``quietly``, each as often as it has entered."""
+"""Identifiers of the threads in ``quietly``; a thread in nested blocks has several entries."""
 _restores: list[Callable[[], None]] = []
-"""The function that the last thread to leave has to call; the first one to enter adds it."""
+"""The function that restores logging. The first thread to enter ``quietly`` adds it, the last one to leave calls it."""
 
 
 class _Inside:
-    """Stands for a pattern in a filter of warnings, and matches every warning of threads that are in ``quietly``."""
+    """Replaces the compiled pattern of a warning filter; matches all warnings of threads that are in ``quietly``."""
 
     def match(self, text: str) -> bool:
-        """Whether this thread is in ``quietly``; the text does not matter."""
+        """Whether the current thread is in ``quietly``, whatever the warning's ``text``."""
         return threading.get_ident() in _inside
 
 
@@ -31,12 +31,12 @@ _FILTER = ("ignore", _Inside(), Warning, None, 0)
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """A block without this thread's warnings.
+    """A block without this thread's warnings, and without log messages below ERROR from torchao and torch's pytree.
 
-    Afterwards the root logger is as before, since logging is the program's choice. torchao, which quantizing and
-    ExecuTorch import, logs which of its kernels for GPUs do not load, and warns about calls that it makes itself.
-    Filters and levels belong to the process: ``warnings.catch_warnings`` in two threads at once could restore those of
-    the other thread, and so silence all warnings for good.
+    Afterwards, levels are restored, and so are level and handlers of the root logger, which imported packages may have
+    set. torchao, which quantizing and ExecuTorch import, logs which of its GPU kernels do not load, and warns about its
+    own calls. ``warnings.catch_warnings`` cannot be used: filters belong to the process, so two threads that use it at
+    once could restore each other's filters and silence all warnings for good.
     """
     thread = threading.get_ident()
     with _LOCK:
@@ -55,21 +55,21 @@ def quietly() -> Iterator[None]:
 
 
 def _filters() -> Any:
-    """The filters of warnings that are in force; ``catch_warnings`` replaces the list."""
+    """The list of warning filters in force. Must be read anew each time, since ``catch_warnings`` replaces the list."""
     return warnings.filters
 
 
 def _quiet_log() -> Callable[[], None]:
-    """Let packages that log too much log only errors; returns a function that restores all of it."""
+    """Let torchao and torch's pytree log errors only; returns a function that restores all loggers."""
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)
-    others = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
-    levels = [logger.level for logger in others]
-    for logger in others:
+    noisy = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
+    noisy_levels = [logger.level for logger in noisy]
+    for logger in noisy:
         logger.setLevel(logging.ERROR)
 
     def restore() -> None:
-        for logger, before in zip(others, levels, strict=True):
+        for logger, before in zip(noisy, noisy_levels, strict=True):
             logger.setLevel(before)
         root.setLevel(level)
         root.handlers[:] = handlers

@@ -1,4 +1,4 @@
-"""A tensor of the model as plugins may use it: its bytes, why it has none, and whether it was written."""
+"""Access to the bytes of a model's tensors, and a check whether a tensor was written in the meantime."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["State", "is_written", "memory_of", "state_of", "why_no_bytes"]
 _PLAIN: Any = torch.Tensor.__torch_dispatch__
 _string_at = ctypes.string_at
 _SAMPLED = 32
-"""How many bytes at each end of a tensor ``state_of`` looks at."""
+"""The number of bytes at each end of a tensor that ``state_of`` records."""
 _PIECE = 1 << 20
-"""How many bytes of a tensor are brought into C order at a time, if its memory has another order."""
+"""The most bytes that ``memory_of`` copies at a time, for a tensor that is not in C order."""
 
 
 def why_no_bytes(tensor: torch.Tensor) -> str | None:
-    """Why the elements of ``tensor`` are not in a single memory that can be read; None if they are.
+    """Why the elements of ``tensor`` cannot be read as one block of memory; None if they can.
 
-    Wrapper subclasses hold other tensors, or nothing, in place of elements; the reason names their class. A subclass
-    that only adds Python behaviour has elements like any tensor.
+    Wrapper subclasses hold other tensors, or nothing, in place of elements; the reason names their class. Subclasses
+    without a ``__torch_dispatch__`` of their own have elements like any tensor.
     """
     kind = type(tensor)
     if kind.__torch_dispatch__ is not _PLAIN:
@@ -35,7 +35,12 @@ def why_no_bytes(tensor: torch.Tensor) -> str | None:
 
 
 class State(NamedTuple):
-    """The state of a tensor: how often torch saw it written, its shape, and its memory with the bytes at both ends."""
+    """What ``state_of`` records of a tensor, to see later whether it was written.
+
+    ``version``: torch's count of writes; None for inference tensors, which have no count. ``place``: address of the
+    first element. ``size``: the number of bytes that can be compared; 0 if none can. ``first`` and ``last``: the bytes
+    at both ends of these.
+    """
 
     version: int | None
     shape: torch.Size
@@ -46,11 +51,11 @@ class State(NamedTuple):
 
 
 def state_of(tensor: torch.Tensor) -> State:
-    """Everything that changes when ``tensor`` is written; costs neither a copy nor a hash.
+    """The state of ``tensor``, for ``is_written``. Reads a few bytes only: it neither copies nor hashes the tensor.
 
-    torch counts the writes to a tensor in ``_version``. But ``tensor.data`` is the same memory with a count of its own,
-    so a write through it shows only in its effect: another shape, or other bytes at either end. A tensor that was not
-    written is never blamed, and rewriting a whole tensor is always seen; the conformance kit compares all bytes.
+    torch counts the writes to a tensor in ``_version``. ``tensor.data`` shares the memory but has a count of its own,
+    so a write through it only shows as another shape, or as other bytes at either end. Such a write is missed if
+    it changes neither; the conformance kit compares all bytes.
     """
     version = None if tensor.is_inference() else tensor._version
     if not tensor.is_cpu or tensor.numel() == 0 or why_no_bytes(tensor) is not None:
@@ -61,18 +66,18 @@ def state_of(tensor: torch.Tensor) -> State:
 
 
 def is_written(tensor: torch.Tensor, before: State) -> bool:
-    """Whether ``tensor`` was written since it had the state ``before``."""
+    """Whether ``tensor`` was written since ``state_of`` returned ``before``, as far as a ``State`` can tell."""
     version, shape, place, size, first, last = before
     if (version is not None and tensor._version != version) or tensor.shape != shape:
         return True
-    if not size or tensor.data_ptr() != place:  # memory that moved may hold the same elements
+    if not size or tensor.data_ptr() != place:  # the elements may have moved without a change
         return state_of(tensor)[4:] != before[4:]
     ends = len(first)
     return _string_at(place, ends) != first or _string_at(place + size - ends, ends) != last
 
 
 def memory_of(tensor: torch.Tensor) -> Iterator[memoryview]:
-    """The elements of ``tensor`` in C order: its own memory if that is contiguous, otherwise copies of pieces of it."""
+    """The bytes of ``tensor`` in C order: one view of its memory if that is contiguous, otherwise copied pieces."""
     tensor = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
     plain = tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
     rows = max(1, len(tensor) if plain else _PIECE * len(tensor) // max(1, tensor.nbytes))
