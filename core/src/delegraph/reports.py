@@ -1,6 +1,6 @@
-"""For code that reads the result of a lowering: its report, row by row, and the forms in which reports are written.
+"""For code that reads the report of a lowering row by row, or writes reports in a format of its own.
 
-A distribution declares a form of its own by ``delegraph.plugin.ReportSpec``, whose target is a ``ReportFormat``.
+A distribution declares a format by ``delegraph.plugin.ReportSpec``, whose target is a ``ReportFormat``.
 """
 
 from __future__ import annotations

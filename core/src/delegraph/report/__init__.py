@@ -1,1 +1,1 @@
-"""The report of a lowering: its facts, and how they become text and JSON. Other forms are written by plugins."""
+"""The report of a lowering: its rows and facts, written as text and JSON. Plugins write other formats."""

@@ -1,4 +1,4 @@
-"""Builds the rows of a report. That happens when the report is read, so that a lowering does not wait for it."""
+"""Builds the rows of a report. This is done when the report is first read, which saves time in each lowering."""
 
 from __future__ import annotations
 
@@ -17,33 +17,36 @@ from .rows import DelegateRow, LineFigures, ReportOrigin, Rows
 
 
 def build_rows(origin: ReportOrigin, nodes: Mapping[str, Iterable[Node]], backends: Mapping[str, str]) -> Rows:
-    """The rows for the programs and delegates in ``origin``.
+    """Build the rows for the programs and delegates in ``origin``.
 
-    ``nodes``: all nodes of each method, subgraphs included. ``backends``: identifier of a backend -> its name.
+    ``nodes``: method -> all nodes of its program, subgraphs included. ``backends``: backend id -> name.
     """
     targets: dict[str, set[str]] = {}
     for d in origin.delegates:
         targets.setdefault(d.backend_id, set()).add(d.facts.get("target", ""))
-    several = {backend_id for backend_id, listed in targets.items() if len(listed) > 1}
+    with_several_targets = {backend_id for backend_id, names in targets.items() if len(names) > 1}
     rows = Rows(
         [
-            _delegate_row(d, backends[d.backend_id], origin.notation(d.method), d.backend_id in several)
+            _delegate_row(d, backends[d.backend_id], origin.notation(d.method), d.backend_id in with_several_targets)
             for d in origin.delegates
         ]
     )
     for method in origin.programs:
         left = left_operators(nodes[method])
-        rows.host[method] = dict(Counter(one.operator for one in left))
+        rows.host[method] = dict(Counter(entry.operator for entry in left))
         by_line = figures_by_line(d for d in origin.delegates if d.method == method)
         rows.figures += [LineFigures(method, sources, figures) for sources, figures in by_line.items()]
         rows.causes += find_causes(method, left, origin, origin.notation(method))
-        mine = [row for row in origin.given_back if row.method == method]
-        rows.given_back += [replace(row, reason=origin.notation(method).text(row.reason)) for row in mine]
+        given_back = [row for row in origin.given_back if row.method == method]
+        rows.given_back += [replace(row, reason=origin.notation(method).text(row.reason)) for row in given_back]
     return rows
 
 
 def _delegate_row(info: DelegateInfo, backend: str, notation: Notation, several_targets: bool) -> DelegateRow:
-    """The row of one delegate; ``several_targets``: delegates of its backend were compiled for different targets."""
+    """The row of one delegate.
+
+    ``several_targets``: the backend compiled delegates for different targets; only then ``facts`` keeps "target".
+    """
     module, facts = info.module, info.facts
     return DelegateRow(
         method=info.method,

@@ -1,6 +1,6 @@
-"""Groups refusals by cause: where each cause begins, what only passes it on, and how many operators it costs.
+"""Groups refusals by cause: the reason that came first, and the refusals that follow from it.
 
-An operand that TOSA has no dtype for, for example, keeps every operator behind it on the host: one cause, many
+An operand whose dtype TOSA lacks, for example, keeps all operators that depend on it on the host: one cause, many
 refusals.
 """
 
@@ -14,22 +14,22 @@ from torch.fx import Node
 from ..exported.call_names import operator_name, unpacked
 from ..partitioner.contract import Reason
 from ..source import source_of
-from .collect import Left, Refused, in_full, refused
+from .collect import LeftOperator, RefusedOperator, find_refusal, full_reason
 from .notation import Notation
 from .rows import Cause, Reasons, RefusalRow, ReportOrigin
 
 ASKED = 5
-"""For so many causes of a method the backend is asked again what it would take without them.
+"""The most causes of a method and backend for which the report computes what the backend would take without the cause.
 
-That partitions each time.
+Each of these computations partitions the method again.
 """
 
 
 class _Root(NamedTuple):
-    """Where a cause begins.
+    """The first refusal of a cause.
 
-    ``key`` is what all refusals of the cause have in common. ``reason`` is the one at the beginning. ``behind`` is the
-    operator that the cause follows from, if that is refused for another cause; else "".
+    ``key`` identifies the cause: refusals with equal keys have the same cause. ``reason`` is the reason of the first
+    refusal. ``behind``: the operator that computes its operand, if that one is refused for another cause; else "".
     """
 
     key: tuple[str, ...]
@@ -38,109 +38,111 @@ class _Root(NamedTuple):
 
 
 class _Member(NamedTuple):
-    """An operator that is left to the host, its refusal, and where the cause of that begins."""
+    """An operator that is left to the host, its refusal by one backend, and the root of the refusal's cause."""
 
-    left: Left
-    refused: Refused
+    left: LeftOperator
+    refusal: RefusedOperator
     root: _Root
 
 
-def find_causes(method: str, left: Sequence[Left], origin: ReportOrigin, notation: Notation) -> list[Cause]:
-    """The causes for which the operators ``left`` are left to the host, of each backend that was asked.
+def find_causes(method: str, left: Sequence[LeftOperator], origin: ReportOrigin, notation: Notation) -> list[Cause]:
+    """The causes that keep the operators ``left`` on the host, for one backend after the other.
 
-    Those that cost most come first, and a cause comes before the causes that follow from it.
+    Of each backend, causes that follow from no other cause come first; among them, those with most operators.
     """
-    found: list[Cause] = []
+    causes: list[Cause] = []
     for backend in origin.backends:
         roots = _Roots(backend, origin.reasons.get(method, {}))
         groups: dict[tuple[str, ...], list[_Member]] = {}
-        for one in left:
-            member = roots.member(one)
+        for operator in left:
+            member = roots.member(operator)
             groups.setdefault(member.root.key, []).append(member)
         ordered = sorted(groups.values(), key=lambda group: (bool(group[0].root.behind), -len(group)))
         for k, group in enumerate(ordered):
             frees = _count_freed(method, backend, group[0].root.reason, left, origin) if k < ASKED else None
-            found.append(_cause(method, backend, group, frees, notation))
-    return found
+            causes.append(_cause(method, backend, group, frees, notation))
+    return causes
 
 
 class _Roots:
-    """Finds where the reasons of one backend begin. Each reason is followed only once."""
+    """Finds the root of each reason of one backend. Roots are cached, so each reason is followed only once."""
 
     def __init__(self, backend: str, reasons: Reasons) -> None:
         self.backend, self.reasons = backend, reasons
         self._known: dict[int, _Root] = {}
 
-    def member(self, left: Left) -> _Member:
-        """The operator ``left`` together with the root of its reason, by which operators become one cause."""
-        found = refused(left.node, self.backend, self.reasons)
-        if isinstance(found.reason, Reason) and found.reason.cause:
-            return _Member(left, found, self._root(found.reason))
-        return _Member(left, found, _Root((found.operator, in_full(found)), in_full(found), ""))
+    def member(self, left: LeftOperator) -> _Member:
+        """The operator ``left`` with its refusal and the root of that; members with equal root keys form one cause."""
+        refusal = find_refusal(left.node, self.backend, self.reasons)
+        if isinstance(refusal.reason, Reason) and refusal.reason.cause:
+            return _Member(left, refusal, self._root(refusal.reason))
+        return _Member(left, refusal, _Root((refusal.operator, full_reason(refusal)), full_reason(refusal), ""))
 
     def _root(self, reason: Reason) -> _Root:
-        """Go from the reason to that of its operand, and on, as long as these have the same cause.
-
-        The last one is the root.
-        """
+        """Follow ``reason`` from operand to operand while their reasons have the same cause; the last is the root."""
         path: dict[int, Reason] = {}
         while id(reason) not in self._known:
             path[id(reason)] = reason
-            before = self._reason_against_operand(reason)
-            if not isinstance(before, Reason) or before.cause != reason.cause or id(before) in path:
-                # Calls that blame themselves or each other begin the cause; they follow from nothing.
-                self._known[id(reason)] = _root_of(reason, None if id(before) in path else before)
+            earlier = self._reason_against_operand(reason)
+            if not isinstance(earlier, Reason) or earlier.cause != reason.cause or id(earlier) in path:
+                # If the path leads back into itself, the cause follows from no other one.
+                self._known[id(reason)] = _root_of(reason, None if id(earlier) in path else earlier)
             else:
-                reason = before
+                reason = earlier
         root = self._known[id(reason)]
         self._known.update(dict.fromkeys(path, root))
         return root
 
     def _reason_against_operand(self, reason: Reason) -> str | None:
-        """Why the operand that ``reason`` is about was refused; None if it was not, or if the reason is about none."""
+        """The reason for which the backend refused the operand ``reason.of``.
+
+        None if ``reason`` names no operand, or if the operand was not refused.
+        """
         if reason.of is None:
             return None
         producer = unpacked(reason.of) or reason.of
         return self.reasons.get((self.backend, producer.meta.get("debug_handle", 0), operator_name(producer)))
 
 
-def _root_of(reason: Reason, before: str | None) -> _Root:
-    """The root of a reason that was not passed on by an operand. ``before``: why its operand is refused, if it is."""
+def _root_of(reason: Reason, operand_reason: str | None) -> _Root:
+    """The root with the first reason of a cause.
+
+    ``operand_reason``: the reason, of another cause, for which the operand ``reason.of`` is refused; None if it is not.
+    """
     if reason.of is None:
         return _Root((reason.cause,), reason, "")
     producer = unpacked(reason.of) or reason.of
-    place = operator_name(producer) if producer.op == "call_function" else producer.name
-    return _Root((reason.cause, place), reason, place if before is not None else "")
+    name = operator_name(producer) if producer.op == "call_function" else producer.name
+    return _Root((reason.cause, name), reason, name if operand_reason is not None else "")
 
 
 def _cause(method: str, backend: str, group: Sequence[_Member], frees: int | None, notation: Notation) -> Cause:
-    """The cause that the refusals in ``group`` share. They have one root, so the first one's text is that of all.
+    """The row of the cause that all members of ``group`` share.
 
-    ``frees``: how many operators the backend would take if this cause were gone; None if that is not known.
+    ``frees``: how many operators the backend would take without this cause; None if not known.
     """
-    root = group[0].root
+    root = group[0].root  # all members have equal root keys
     hint = root.reason.hint if isinstance(root.reason, Reason) else ""
     handles = tuple(member.left.node.meta.get("debug_handle", 0) for member in group)
-    said, rows = notation.text(root.reason), _rows(method, backend, group, notation)
-    return Cause(method, backend, said, notation.text(hint), root.behind, rows, frees, handles)
+    text, rows = notation.text(root.reason), _rows(method, backend, group, notation)
+    return Cause(method, backend, text, notation.text(hint), root.behind, rows, frees, handles)
 
 
-def _count_freed(method: str, backend: str, reason: str, left: Sequence[Left], origin: ReportOrigin) -> int | None:
-    """How many of the operators ``left`` the backend would take if ``reason`` did not hold.
-
-    None if that is not known.
-    """
+def _count_freed(
+    method: str, backend: str, reason: str, left: Sequence[LeftOperator], origin: ReportOrigin
+) -> int | None:
+    """How many of the operators ``left`` the backend would take if ``reason`` did not hold; None if not known."""
     if origin.what_if is None or not isinstance(reason, Reason) or reason.unless is None:
         return None
-    still = origin.what_if(method, backend, reason)
-    return None if still is None else sum(one.node.meta.get("debug_handle", 0) not in still for one in left)
+    refused = origin.what_if(method, backend, reason)
+    return None if refused is None else sum(entry.node.meta.get("debug_handle", 0) not in refused for entry in left)
 
 
 def _rows(method: str, backend: str, group: Sequence[_Member], notation: Notation) -> tuple[RefusalRow, ...]:
-    """One row for each operator and reason among the members, in the order of the program."""
+    """One row for each pair of operator and reason among the members, in the order of the program."""
     rows: dict[tuple[str, str], list[Node]] = {}
-    for left, found, _ in group:
-        rows.setdefault((left.operator, in_full(found)), []).append(left.node)
+    for left, refusal, _ in group:
+        rows.setdefault((left.operator, full_reason(refusal)), []).append(left.node)
     return tuple(
         RefusalRow(method, op, backend, notation.text(why), len(nodes), next(filter(None, map(source_of, nodes)), None))
         for (op, why), nodes in rows.items()

@@ -1,4 +1,4 @@
-"""Facts about the calls of a lowered graph: their operators, which of them the host computes, and why it has to."""
+"""Facts about the calls of a lowered graph: which of them the host computes, and why no backend took them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 def host_calls(nodes: Iterable[Node]) -> list[Node]:
-    """The calls that the host makes, without delegates, what unpacks these, and casts at their borders."""
+    """The calls among ``nodes`` that compute on the host.
+
+    Calls of delegates, the unpacking of their results and casts at their borders are left out.
+    """
     moved: set[Node] = set()
     computed: list[Node] = []
     for node in (n for n in nodes if n.op == "call_function"):
@@ -30,31 +33,31 @@ def host_calls(nodes: Iterable[Node]) -> list[Node]:
     return computed
 
 
-class Left(NamedTuple):
-    """An operator that is left to the host: its name, and the first of the calls that it has become there."""
+class LeftOperator(NamedTuple):
+    """An operator that is left to the host: its name, and the first of the calls to which the host decomposes it."""
 
     operator: str
     node: Node
 
 
-def left_operators(nodes: Iterable[Node]) -> list[Left]:
-    """The operators that are left to the host.
+def left_operators(nodes: Iterable[Node]) -> list[LeftOperator]:
+    """The operators among ``nodes`` that are left to the host.
 
-    One that the host decomposes counts as one operator, because backends were asked about it as a whole. Calls that
-    only check something (`find_checks`) do not count, because no backend is supposed to have them.
+    An operator that the host decomposes is listed once, because backends were asked about it as a whole. Calls that
+    only check something (``find_checks``) are left out, because no backend is expected to have them.
     """
-    found: dict[Any, Left] = {}
+    operators: dict[Any, LeftOperator] = {}
     calls = host_calls(nodes)
     checks = {check for graph in {n.graph for n in calls} for check in find_checks(graph)}
     for node in calls:
         if is_operator(node) and node not in checks:
             whole = node.meta.get(LEFT)
-            found.setdefault(whole or node, Left(whole[-1] if whole else operator_name(node), node))
-    return list(found.values())
+            operators.setdefault(whole or node, LeftOperator(whole[-1] if whole else operator_name(node), node))
+    return list(operators.values())
 
 
 def add_up(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Amounts by name, of several."""
+    """The sum of several mappings from names to amounts, name by name."""
     total: dict[str, float] = {}
     for amounts in figures:
         for name, amount in amounts.items():
@@ -63,19 +66,19 @@ def add_up(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def figures_by_line(delegates: Iterable[DelegateInfo]) -> dict[tuple[Source, ...], dict[str, float]]:
-    """Lines of the user's program -> the amounts that backends expect for what stands there, the largest first.
+    """Lines of the user's program -> amounts by name, such as cycles, that backends expect for them, largest first.
 
-    The debug handles of an identifier lead to its operators. One that stands for several lines, such as a fusion, is
-    counted for all of them together and for none alone: nobody knows its shares.
+    A key usually has one line. The operators of an identifier may come from several lines, as in a fusion. Such an
+    identifier is counted under the tuple of all its lines, because the share of each line is not known.
     """
-    found: dict[tuple[Source, ...], list[Mapping[str, float]]] = {}
+    amounts_of: dict[tuple[Source, ...], list[Mapping[str, float]]] = {}
     for info in delegates:
         lines = {n.meta.get("debug_handle", 0): source for n in info.nodes if (source := source_of(n)) is not None}
         handles = info.debug_handle_map
         for identifier, amounts in info.figures.items():
             sources = dict.fromkeys(lines[handle] for handle in handles.get(identifier, ()) if handle in lines)
-            found.setdefault(tuple(sources), []).append(amounts)
-    total = {sources: add_up(amounts) for sources, amounts in found.items()}
+            amounts_of.setdefault(tuple(sources), []).append(amounts)
+    total = {sources: add_up(amounts) for sources, amounts in amounts_of.items()}
     return dict(sorted(total.items(), key=lambda item: -next(iter(item[1].values()), 0)))
 
 
@@ -84,33 +87,37 @@ NOT_TAGGED = "not tagged by its partitioner"
 
 
 def reasons_of(backend: str, refusals: Iterable[Refusal]) -> Reasons:
-    """The reasons in the refusals of one backend's partitioner."""
+    """The refusals of one backend's partitioner as a table of reasons."""
     return {(backend, r.node.meta.get("debug_handle", 0), operator_name(r.node)): r.reason for r in refusals}
 
 
-class Refused(NamedTuple):
-    """An operator that a backend did not take, why, and the operator that it is a part of ("" if it is whole)."""
+class RefusedOperator(NamedTuple):
+    """An operator that a backend refused, the reason, and the operator that was decomposed to it ("" if none was)."""
 
     operator: str
     reason: str
     part_of: str
 
 
-def refused(node: Node, backend: str, reasons: Reasons) -> Refused:
-    """What ``backend`` refused here: ``node``, a call of the host, or an operator of which ``node`` is a part."""
-    around: tuple[str, ...] = node.meta.get("decomposed_from", ())
-    for depth, op in enumerate((operator_name(node), *reversed(around))):
-        why = reasons.get((backend, node.meta.get("debug_handle", 0), op))
-        if why is not None:
-            return Refused(op, why, around[0] if around[: len(around) - depth] else "")
-    return Refused(around[0] if around else operator_name(node), NOT_TAGGED, "")
+def find_refusal(node: Node, backend: str, reasons: Reasons) -> RefusedOperator:
+    """Why ``backend`` did not take ``node``, a call of the host.
+
+    The backend refused the node's operator, or one of the operators that were decomposed to it; the innermost one that
+    ``reasons`` has is returned. If there is none, the reason is NOT_TAGGED.
+    """
+    outer: tuple[str, ...] = node.meta.get("decomposed_from", ())
+    for depth, op in enumerate((operator_name(node), *reversed(outer))):
+        reason = reasons.get((backend, node.meta.get("debug_handle", 0), op))
+        if reason is not None:
+            return RefusedOperator(op, reason, outer[0] if outer[: len(outer) - depth] else "")
+    return RefusedOperator(outer[0] if outer else operator_name(node), NOT_TAGGED, "")
 
 
 def refused_by(node: Node, reasons: Reasons, backends: Sequence[str]) -> list[tuple[str, str]]:
-    """(Backend, reason) for each backend that was asked about ``node``, a call of the host."""
-    return [(backend, in_full(refused(node, backend, reasons))) for backend in backends]
+    """(backend, reason) for each of ``backends``: why it did not take ``node``, a call of the host."""
+    return [(backend, full_reason(find_refusal(node, backend, reasons))) for backend in backends]
 
 
-def in_full(found: Refused) -> str:
-    """The reason, with the operator that it is a part of."""
-    return f"{found.reason} (part of {found.part_of})" if found.part_of else found.reason
+def full_reason(refusal: RefusedOperator) -> str:
+    """The reason, followed by the operator that was decomposed to the refused one, if there is one."""
+    return f"{refusal.reason} (part of {refusal.part_of})" if refusal.part_of else refusal.reason

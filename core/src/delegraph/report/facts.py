@@ -1,6 +1,6 @@
-"""A fact of a report: its name, its type, and how it reads. Text, JSON, docs/schema.json and the page follow from it.
+"""Facts of a report: name, type and text form. Text, JSON, docs/schema.json and the page are generated from them.
 
-Each kind of row has the list of its facts, ``FACTS``, in rows.py; that of the whole report is in model.py.
+Each kind of row lists its facts in ``FACTS`` (rows.py), and so does the whole report (model.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True)
 class Kind:
-    """A type of facts. ``plain`` makes a JSON value of a fact, and ``schema`` is the JSON schema of that."""
+    """A type of facts. ``plain`` converts a fact to a JSON value; ``schema`` is the JSON schema of that value."""
 
     schema: Mapping[str, Any]
     plain: Callable[[Any], Any] = lambda value: value
@@ -20,12 +20,15 @@ class Kind:
 
 @dataclass(frozen=True)
 class Fact:
-    """One fact of a row or of a report: its attribute ``name``, unless ``value`` computes it.
+    """One fact of a row or of a report, and how text and pages show it.
 
-    ``label`` is its heading on the page, and stands before ``entries`` in text. ``short`` writes the value in a few
-    words, for the row's line or table cell. ``entries`` writes it as several texts, for a line of its own, or a list on
-    the page; with both, a cell shows the entries, folded behind ``short`` if they are many. A fact with neither is only
-    in JSON, or in a sentence that the row writes. ``first``: it is read before the others, wherever it stands in JSON.
+    ``name`` is the key in JSON. The value is ``value(row)``, or the row's attribute ``name`` if ``value`` is None.
+    ``label`` is the heading on the page; in text it precedes the entries.
+    ``short`` writes the value in a few words, for the row's line or table cell.
+    ``entries`` writes the value as several texts, for a line of its own in text or a list on the page. If a fact has
+    ``short`` too, a cell shows the list, folded behind the short form if it is long.
+    A fact without ``short`` and ``entries`` is in JSON only, unless the row writes it in a sentence.
+    ``first``: text and pages show the fact before the others, whatever its position in JSON.
     """
 
     name: str
@@ -37,54 +40,60 @@ class Fact:
     value: Callable[[Any], Any] | None = None
 
     def of(self, row: Any) -> Any:
-        """The fact of ``row``."""
+        """The value of this fact for ``row``."""
         return getattr(row, self.name) if self.value is None else self.value(row)
 
 
 class Told:
-    """Something that is told by its facts. The order of ``FACTS`` is that of JSON, where nothing may move."""
+    """Base of rows and reports: writes the facts in ``FACTS`` as text and JSON.
+
+    The order of ``FACTS`` is the order of keys in JSON, which must not change.
+    """
 
     FACTS: ClassVar[Sequence[Fact]]
 
     @classmethod
     def readable(cls) -> list[Fact]:
-        """The facts that text and pages show by themselves, in reading order."""
+        """The facts that have ``short`` or ``entries``, in the order in which text and pages show them."""
         return sorted((fact for fact in cls.FACTS if fact.short or fact.entries), key=lambda fact: not fact.first)
 
     def in_short(self) -> str:
-        """The facts in one line."""
+        """The short forms of the facts, in one line."""
         return ", ".join(filter(None, (fact.short(fact.of(self)) for fact in self.readable() if fact.short)))
 
     def details(self) -> Iterator[str]:
-        """A line for each fact with entries. If there are none, a fact that ``in_short`` counts says "none"."""
+        """A line ``label: entries`` for each fact with ``entries``.
+
+        Without entries the line says "none" if the fact has a short form, too; otherwise it is left out.
+        """
         for fact in self.readable():
             entries = fact.entries(fact.of(self)) if fact.entries else ()
             if entries or (fact.entries and fact.short):
                 yield f"{fact.label}: {', '.join(entries) or 'none'}"
 
     def to_json(self) -> dict[str, Any]:
-        """As a dictionary of plain values; the form is stable within the ``schema`` of a report."""
+        """All facts by name, as plain JSON values. The keys are stable within one ``schema`` of a report."""
         return {fact.name: fact.kind.plain(fact.of(self)) for fact in self.FACTS}
 
 
 def optional(kind: Kind) -> Kind:
-    """A kind whose values may be None, null in JSON."""
+    """The kind of values that are None (null in JSON) or of ``kind``."""
     return Kind({"anyOf": [kind.schema, {"type": "null"}]}, lambda value: None if value is None else kind.plain(value))
 
 
 def array_of(kind: Kind) -> Kind:
-    """A list of values of a kind."""
+    """The kind of lists whose elements are of ``kind``."""
     return Kind({"type": "array", "items": kind.schema}, lambda values: [kind.plain(v) for v in values])
 
 
 def by_name(kind: Kind) -> Kind:
-    """A mapping from names to values of a kind."""
+    """The kind of mappings from names to values of ``kind``."""
     schema = {"type": "object", "additionalProperties": kind.schema}
     return Kind(schema, lambda values: {str(name): kind.plain(v) for name, v in values.items()})
 
 
 def row_as(definition: str, plain: Callable[[Any], Any] = lambda row: row.to_json()) -> Kind:
-    """A row. ``definition`` is the name of its form in docs/schema.json."""
+    """The kind of rows. ``plain`` converts a row to a JSON object; ``definition`` is its schema in docs/schema.json."""
     return Kind({"$ref": f"#/$defs/{definition}"}, plain)
 
 
@@ -97,22 +106,22 @@ SECONDS = by_name(Kind({"type": "number", "minimum": 0}, lambda seconds: round(s
 
 
 def most_frequent(operators: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Operators with their counts, the most frequent first."""
+    """(operator, count) pairs, the most frequent operator first; equal counts are sorted by name."""
     return sorted(operators.items(), key=lambda item: (-item[1], item[0]))
 
 
 def list_counts(operators: Mapping[str, int]) -> list[str]:
-    """``2 x aten.add.Tensor`` and so on, the most frequent operator first."""
+    """A text such as ``2 x aten.add.Tensor`` for each operator, the most frequent first."""
     return [f"{n} x {op}" for op, n in most_frequent(operators)]
 
 
 def pluralize(count: int, noun: str) -> str:
-    """``1 operator``, ``2 operators``."""
+    """``1 operator`` or ``2 operators``, for a count and a noun in the singular."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def format_size(count: int) -> str:
-    """A number of bytes, in the largest unit of which there is at least one."""
+    """A number of bytes as text, in the largest of byte, kB, MB and GB that does not exceed it: ``6.0 kB``."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.1f} {unit}"
@@ -120,17 +129,17 @@ def format_size(count: int) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """A time: in seconds from one second on, else in milliseconds."""
+    """A time as text: ``1.20 s``, or milliseconds if it is below one second: ``12.0 ms``."""
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
 
 
 def list_amounts(amounts: Mapping[str, float]) -> list[str]:
-    """``cycles 1,200``; what is no integer has four digits."""
+    """A text such as ``cycles 1,200`` for each amount; floats are rounded to four significant digits."""
     return [
         f"{name} {amount:,}" if isinstance(amount, int) else f"{name} {amount:.4g}" for name, amount in amounts.items()
     ]
 
 
 def list_seconds(seconds: Mapping[str, float]) -> list[str]:
-    """``export 1.20 s`` and so on, in the order of the phases."""
+    """A text such as ``export 1.20 s`` for each phase."""
     return [f"{phase} {format_seconds(s)}" for phase, s in seconds.items()]

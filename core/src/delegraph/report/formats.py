@@ -1,4 +1,4 @@
-"""The forms of a report: one class for each suffix. Two are here, others come with plugins."""
+"""The formats of reports: one class for each suffix. The core has text and JSON; plugins have others."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
 
 class LoweringResult(Protocol):
-    """What became of one model. A report, whatever its form, tells a part of it.
+    """The result of lowering one model, from which a ``ReportFormat`` writes a file.
 
-    ``model`` is named as the user named it. ``report`` is None if lowering failed; then ``error`` says why. The
-    report's ``origin`` has the programs until it is released. ``verifications`` are by method. ``gates`` are other
-    demands on the result, by name; None means that one is met. ``output`` is where the program was saved, ``seconds``
-    how long all took. ``verbose``: the user wants details.
+    ``model``: the model as the user named it. ``report``: None if lowering failed; ``error`` then says why. Until
+    ``report.release()``, ``report.origin`` has the programs. ``verifications``: method -> comparison with eager; empty
+    if there was none. ``gates``: name of a check that the user asked for -> its error, or None if the check passed.
+    ``output``: where the program was saved; None if it was not. ``seconds``: duration of the whole work. ``verbose``:
+    the user wants details.
     """
 
     @property
@@ -45,9 +46,9 @@ class LoweringResult(Protocol):
 
 
 class ReportFormat:
-    """One kind of file that a report is written to; a ``ReportSpec`` declares its suffix.
+    """Base of file formats for reports; a ``ReportSpec`` declares the suffix.
 
-    A subclass implements ``render``, or ``write`` if it makes several files. With ``tells_failures = True`` it is also
+    A subclass implements ``render``, or ``write`` if it writes several files. Only with ``tells_failures = True`` is it
     called when lowering failed and ``result.report`` is None.
     """
 
@@ -55,19 +56,22 @@ class ReportFormat:
 
     @staticmethod
     def render(result: LoweringResult) -> str | bytes:
-        """The content of the file."""
+        """The content of the file for ``result``."""
         raise NotImplementedError
 
     @classmethod
     def write(cls, result: LoweringResult, path: Path) -> Sequence[Path]:
-        """Write the file at ``path``, or several beside it, each whole or not at all; returns what was written."""
+        """Write the file ``path``, and others beside it if the format has any; returns the paths of all.
+
+        Each file is written completely or not at all. Raises WriteError.
+        """
         content = cls.render(result)
         write_whole(path, content.encode() if isinstance(content, str) else content)
         return [path]
 
 
 class TextReport(ReportFormat):
-    """``.txt``: as ``delegraph lower`` prints it."""
+    """``.txt``: the text that ``delegraph lower`` prints."""
 
     @staticmethod
     def render(result: LoweringResult) -> str:
@@ -77,7 +81,7 @@ class TextReport(ReportFormat):
 
 
 class JsonReport(ReportFormat):
-    """``.json``: ``Report.to_json()`` with the figures against eager."""
+    """``.json``: ``Report.to_json()``, and the comparison with eager under the key "verification"."""
 
     @staticmethod
     def render(result: LoweringResult) -> str:
@@ -86,21 +90,21 @@ class JsonReport(ReportFormat):
         return json.dumps(_without_infinities(content), indent=2, default=str, allow_nan=False) + "\n"
 
 
-def verification_lines(found: Mapping[str, Verification]) -> list[str]:
-    """The figures of verifications as lines; with several methods, each with its name."""
-    several = len(found) > 1
-    return [f"method {printable(m)}, {v}" if several else str(v) for m, v in found.items()]
+def verification_lines(verifications: Mapping[str, Verification]) -> list[str]:
+    """A text for the verification of each method; it begins with the method's name if there are several."""
+    several = len(verifications) > 1
+    return [f"method {printable(m)}, {v}" if several else str(v) for m, v in verifications.items()]
 
 
-def verification_content(found: Mapping[str, Verification]) -> dict[str, Any] | None:
-    """The figures of verifications for JSON: those of the only method, or by method."""
-    if len(found) > 1:
-        return {m: v.to_json() for m, v in found.items()}
-    return next((v.to_json() for v in found.values()), None)
+def verification_content(verifications: Mapping[str, Verification]) -> dict[str, Any] | None:
+    """The JSON object of the only verification, or method -> object if there are several; None if there are none."""
+    if len(verifications) > 1:
+        return {m: v.to_json() for m, v in verifications.items()}
+    return next((v.to_json() for v in verifications.values()), None)
 
 
 def _without_infinities(value: Any) -> Any:
-    """``value`` with null in place of infinity and NaN, which JSON lacks."""
+    """``value``, at any depth, with None in place of infinity and NaN, which JSON cannot represent."""
     if isinstance(value, dict):
         return {k: _without_infinities(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""``Report``: what went where in a lowering, and a readable reason for every operator that stayed behind."""
+"""``Report``: which backend got which operators, and a readable reason for every operator that the host computes."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ if TYPE_CHECKING:
 
 SCHEMA = "delegraph.report/1"
 _LONGEST_CELL = 20_000
-"""The most characters of a report that a notebook's cell shows."""
+"""The most characters of a report that a notebook shows."""
 _MOST_LINES = 10
-"""For how many lines of the program the text shows figures, unless it is verbose."""
+"""The most lines of the user's program for which the text shows figures, unless it is verbose."""
 
 
 def _refusals_by_cause(report: Report) -> list[dict[str, Any]]:
-    """The refusals for JSON, each with the position of its cause."""
+    """The refusals for JSON; "cause" is the index of a refusal's cause in ``report.causes``."""
     return [{**row.to_json(), "cause": k} for k, cause in enumerate(report.causes) for row in cause.refusals]
 
 
 class Report(Told):
-    """What one lowering did: ``print`` it, take ``to_json()``, or ``save`` it.
+    """What one lowering did. ``print`` it, convert it by ``to_json()``, or write it to a file by ``save``.
 
-    ``rows`` are made when the report is first read. Until ``release``, it keeps the programs alive, for pictures.
+    ``rows`` are built when they are first read. Until ``release``, the report keeps the programs alive, from which
+    rows and pictures are made. ``notes``: sentences about the lowering. ``seconds``: phase -> duration.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Report(Told):
 
     @property
     def rows(self) -> Rows:
-        """All rows, made by the first call."""
+        """All rows; the first access builds them. Threads may read them at the same time."""
         with self._lock:
             if not isinstance(self._source, Rows):
                 self._source = self._source()
@@ -61,32 +62,32 @@ class Report(Told):
 
     @property
     def host(self) -> dict[str, dict[str, int]]:
-        """Method -> operator -> how many of it were left to the host."""
+        """Method -> operator -> how many calls of it were left to the host."""
         return self.rows.host
 
     @property
     def methods(self) -> dict[str, MethodRow]:
-        """A row for each method, by name."""
+        """Name of a method -> its row."""
         return {m: MethodRow(m, [r for r in self.delegates if r.method == m], left) for m, left in self.host.items()}
 
     @property
     def causes(self) -> list[Cause]:
-        """Why operators were left to the host: for each method and backend, the causes that cost most come first."""
+        """The causes that keep operators on the host, ordered as by ``find_causes`` for each method."""
         return self.rows.causes
 
     @property
     def refusals(self) -> list[RefusalRow]:
-        """The refusals of all causes, by operator and reason."""
+        """The refusals of all causes, one row for each operator and reason of a cause."""
         return [row for cause in self.causes for row in cause.refusals]
 
     @property
     def given_back(self) -> list[GivenBack]:
-        """Partitions that a backend took and its compiler refused."""
+        """Partitions that a backend's partitioner took and its compiler then refused."""
         return self.rows.given_back
 
     @property
     def figures(self) -> list[LineFigures]:
-        """What backends expect to spend, such as cycles, by line of the user's program, the most expensive first."""
+        """Amounts that backends expect, such as cycles, for lines of the user's program; largest first in a method."""
         return self.rows.figures
 
     def expect_full(self) -> None:
@@ -106,8 +107,8 @@ class Report(Told):
         return self.delegated_operators / total if total else 1.0
 
     def release(self) -> None:
-        """Make the rows, and let the programs go."""
-        if self.rows:
+        """Build the rows, and drop the reference to the programs, so that their memory can be freed."""
+        if self.rows:  # reading them builds them
             self.origin = ReportOrigin()
 
     def __eq__(self, other: object) -> bool:
@@ -123,9 +124,9 @@ class Report(Told):
 
     @property
     def host_operators(self) -> int:
-        """How many operators were left to the host, over all methods.
+        """How many operators were left to the host, in all methods together.
 
-        One that the host decomposes counts once. Unpacking, computing with sizes, and moving values to and from
+        An operator that the host decomposes counts once. Unpacking, arithmetic on sizes, and moving values to and from
         delegates do not count.
         """
         return sum(sum(counts.values()) for counts in self.host.values())
@@ -135,24 +136,27 @@ class Report(Told):
         return sum(row.operator_count for row in self.delegates)
 
     def save(self, path: str | os.PathLike[str], verifications: Mapping[str, Verification] | None = None) -> None:
-        """Write the report in the form that the suffix chooses: ``.txt``, ``.json``, or one that a plugin declares.
+        """Write the report in the format that the path's suffix chooses: ``.txt``, ``.json``, or one of a plugin.
 
-        ``verifications`` has what ``verify`` returned, by method; that is written, too. Raises FormatNotFound, with
-        what to install, for a suffix that nobody declares.
+        ``verifications``: method -> result of ``verify``, to be written with the report. Raises FormatNotFound if no
+        plugin declares the suffix (the hint names what to install), WriteError if the file cannot be written.
         """
         from .saving import SavedReport, write_report
 
         write_report(SavedReport(self, dict(verifications or {})), path)
 
     def to_html(self, verifications: Mapping[str, Verification] | None = None) -> str:
-        """The report as one page with pictures, as ``save("report.html")`` writes it (``delegraph-analysis``)."""
+        """The report as an HTML page with pictures, as ``save("report.html")`` writes it. Needs ``delegraph-analysis``.
+
+        Raises PluginUnavailable, with the pip command as hint, if that is not installed.
+        """
         page: str = provided("delegraph_analysis:render_page", "the report as a page")(self, verifications)
         return page
 
     def to_text(self, verbose: bool = False) -> str:
-        """The report as ``print`` shows it. ``verbose`` adds operators, border and time of each delegate.
+        """The report as ``print`` shows it. ``verbose`` adds operators, inputs, outputs and time of each delegate.
 
-        Characters that do not print, such as those that move a terminal's cursor, are shown by their escapes.
+        Characters that do not print, such as those that move a terminal's cursor, are replaced by escapes.
         """
         return printable("\n".join(self._lines(verbose)), kept="\n")
 
@@ -163,8 +167,8 @@ class Report(Told):
         return f"<Report: {self.summary()}>"
 
     def _repr_html_(self) -> str:
-        """The text, cut to a length that suits a notebook's cell; ``save("report.html")`` has pictures."""
-        import html  # with a table of all entities, which only notebooks need
+        """What notebooks show: the text, cut after ``_LONGEST_CELL`` characters."""
+        import html  # imported late: its table of all entities is needed in notebooks only
 
         return f"<pre>{html.escape(self.to_text()[:_LONGEST_CELL])}</pre>"
 
@@ -176,7 +180,7 @@ class Report(Told):
         return f"{share}, in {count}; {self.host_operators} on the host"
 
     def _lines(self, verbose: bool) -> Iterator[str]:
-        """The lines of the text."""
+        """The lines of ``to_text``."""
         yield self.summary()
         for method in self.methods.values():
             yield from self._method(method, verbose)
@@ -184,7 +188,7 @@ class Report(Told):
         yield from self.details()
 
     def _method(self, method: MethodRow, verbose: bool) -> Iterator[str]:
-        """The lines about one method."""
+        """The lines of ``to_text`` about one method."""
         yield f"{method.name}:"
         yield from (f"  {line}" for line in method.details())
         for row in method.delegates:

@@ -1,4 +1,4 @@
-"""The rows of a report, each with the list of its facts, and the programs that rows and pictures are made from."""
+"""The kinds of rows of a report, each with its facts, and the programs from which rows and pictures are made."""
 
 from __future__ import annotations
 
@@ -38,16 +38,19 @@ if TYPE_CHECKING:
     from ..delegates.delegates import DelegateInfo
 
 Reasons = dict[tuple[str, int, str], str]
-"""(backend, debug handle, operator) -> why the backend refused it, which may be a ``Reason``.
+"""(backend, debug handle, operator) -> the reason for which the backend refused the operator, often a ``Reason``.
 
-The calls that a call is decomposed to share its handle.
+A call that is decomposed passes its handle on to the calls that replace it, so the handle alone is no key.
 """
 WhatIf = Callable[[str, str, Reason], "frozenset[int] | None"]
-"""(method, backend, reason) -> handles that the backend would refuse if the reason did not hold; None: not known."""
+"""(method, backend, reason) -> debug handles of the calls that the backend would still refuse without that reason.
+
+None if that is not known.
+"""
 
 
 def _count_operators(counts: Mapping[str, int]) -> str:
-    """The number of operators in words."""
+    """The total of the counts, as ``3 operators``."""
     return pluralize(sum(counts.values()), "operator")
 
 
@@ -56,11 +59,13 @@ _PLACE = row_as("place", lambda source: {"file": source.file, "line": source.lin
 
 @dataclass(frozen=True)
 class DelegateRow(Told):
-    """One delegate: where it is called, its backend, what it computes (operator -> count), its border and its size.
+    """One delegate.
 
-    ``seconds``: how long each phase of the lowering took for this delegate; empty if that was not measured. ``target``:
-    what it was compiled for, if its backend says so; it is among ``facts`` only if delegates of one backend have
-    different ones. ``figures``: amounts that its backend expects, such as cycles, summed over the delegate.
+    ``method``: the method that calls it. ``producer``: distribution and version of its backend. ``operators``: operator
+    -> count. ``bytes``: size of its blob. ``facts``: what the backend states about it, by name. ``seconds``: phase of
+    the lowering -> duration for this delegate; empty if not measured. ``target``: what it was compiled for, if the
+    backend states it, else ""; ``facts`` repeats it only if delegates of the backend differ in it. ``figures``: amounts
+    that the backend expects, such as cycles, summed over the delegate.
     """
 
     method: str
@@ -100,7 +105,7 @@ class DelegateRow(Told):
 class LineFigures(Told):
     """Amounts that backends expect, such as cycles, for one line of the user's program.
 
-    ``sources`` has several lines if a backend fused their operators, and none if no line is known.
+    ``sources`` has several lines if a backend fused operators of these, and is empty if the line is not known.
     """
 
     method: str
@@ -120,7 +125,10 @@ class LineFigures(Told):
 
 @dataclass(frozen=True)
 class RefusalRow(Told):
-    """Operators of one kind that stayed on the host for one reason: how many, and where the first of them is."""
+    """Calls of one operator that are left to the host for one reason.
+
+    ``count``: the number of calls. ``source``: the first known line among them; None if none is known.
+    """
 
     method: str
     operator: str
@@ -138,13 +146,14 @@ class RefusalRow(Told):
 
 @dataclass(frozen=True)
 class Cause(Told):
-    """What keeps operators from a backend; and those operators, in ``refusals``, one row for each kind and reason.
+    """One cause for which a backend refused operators.
 
-    ``reason`` is that of the operator with which the cause begins; operators that only pass it on have reasons of their
-    own in ``refusals``. ``hint``: what to do about it, if the backend says so. ``behind``: the operator that this cause
-    follows from, if that one is left to the host for another cause; else "". ``frees``: how many operators the backend
-    would take without this cause; None if it was not asked. ``handles``: debug handles of the operators, in the order
-    of the program.
+    ``reason``: the reason of the first operator refused for this cause. Operators that are refused only because they
+    depend on it have reasons of their own in ``refusals``, which has a row for each pair of operator and reason.
+    ``hint``: what the user can do, if the backend says so, else "". ``behind``: the operator that computes the operand
+    in question, if that operator is refused for another cause, from which this one follows; else "". ``frees``: how
+    many operators the backend would take without this cause; None if not computed. ``handles``: debug handles of the
+    refused operators, in the order of the program.
     """
 
     method: str
@@ -163,7 +172,7 @@ class Cause(Told):
 
     @property
     def operators(self) -> dict[str, int]:
-        """Operator -> how many of it the cause keeps on the host."""
+        """Operator -> how many calls of it the cause keeps on the host."""
         total: Counter[str] = Counter()
         for row in self.refusals:
             total[row.operator] += row.count
@@ -171,10 +180,10 @@ class Cause(Told):
 
     @property
     def source(self) -> Source | None:
-        """The first known line of the user's program among the operators."""
+        """The first known line of the user's program among the refused operators; None if none is known."""
         return next((row.source for row in self.refusals if row.source), None)
 
-    # these are only for JSON: text and page tell them in sentences (``remarks`` and ``__str__``)
+    # for JSON only: text and page write them as sentences (``remarks`` and ``__str__``)
     FACTS = (
         *(Fact(name, TEXT) for name in ("method", "backend", "reason", "hint", "behind")),
         Fact("count", COUNT),
@@ -185,7 +194,7 @@ class Cause(Told):
 
     @property
     def remarks(self) -> list[str]:
-        """Sentences, a line each, about everything but operators and reason."""
+        """A line each for ``behind``, ``hint`` and ``frees``, if they are known."""
         remarks = [f"follows from {self.behind}, which is left to the host itself"] if self.behind else []
         remarks += [f"hint: {self.hint}"] if self.hint else []
         if self.frees is not None:
@@ -196,20 +205,21 @@ class Cause(Told):
         return remarks
 
     def __str__(self) -> str:
-        listed = most_frequent(self.operators)
-        shown = f"{listed[0][1]} x {listed[0][0]}" if len(listed) == 1 else pluralize(self.count, "operator")
+        counts = most_frequent(self.operators)
+        shown = f"{counts[0][1]} x {counts[0][0]}" if len(counts) == 1 else pluralize(self.count, "operator")
         lines = [f"first at {self.source}"] if self.source else []
         lines += self.remarks
-        if len(listed) > 1:
+        if len(counts) > 1:
             lines.append(", ".join(list_counts(self.operators)))
         return "\n      ".join([f"{shown}  {self.backend}: {self.reason}", *lines])
 
 
 @dataclass(frozen=True)
 class GivenBack(Told):
-    """A partition that a backend took and its compiler refused: the next backend, or the host, got its operators.
+    """A partition that a backend's partitioner took and its compiler refused: the next backend or the host gets it.
 
-    ``operators``: operator -> count. ``source``: the line that the compiler names, else the first of the partition.
+    ``operators``: operator -> count. ``source``: the line that the compiler's error names, else the partition's first
+    line; None if neither is known.
     """
 
     method: str
@@ -232,7 +242,7 @@ class GivenBack(Told):
 
 @dataclass(frozen=True)
 class MethodRow(Told):
-    """One method: its delegates, and operator -> how many of it were left to the host."""
+    """One method. ``left``: operator -> how many calls of it were left to the host."""
 
     name: str
     delegates: Sequence[DelegateRow]
@@ -256,7 +266,7 @@ class MethodRow(Told):
 
 @dataclass
 class Rows:
-    """All rows of a report. ``host``: method -> operator -> how many of it were left to the host."""
+    """All rows of a report. ``host``: method -> operator -> how many calls of it were left to the host."""
 
     delegates: list[DelegateRow] = field(default_factory=list)
     host: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -266,9 +276,10 @@ class Rows:
 
 
 class ReportOrigin:
-    """The programs from which rows and pictures of a report are made when they are needed.
+    """What the rows and pictures of a report are made from: the lowered programs, their delegates and refusals.
 
-    A pickled report has none.
+    ``reasons``: method -> refusals. ``backends``: names of the backends that were asked, in order. ``what_if`` computes
+    ``Cause.frees``; None if that is not possible. Pickling keeps none of this: an unpickled origin is empty.
     """
 
     def __init__(
@@ -286,7 +297,7 @@ class ReportOrigin:
         self._notations: dict[str, Notation] = {}
 
     def notation(self, method: str) -> Notation:
-        """How values of a method's program are written; shared by all that is made from it."""
+        """The ``Notation`` of a method's program, created once and shared."""
         return self._notations.setdefault(method, Notation(self.programs[method].graph.nodes))
 
     def __deepcopy__(self, memo: Any) -> ReportOrigin:

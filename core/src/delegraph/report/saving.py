@@ -1,4 +1,4 @@
-"""From a path to the form of report that its suffix chooses. ``Report.save`` and ``--report`` both come here."""
+"""Writes a report in the format that a path's suffix chooses, for ``Report.save`` and ``--report``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SavedReport:
-    """The ``LoweringResult`` that ``Report.save`` can tell."""
+    """The ``LoweringResult`` that ``Report.save`` writes; what a report alone does not know has its default."""
 
     report: Any
     """A ``Report``, or None."""
@@ -33,20 +33,21 @@ class SavedReport:
 
 
 def declared_for(path: Path) -> str:
-    """The name to look up the format of ``path`` with: the file's name, or ``.txt`` for a file without a suffix."""
+    """The name by which the registry finds the format of ``path``: the file's name, or ``.txt`` if it has no suffix."""
     return path.name if path.suffix else ".txt"
 
 
 def write_report(result: Any, path: str | os.PathLike[str], registry: Registry | None = None) -> Sequence[Path]:
-    """Write a ``LoweringResult`` in the form that the suffix of ``path`` chooses; returns the files.
+    """Write a ``LoweringResult`` in the format that the suffix of ``path`` chooses; returns the files written.
 
-    Raises WriteError, and FormatNotFound, with what to install, for a suffix that no plugin declares.
+    Writes nothing if lowering failed and the format does not report failures. Raises FormatNotFound if no plugin
+    declares the suffix (the hint names what to install), WriteError if a file cannot be written.
     """
-    place = Path(path)
+    target = Path(path)
     chosen = registry or default_registry()
-    form = chosen.get(ReportSpec, declared_for(place))
-    if result.report is None and not form.tells_failures:
+    report_format = chosen.get(ReportSpec, declared_for(target))
+    if result.report is None and not report_format.tells_failures:
         return []
-    with AtWork(form, "write", registry=chosen):
-        written: Sequence[Path] = form.write(result, place)
+    with AtWork(report_format, "write", registry=chosen):
+        written: Sequence[Path] = report_format.write(result, target)
     return written
