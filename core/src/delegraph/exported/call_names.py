@@ -13,7 +13,7 @@ from torch.fx import Node
 
 aten = torch.ops.aten
 
-# What travels on nodes, in ``node.meta``. A copy of a node has all of it, but for what says where a node goes.
+# The keys of ``node.meta``. A copy of a node has all of them, except those that say where a node goes.
 # - "val": the type of a value, as a fake tensor, a symbol or a number. torch.export records it, and every step that
 #   adds a node gives it one. Everybody reads it; partitioners may not change it (engine/plan.py checks that).
 # - "stack_trace", "nn_module_stack": torch.export's, of the user's line. ``source_of`` reads them.
@@ -33,16 +33,16 @@ aten = torch.ops.aten
 # Beside them, ``graph_module.meta`` of a partition's program has "method" and "partition" (engine/extract.py), which
 # are for the backend.
 LEFT = "left_to_host"
-"""Key on calls that are decomposed for the host only: handle, name and operator of the call that they come from."""
+"""Metadata key of calls that replace one that no backend took: that call's debug handle, name and operator."""
 EXPORTED = "exported_name"
-"""Key on calls: the name of the node in the user's program that the call is, or is a part of."""
+"""Metadata key of calls: the name of the node in the user's program from which the call comes."""
 _NO_OPERATORS = {operator.getitem, aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default}
 _NO_OPERATORS |= {aten.sym_storage_offset.default, aten._assert_scalar.default, aten._assert_tensor_metadata.default}
 _NO_OPERATORS |= {aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default}
 
 
 def unpacked(node: Node) -> Node | None:
-    """The node of which ``node`` takes one of several results; None if ``node`` is no such getitem."""
+    """The call of which ``node`` unpacks one result; None if ``node`` is no ``getitem``."""
     return node.args[0] if node.target is operator.getitem and isinstance(node.args[0], Node) else None
 
 
@@ -55,14 +55,14 @@ def operator_name(node: Node) -> str:
 
 @cache
 def _cached_name(op: OpOverload) -> str:
-    """``str(op)``, remembered: torch composes it anew each time, and reports ask for it for thousands of calls."""
+    """``str(op)``, cached: torch builds the text anew each time, and reports need it for thousands of calls."""
     return str(op)
 
 
 def is_operator(node: Node) -> bool:
-    """Whether a call counts as an operator.
+    """Whether reports count a call as an operator.
 
-    Unpacking of results, and arithmetic and checks of symbolic sizes, do not.
+    They do not count the unpacking of results, checks of symbolic sizes, and arithmetic on symbolic numbers alone.
     """
     if node.target in _NO_OPERATORS:
         return False
@@ -72,5 +72,5 @@ def is_operator(node: Node) -> bool:
 
 
 def count_operators(nodes: Iterable[Node]) -> dict[str, int]:
-    """Operator -> number of calls."""
+    """Operator name -> number of calls, of the calls for which ``is_operator`` holds."""
     return dict(Counter(operator_name(n) for n in nodes if is_operator(n)))

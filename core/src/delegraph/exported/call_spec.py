@@ -28,7 +28,10 @@ VARYING = (torch.Tensor, *_SYMBOLS)
 
 
 class TensorCheck:
-    """What a tensor argument has to be, prepared so that checking one costs next to nothing."""
+    """What a tensor argument has to be, prepared so that checking one costs next to nothing.
+
+    Symbolic ``sizes`` are not compared. ``device`` None stands for any device but ``meta``.
+    """
 
     def __init__(self, dtype: torch.dtype, sizes: Sequence[Any], device: str | None = None) -> None:
         self.dtype, self.sizes, self.device = dtype, tuple(sizes), device
@@ -38,10 +41,7 @@ class TensorCheck:
         self._fixed = [(k, d) for k, d in enumerate(self.sizes) if isinstance(d, int)]
 
     def fits(self, value: Any) -> bool:
-        """Whether ``value`` is dense, of the dtype, with the sizes that are fixed, and on the device.
-
-        A device of None stands for any one that has memory.
-        """
+        """Whether ``value`` is a dense tensor of the dtype, rank, fixed sizes and device."""
         kind = type(value)
         if kind is not torch.Tensor and not (isinstance(value, torch.Tensor) and _is_plain(kind)):
             return False
@@ -53,14 +53,14 @@ class TensorCheck:
         if self._shape is not None:
             same: bool = value.shape == self._shape
             return same
-        given = value.shape
-        return len(self.sizes) == len(given) and all(given[k] == d for k, d in self._fixed)
+        shape = value.shape
+        return len(self.sizes) == len(shape) and all(shape[k] == d for k, d in self._fixed)
 
 
 def _is_plain(kind: type[torch.Tensor]) -> bool:
-    """Whether this class of tensors computes as torch.Tensor does.
+    """Whether tensors of the class ``kind`` compute as torch.Tensor does.
 
-    One with a dispatch of its own may hold no memory at all.
+    A class with a ``__torch_dispatch__`` of its own may hold no memory at all.
     """
     return kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
@@ -68,28 +68,29 @@ def _is_plain(kind: type[torch.Tensor]) -> bool:
 class Arguments:
     """Turns the arguments of a call into the flat list that a program takes, and checks them.
 
-    Made once for each program.
+    One object serves all calls of a program.
     """
 
     def __init__(self, program: ExportedProgram) -> None:
-        """Read from ``program`` how it is called.
-
-        ``_plain``: no argument contains other arguments, so a call needs no walk through nested structures.
-        """
+        """Read from ``program`` how it is called."""
         self._program, self._spec = program, program.call_spec.in_spec
         signature: Any = program.module_call_graph[0].signature
         self._arguments = signature.forward_arg_names or ()
         self._leaves = [n.meta.get("val") for n in user_inputs(program)]
         self._fits = [_leaf_check(wanted) for wanted in self._leaves]
         parts = self._spec.children() if self._spec is not None else []
+        # plain: no argument contains other arguments, so a call needs no walk through nested structures
         self._plain = len(parts) == 2 and all(leaf.is_leaf() for part in parts for leaf in part.children())
         self._count = parts[0].num_children if self._plain else 0
         self._names = dict.fromkeys(parts[1].context or ()) if self._plain else {}
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The flat list; InputError if the structure, a leaf or a size is not what the program was exported for."""
+        """The flat list of arguments, in the order of the program's inputs.
+
+        Raises InputError if the structure, an argument or a size is not what the program was exported for.
+        """
         if self._plain and len(args) == self._count and (kwargs.keys() == self._names.keys()):
-            # no leaf contains anything, so there is no structure to look at
+            # as many arguments as the program takes, and of the same names: the structure is right
             flat = [*args, *(kwargs[name] for name in self._names)]
         else:
             flat = flat_arguments(self._spec, args, kwargs, self._arguments)
@@ -102,9 +103,9 @@ class Arguments:
         return flat
 
     def _wrong(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> InputError:
-        """The error for arguments of which some leaf does not fit.
+        """The error for arguments of which at least one does not fit.
 
-        About the structure if that is wrong, else about the leaf.
+        It is about their structure if that is wrong, else about the first that does not fit.
         """
         flat = flat_arguments(self._spec, args, kwargs, self._arguments)
         rows = zip(input_names(self._program), self._leaves, self._fits, flat, strict=True)
@@ -119,7 +120,7 @@ class Arguments:
 
 
 def _leaf_check(wanted: Any) -> Callable[[Any], bool]:
-    """A function that says whether a leaf is what the program was exported for. ``wanted`` is the recorded value."""
+    """A function that tells whether a flat argument fits ``wanted``, the value recorded for it."""
     if isinstance(wanted, torch.Tensor) and wanted.layout is torch.strided:
         return TensorCheck(wanted.dtype, wanted.shape, wanted.device.type).fits
     if isinstance(wanted, torch.Tensor):
@@ -131,24 +132,30 @@ def _leaf_check(wanted: Any) -> Callable[[Any], bool]:
 
 
 def is_fixed(wanted: Any, value: Any) -> bool:
-    """Whether ``value`` is the number or text that the program was exported for. Other objects are not compared."""
+    """Whether ``value`` equals ``wanted``, a number, text or None that the export fixed.
+
+    True if ``wanted`` is any other object: those are not compared.
+    """
     if not isinstance(wanted, (int, float, bool, str, type(None))):
         return True
     return not isinstance(value, torch.Tensor) and bool(value == wanted)
 
 
 def wrong_input(name: str, wanted: Any, shape: str, value: Any) -> InputError:
-    """The error for an argument that is not what the program was exported for; ``shape`` is the wanted one as text."""
-    what = "is to be a number" if isinstance(wanted, torch.SymInt) else f"was exported as {wanted!r}"
+    """The error for the argument ``name``, whose ``value`` is not what the program was exported for.
+
+    ``wanted`` is the recorded value, ``shape`` its shape as text ("" if it is no tensor).
+    """
+    requirement = "is to be a number" if isinstance(wanted, torch.SymInt) else f"was exported as {wanted!r}"
     if isinstance(wanted, torch.Tensor):
-        where = f" on {wanted.device}" if wanted.device.type != "cpu" else ""
-        what = f"is to be {wanted.dtype} of shape {shape}{where}"
+        device = f" on {wanted.device}" if wanted.device.type != "cpu" else ""
+        requirement = f"is to be {wanted.dtype} of shape {shape}{device}"
     hint = "torch.from_numpy(array)" if isinstance(value, np.ndarray) and isinstance(wanted, torch.Tensor) else None
-    return InputError("input-invalid", f"input {name} {what}; it is {_given(value)}", hint=hint)
+    return InputError("input-invalid", f"input {name} {requirement}; it is {_describe(value)}", hint=hint)
 
 
-def _given(value: Any) -> str:
-    """An argument in words, for an error."""
+def _describe(value: Any) -> str:
+    """What an argument is, in words for an error message."""
     if not isinstance(value, torch.Tensor):
         return repr(value) if isinstance(value, (int, float, str, type(None))) else f"of type {type(value).__name__}"
     kind = "" if _is_plain(type(value)) else f"{type(value).__name__} of "
@@ -158,9 +165,9 @@ def _given(value: Any) -> str:
 
 
 def packer(spec: pytree.TreeSpec) -> Callable[[list[Any]], Any]:
-    """A function that packs flat results into what the program returns.
+    """A function that packs flat results into the structure that the program returns.
 
-    One value and plain tuples skip torch's slow walk.
+    For one value and for plain tuples it avoids torch's slow walk through the structure.
     """
     if spec.is_leaf():
         return lambda values: values[0]

@@ -19,17 +19,21 @@ ASSERTIONS |= {aten.sym_constrain_range_for_size.default}
 
 
 def find_checks(graph: Graph) -> set[Node]:
-    """The calls of a graph that only check something: nothing but an assertion uses their results."""
+    """The calls of a graph that only check something.
+
+    These are assertions, and calls without effects whose results only such calls use, or nothing.
+    """
     checks: set[Node] = set()
     for node in reversed(graph.nodes):
+        unused_item = node.target is operator.getitem and not node.users  # left from unpacking
         if node.op == "call_function" and checks.issuperset(node.users):
-            if node.target in ASSERTIONS or not (_acts(node) or (node.target is operator.getitem and not node.users)):
+            if node.target in ASSERTIONS or not (_may_have_effect(node) or unused_item):
                 checks.add(node)
     return checks
 
 
-def _acts(node: Node) -> bool:
-    """Whether a call does, or may do, something beside returning a result. A call of a subgraph counts, unseen."""
+def _may_have_effect(node: Node) -> bool:
+    """Whether a call does, or may do, more than return a result. A call of a subgraph always counts."""
     if isinstance(node.target, HigherOrderOperator):
         return True
     if isinstance(node.target, OpOverload) and (node.target._schema.is_mutable or is_random(node)):
@@ -38,7 +42,7 @@ def _acts(node: Node) -> bool:
 
 
 def erase(graph: Graph, nodes: Collection[Node]) -> None:
-    """Erase from the graph those calls among ``nodes`` that nothing else uses."""
+    """Erase those of ``nodes`` that no other node uses."""
     for node in reversed(graph.nodes):
         if node in nodes and not node.users:
             graph.erase_node(node)

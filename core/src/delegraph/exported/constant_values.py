@@ -1,4 +1,4 @@
-"""The values of calls on constants alone: what follows from the program itself, whatever inputs it gets."""
+"""The values of calls whose operands are all constants, and so do not depend on the program's inputs."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _BY_SHAPE = overloads(
 
 
 def constant_calls(program: ExportedProgram) -> set[Node]:
-    """Calls whose results follow from the program alone.
+    """Calls that depend on constants alone.
 
-    They are pure, give the same every time, and have a known size.
+    They are pure, give the same result every time, and their results and operands have at most ``LARGEST`` bytes.
     """
-    given, calls = constant_placeholders(program), set[Node]()
+    constants, calls = constant_placeholders(program), set[Node]()
     for node in program.graph.nodes:
         if (
             node.op == "call_function"
-            and all(i in given or i in calls for i in elements_read(node))
+            and all(i in constants or i in calls for i in elements_read(node))
             and _is_repeatable(node, LARGEST)
         ):
             calls.add(node)
@@ -44,87 +44,94 @@ def constant_calls(program: ExportedProgram) -> set[Node]:
 
 
 def elements_read(node: Node) -> list[Node]:
-    """The operands whose elements a call reads, and not just their shapes."""
+    """The operands of which a call reads the elements, and not just the shape."""
     return node.all_input_nodes[1:] if node.target in _BY_SHAPE else node.all_input_nodes
 
 
 def ancestors(*nodes: Node, known: Collection[Node] = ()) -> set[Node]:
-    """``nodes`` and all nodes that they are computed from, without those in ``known`` and what only those need."""
+    """``nodes`` and all nodes from which they are computed.
+
+    The walk does not enter nodes in ``known``, which are left out.
+    """
     return reachable(
         (n for n in nodes if n not in known), lambda node: [n for n in elements_read(node) if n not in known]
     )
 
 
 def constants_of(program: ExportedProgram) -> Callable[[Node], torch.Tensor | None]:
-    """A function that returns the tensor of a constant placeholder.
+    """A function from a node to the tensor of that constant placeholder.
 
-    None for inputs, and for tensors that are written.
+    It returns None for every other node, and for constants that the program writes.
     """
     specs, constant = dict(placeholders(program)), constant_placeholders(program)
     return lambda node: constant_tensor(program, specs[node]) if node in constant else None
 
 
 class ConstantValues:
-    """The values of constant calls. Each is computed when it is first asked for, and kept in ``by_node``.
+    """The values of calls on constants. Each is computed when it is first needed, and kept in ``by_node``.
 
-    ``given`` returns the tensor of a node that is no call, or None if that is no constant (``constants_of(program)``).
-    ``largest`` limits the bytes of a value, and of each value on the way to it; None is no limit.
+    ``tensor_of`` returns the tensor of a node that is no call, or None if that is no constant
+    (``constants_of(program)``). ``largest`` limits the bytes of a value, and of each value on the way to it; None is no
+    limit.
     """
 
-    def __init__(self, given: Callable[[Node], torch.Tensor | None], largest: int | None = LARGEST) -> None:
-        self._given, self._largest = given, largest
+    def __init__(self, tensor_of: Callable[[Node], torch.Tensor | None], largest: int | None = LARGEST) -> None:
+        self._tensor_of, self._largest = tensor_of, largest
         self.by_node: dict[Node, Any] = {}
 
     def of(self, node: Node) -> torch.Tensor | None:
-        """The value of a constant, or of a call of constants; None if it is not known.
+        """The tensor that ``node`` holds or computes from constants, or None.
 
-        It is not known of any other node, of a call with several results, one that is too large or one that fails, and
-        of a weight of which only shape and type are there (a fake tensor). A value of another shape or type than the
-        program recorded is not used either.
+        It is None for a node that depends on inputs, a call with several results, one that is too large, not repeatable
+        or that fails, and a weight without data (a fake tensor). It also is None if shape or dtype differ from the
+        recorded ones.
         """
         value, expected = self.results(node), node.meta["val"]
         fits = isinstance(value, torch.Tensor) and value.shape == expected.shape and value.dtype is expected.dtype
         return value if fits else None
 
     def results(self, node: Node) -> Any:
-        """What a constant call returns, which may be several tensors; None as in ``of``."""
+        """What a call on constants returns, which may be several tensors; None where ``of`` says so."""
         needed = self._missing(node)
         if not all(self._can_be_known(n) for n in needed):
             return None
         try:
             with torch.no_grad():
-                for each in needed:
-                    self.by_node[each] = self._compute(each)
+                for operand in needed:
+                    self.by_node[operand] = self._compute(operand)
         except (RuntimeError, ValueError, IndexError, TypeError):  # the call fails when the program runs, too
             return None
         return self.by_node[node]
 
     def _can_be_known(self, node: Node) -> bool:
-        """Whether the value of ``node`` can be computed, once those of its operands are."""
-        return _is_repeatable(node, self._largest) if node.op == "call_function" else self._given(node) is not None
+        """Whether the value of ``node`` can be computed, if those of its operands can."""
+        return _is_repeatable(node, self._largest) if node.op == "call_function" else self._tensor_of(node) is not None
 
     def _missing(self, node: Node) -> list[Node]:
-        """The nodes that have to be computed for ``node``, in order, ``node`` last."""
+        """``node`` and the nodes that must be computed before it, in graph order."""
         return sorted(ancestors(node, known=self.by_node))
 
     def _compute(self, node: Node) -> Any:
-        """The value of one node whose operands are computed."""
+        """The value of ``node``, whose operands are computed. Raises ValueError if a weight has no data."""
         if node.op != "call_function":
-            tensor = self._given(node)
+            tensor = self._tensor_of(node)
             assert tensor is not None
             if isinstance(tensor, FakeTensor) or why_no_bytes(tensor):
                 raise ValueError(f"the elements of {node.name} are not there")
             return tensor.detach()
-        # operands of which the call reads only the shape need not be computed: an empty tensor will do
-        shaped: dict[Any, Any] = {}
+        # an operand of which the call reads only the shape is not computed: an empty tensor stands in for it
+        stand_ins: dict[Any, Any] = {}
         for val in _shapes_read(node):
-            shaped[node.args[0]] = torch.empty_strided(val.shape, val.stride(), dtype=val.dtype)
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: shaped.get(n, self.by_node.get(n)))
+            stand_ins[node.args[0]] = torch.empty_strided(val.shape, val.stride(), dtype=val.dtype)
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: stand_ins.get(n, self.by_node.get(n)))
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def _is_repeatable(node: Node, largest: int | None) -> bool:
-    """Whether a call is pure, gives the same result every time, and no value that it reads or makes is too large."""
+    """Whether a call is pure and gives the same result every time.
+
+    Its result, and operands of which it reads the shape, must have at most ``largest`` bytes (None: any number).
+    """
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:
@@ -139,13 +146,13 @@ def _is_repeatable(node: Node, largest: int | None) -> bool:
 
 
 def _shapes_read(node: Node) -> Iterator[Any]:
-    """The recorded value of an operand of which the call reads only the shape, if it has such an operand."""
+    """The recorded value of the operand of which the call reads only the shape; nothing if there is none."""
     if node.target in _BY_SHAPE:
         yield node.args[0].meta["val"]  # type: ignore[union-attr]
 
 
 def _is_storable(val: Any, largest: int | None) -> bool:
-    """Whether a recorded value is a plain tensor on the CPU, of known size, with ``largest`` bytes at most."""
+    """Whether a recorded value is a dense CPU tensor of fixed size with at most ``largest`` bytes (None: any)."""
     if not isinstance(val, torch.Tensor) or val.layout is not torch.strided or val.device.type != "cpu":
         return False
     if not all(type(size) is int for size in val.shape):

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 
 _LOCK = threading.Lock()
 _pauses: list[tuple[int, bool]] = []
-"""One entry for each block of ``pause_collection`` that is running: its thread, and whether collection was on before.
+"""One entry for each running block of ``pause_collection``: its thread, and whether collection was on when it began.
 
-The first pause switches it off, so later ones find it on only if the user has switched it on meanwhile.
+The first block switches collection off. A later one finds it on only if the user switched it on meanwhile.
 """
 
 
@@ -23,8 +23,8 @@ The first pause switches it off, so later ones find it on only if the user has s
 def pause_collection() -> Iterator[None]:
     """A block without garbage collection: one full collection takes longer than a whole lowering.
 
-    The collector belongs to the process, and blocks of several threads may overlap. So the last block that ends
-    switches collection on again, if it was on before the first.
+    The collector belongs to the process, and blocks of several threads may overlap. The last block that ends switches
+    collection on again, if it was on before the first.
     """
     with _LOCK:
         _pauses.append((threading.get_ident(), gc.isenabled()))
@@ -38,8 +38,8 @@ def pause_collection() -> Iterator[None]:
 
 
 def _restore(enabled: bool) -> None:
-    """Undo one pause, of a block that found collection ``enabled`` (or not) when it began."""
-    # Others are still pausing. The one that began first takes over the duty to switch it on.
+    """End one pause. ``enabled``: whether collection was on when that pause began."""
+    # Other blocks are still running. The first entry is the last to be removed: it records that collection was on.
     if enabled and _pauses:
         _pauses[0] = _pauses[0][0], True
     elif enabled:
@@ -47,7 +47,7 @@ def _restore(enabled: bool) -> None:
 
 
 def _after_fork() -> None:
-    """Forget the blocks of other threads: these do not exist in the forked process, so their blocks will never end."""
+    """Remove the entries of other threads: they do not exist in the forked process, so their blocks never end."""
     global _LOCK
     _LOCK = threading.Lock()
     enabled = any(was for _, was in _pauses)

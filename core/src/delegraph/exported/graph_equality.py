@@ -8,13 +8,13 @@ from typing import Any
 from torch.fx import GraphModule, Node
 
 Counterpart = Callable[[Node], Node | None]
-"""A function that returns the node of the other graph that a node corresponds to."""
+"""A function from a node of the first graph to its counterpart in the second; None if it has none."""
 
 
 def is_identical_graph(left: GraphModule, right: GraphModule) -> bool:
-    """Whether both graphs have the same nodes in the same order: operations, targets, and all arguments, literals too.
+    """Whether both graphs have the same nodes in the same order: operations, targets and arguments.
 
-    Names and metadata do not count; the graphs of branches and loops do. Takes time linear in the graphs.
+    Names and metadata are not compared; the graphs of branches and loops are. Takes linear time.
     """
     ours, theirs = list(left.graph.nodes), list(right.graph.nodes)
     pairs = dict(zip(ours, theirs, strict=False))
@@ -22,20 +22,21 @@ def is_identical_graph(left: GraphModule, right: GraphModule) -> bool:
 
 
 def _is_alike(ours: Node, theirs: Node, counterpart: Counterpart) -> bool:
-    """Whether two nodes do the same, given the ``counterpart`` of each operand."""
+    """Whether two nodes have the same operation, target, subgraph and arguments; ``counterpart`` maps operands."""
     if ours.op != theirs.op or (ours.op != "output" and ours.target != theirs.target):
         return False
     if ours.op == "get_attr":
-        mine, other = (getattr(n.graph.owning_module, str(n.target), None) for n in (ours, theirs))
-        graphs = isinstance(mine, GraphModule) and isinstance(other, GraphModule)
-        return not graphs or is_identical_graph(mine, other)  # type: ignore[arg-type]
+        our_module, their_module = (getattr(n.graph.owning_module, str(n.target), None) for n in (ours, theirs))
+        graphs = isinstance(our_module, GraphModule) and isinstance(their_module, GraphModule)
+        return not graphs or is_identical_graph(our_module, their_module)  # type: ignore[arg-type]
     return same_arguments((ours.args, ours.kwargs), (theirs.args, theirs.kwargs), counterpart)
 
 
 def same_arguments(ours: Any, theirs: Any, counterpart: Counterpart = lambda node: node) -> bool:
-    """Whether two arguments mean the same. Python takes 1, 1.0 and True for equal, and 0.0 and -0.0.
+    """Whether two arguments are the same, in type as well: 1, 1.0 and True differ, and so do 0.0 and -0.0.
 
-    These differ here.
+    Lists and tuples are not told apart. ``counterpart`` maps the nodes in ``ours`` to those in ``theirs``; by default
+    both are of one graph.
     """
     if isinstance(ours, Node):
         return counterpart(ours) is theirs

@@ -27,8 +27,8 @@ _MULTIPLE = re.compile(r"\(+(?:(\d+)\*)?(.+?)\)* % (\d+)\) == 0")
 class Place(NamedTuple):
     """Where a size stands in the flat inputs.
 
-    A dimension of a tensor or, if ``dim`` is None, an input that is a number. ``expression`` is the size in torch's
-    symbols.
+    ``position``: which input. ``dim``: the dimension of that tensor; None if the input is a number. ``expression``: the
+    size in torch's symbols.
     """
 
     position: int
@@ -37,20 +37,21 @@ class Place(NamedTuple):
 
     @property
     def code(self) -> str:
-        """The Python expression for the size in a call."""
+        """A Python expression that reads the size from the inputs, a list named ``flat``."""
         return f"flat[{self.position}]" + ("" if self.dim is None else f".shape[{self.dim}]")
 
     def text(self, names: Sequence[str], size: int) -> str:
-        """In words, that a call has ``size`` there. ``names`` are the names of the inputs."""
+        """A sentence that says that the size here is ``size``. ``names`` are the names of the inputs."""
         if self.dim is None:
             return f"input {names[self.position]} is {size}"
         return f"input {names[self.position]} has size {size} in dimension {self.dim}"
 
 
 class Condition(NamedTuple):
-    """What has to hold in a call, as a Python expression. If it does not, ``place`` is wrong.
+    """A condition on the sizes of a call.
 
-    ``sizes`` says what it wants.
+    ``code`` is the condition as a Python expression of torch's symbols and ``flat``. An error for a call that breaks it
+    blames ``place``, and says that ``sizes`` are required there.
     """
 
     code: str
@@ -59,10 +60,9 @@ class Condition(NamedTuple):
 
 
 class InputSizes:
-    """Checks the sizes of a program's inputs that are not fixed.
+    """Checks the sizes of a program's inputs that the export did not fix.
 
-    torch traces for sizes of two and more, and lets 0 and 1 through as well. So a lower bound of 2 is no condition
-    here.
+    torch traces for sizes of 2 and more, and accepts 0 and 1 as well. So a lower bound of 2 is no condition here.
     """
 
     def __init__(self, program: ExportedProgram) -> None:
@@ -79,10 +79,10 @@ class InputSizes:
         if self._conditions:
             exec("\n".join(lines), scope)
         self.fits: Callable[[Sequence[Any]], bool] | None = scope.get("fits")
-        """A function of the flat inputs that says whether these sizes fit; None if there is no condition."""
+        """A function that tells whether the sizes of flat inputs fit; None if the program has no condition on them."""
 
     def explain(self, flat: Sequence[Any], names: Sequence[str]) -> InputError:
-        """The error for flat inputs that do not fit. ``names``: what the caller calls them."""
+        """The error for flat inputs that do not fit. ``names`` are the caller's names for the inputs."""
         scope: dict[str, Any] = {"flat": flat}
         scope |= {symbol: eval(code, scope) for symbol, (_, code) in self._sources.items()}
         failed = next(c for c in self._conditions if not eval(c.code, scope))
@@ -91,13 +91,13 @@ class InputSizes:
         for symbol in sorted(map(str, failed.place.expression.free_symbols)):
             place, _ = self._sources.get(symbol, (failed.place, ""))
             if place is not failed.place:
-                which = named(symbol, self._inputs)
-                parts.append(f"{which} is {scope[symbol]} as {place.text(names, eval(place.code, scope))}")
+                symbol_name = named(symbol, self._inputs)
+                parts.append(f"{symbol_name} is {scope[symbol]} as {place.text(names, eval(place.code, scope))}")
         return InputError("input-invalid", "; ".join(parts), hint=_HINT)
 
 
 def _symbolic_places(program: ExportedProgram) -> Iterator[Place]:
-    """All places in the inputs whose size is symbolic."""
+    """The places in the inputs whose size is symbolic."""
     for position, node in enumerate(user_inputs(program)):
         val = node.meta.get("val")
         if isinstance(val, torch.SymInt):
@@ -108,9 +108,9 @@ def _symbolic_places(program: ExportedProgram) -> Iterator[Place]:
 
 
 def _sources(places: Sequence[Place]) -> dict[str, tuple[Place, str]]:
-    """Symbol -> a place from which its value can be read, and the Python expression for that.
+    """Symbol -> a place from which its value can be read, and the Python expression that reads it.
 
-    It is a place whose size is the symbol itself, or a linear expression of it alone.
+    The size at that place is the symbol itself, or else a linear expression of that symbol alone.
     """
     sources: dict[str, tuple[Place, str]] = {}
     for place in places:
@@ -126,22 +126,22 @@ def _sources(places: Sequence[Place]) -> dict[str, tuple[Place, str]]:
 
 
 def _bounds(program: ExportedProgram, sources: Mapping[str, tuple[Place, str]]) -> Iterator[Condition]:
-    """Conditions that symbols lie between the bounds that torch recorded."""
+    """For each symbol with bounds: the condition that it lies between them. A lower bound of 2 is left out."""
     for symbol, bounds in program.range_constraints.items():
         if str(symbol) in sources:
             low, high = bounds.lower > 2, bounds.upper < int_oo
             code = (f"{bounds.lower} <= " if low else "") + str(symbol) + (f" <= {bounds.upper}" if high else "")
             place = sources[str(symbol)][0]
-            of = "" if place.expression.is_Symbol else f"{place.expression} with {symbol} "
-            exported = f"{of}of at most {bounds.upper}" if high else f"{of}of at least {bounds.lower}"
+            prefix = "" if place.expression.is_Symbol else f"{place.expression} with {symbol} "
+            sizes = f"{prefix}of at most {bounds.upper}" if high else f"{prefix}of at least {bounds.lower}"
             if low and high:
-                exported = f"{of}from {bounds.lower} to {bounds.upper}"
+                sizes = f"{prefix}from {bounds.lower} to {bounds.upper}"
             if low or high:
-                yield Condition(code, place, f"sizes {exported}")
+                yield Condition(code, place, f"sizes {sizes}")
 
 
 def _relations(places: Sequence[Place], sources: Mapping[str, tuple[Place, str]]) -> Iterator[Condition]:
-    """Conditions that a place has the size that its expression gives, for all places that are no source of a symbol."""
+    """For each place that is not the source of a symbol: the condition that its size equals its expression."""
     for place in places:
         symbols = [str(s) for s in place.expression.free_symbols]
         known = all(symbol in sources for symbol in symbols)
@@ -151,9 +151,9 @@ def _relations(places: Sequence[Place], sources: Mapping[str, tuple[Place, str]]
 
 
 def _multiples(program: ExportedProgram, places: Sequence[Place]) -> Iterator[Condition]:
-    """Conditions that sizes are multiples of a number, read off torch's guards.
+    """Conditions that a size is a multiple of a number, read from torch's guards.
 
-    Its other guards mostly tell sizes of 0 and 1 from those that it traced for.
+    The other guards mostly distinguish sizes of 0 and 1 from those that torch traced for, and are no conditions here.
     """
     matches = [match for guard in program._guards_code if (match := _MULTIPLE.fullmatch(guard))]
     names = input_names(program) if matches else []
@@ -165,13 +165,13 @@ def _multiples(program: ExportedProgram, places: Sequence[Place]) -> Iterator[Co
 
 
 def _guarded(name: str) -> str:
-    """What torch's guards call an input: ``L['pair']['a']`` for ``pair['a']``."""
+    """The name of an input in torch's guards: ``L['pair']['a']`` for ``pair['a']``."""
     root, bracket, rest = name.partition("[")
     return f"L[{root!r}]{bracket}{rest}"
 
 
 def input_names(program: ExportedProgram) -> list[str]:
-    """What a caller calls each flat input; the names in the graph where torch did not record the caller's."""
+    """The caller's names for the flat inputs; the graph's names if torch did not record the caller's."""
     nodes = [node.name for node in user_inputs(program)]
     signature: Any = program.module_call_graph[0].signature
     names = leaf_names(signature.in_spec, signature.forward_arg_names or ())

@@ -39,10 +39,10 @@ _VALUES_ONLY = frozenset({"aten", "prims", "quantized_decomposed"})
 
 @dataclass(frozen=True)
 class Layout:
-    """Strides, and the offset in memory if something may read it.
+    """The strides of a tensor, and its storage offset if something may read it.
 
-    ``strides`` is None if they depend on sizes known at run time. The value is then dense, and ``order`` lists its
-    dimensions, innermost first.
+    ``strides`` is None if they depend on sizes known at run time. The tensor is then dense, and ``order`` lists its
+    dimensions, innermost first. ``offset`` is None if any offset will do.
     """
 
     strides: tuple[int, ...] | None
@@ -51,7 +51,10 @@ class Layout:
 
     @classmethod
     def of(cls, val: Any, with_offset: bool = False) -> Layout | None:
-        """The layout of a recorded value. None if it is no strided tensor, or has symbolic strides and is not dense."""
+        """The layout of the recorded value ``val``; None if it is no strided tensor, or is symbolic and not dense.
+
+        ``offset`` is recorded if ``with_offset`` is set and the offset is not symbolic.
+        """
         if not isinstance(val, torch.Tensor) or val.layout is not torch.strided:
             return None
         start = val.storage_offset() if with_offset else None
@@ -90,18 +93,21 @@ def dense_order(val: torch.Tensor) -> tuple[int, ...] | None:
 
 
 def arrange(value: Any, layout: Layout) -> Any:
-    """``value`` if it has the layout, else a copy that has."""
+    """``value`` with the strides of ``layout``, and its offset unless that is None.
+
+    Returns ``value`` itself or a view of its memory where that is possible, else a copy.
+    """
     strides = layout.strides if layout.strides is not None else layout.strides_for(value.shape)
     if value.stride() == strides and (layout.offset is None or value.storage_offset() == layout.offset):
         return value
-    # only strides of dimensions of one element differ: another view of the same memory will do
+    # only strides of dimensions of size 1 differ: they move no element, so a view of the same memory will do
     if layout.offset is None and same_strides(value, strides):
         return value.as_strided(value.shape, strides)
     return _copy_with_strides(value, strides, layout.offset or 0)
 
 
 def same_strides(value: torch.Tensor, strides: Sequence[int]) -> bool:
-    """Whether ``strides`` put every element where it is; the stride of a dimension of one element does not matter."""
+    """Whether ``strides`` put every element of ``value`` where it is; those of dimensions of size 1 do not matter."""
     sizes = zip(value.shape, value.stride(), strides, strict=True)
     return not value.numel() or all(size == 1 or have == want for size, have, want in sizes)
 
@@ -119,17 +125,17 @@ def _copy_with_strides(value: torch.Tensor, strides: tuple[int, ...], offset: in
 
 
 def result_layouts(module: GraphModule, state: Collection[Node] = (), outward: bool = False) -> dict[Node, Layout]:
-    """The recorded layouts of results of delegates, and of calls with subgraphs, whose strides something reads.
+    """Node -> the layout that it must have at run time, because something reads its strides or memory.
 
-    Also those of values that the host computes and that ``as_strided`` or the like reads: a kernel that replaces the
-    recorded one may choose other strides. ``outward``: the graph's outputs count as read. ``state``: inputs that are
-    copies of the program's buffers. Raises Unsupported if an operator reads memory that is neither in a result nor in a
-    buffer.
+    Delegates, and calls with subgraphs, may return other strides than the recorded ones. So may a kernel of the host
+    that replaces the recorded one, which matters where ``as_strided`` or the like reads its result. ``outward``: the
+    graph's outputs count as read. ``state``: inputs that are copies of the program's buffers. Raises Unsupported if an
+    operator reads memory that a lowered program does not have (``_check_memory``).
     """
     readers = [n for n in module.graph.nodes if _reads(n, module, sees_layout)]
-    seen = reachable([*readers, *([output_node(module.graph)] if outward else [])], lambda node: node.all_input_nodes)
+    read = reachable([*readers, *([output_node(module.graph)] if outward else [])], lambda node: node.all_input_nodes)
     roots = {n: memory_root(n.all_input_nodes[0]) for n in readers if n.target in READ_MEMORY}
-    wanted = {*(n for n in seen if _is_opaque_result(n)), *(r for r in roots.values() if r.op == "call_function")}
+    wanted = {*(n for n in read if _is_opaque_result(n)), *(r for r in roots.values() if r.op == "call_function")}
     for reader, root in roots.items():
         _check_memory(reader, root, state)
     layouts = {n: Layout.of(n.meta.get("val"), with_offset=True) for n in wanted}
@@ -137,37 +143,45 @@ def result_layouts(module: GraphModule, state: Collection[Node] = (), outward: b
 
 
 def subgraph_layouts(owner: Node, subgraph: GraphModule, known: Mapping[Node, Layout]) -> dict[Node, Layout]:
-    """``result_layouts`` of a subgraph that ``owner`` fetches. ``known`` are those of the graph around it."""
-    # Its outputs are read if the call's results are; and in a loop they are the next round's inputs, which may be read.
+    """``result_layouts`` of ``subgraph``, which the ``get_attr`` node ``owner`` fetches.
+
+    ``known``: the layouts of the graph that ``owner`` is in.
+    """
+    # The subgraph's outputs count as read if the call's results are read. In a loop they also are the inputs of the
+    # next iteration, which may be read.
     calls = [u for u in owner.users if u in known or any(r in known for r in u.users)]
     outward = bool(calls) or any(_reads(n, subgraph, sees_layout) for n in subgraph.graph.nodes)
     return result_layouts(subgraph, outward=outward)
 
 
 def output_layouts(program: ExportedProgram) -> list[Layout | None]:
-    """The layouts of outputs that delegates had a part in; None for the others, which have eager's anyway."""
-    touched: set[Node] = set()
+    """The recorded layout of each output that depends on a delegate or on a call with subgraphs.
+
+    None for other outputs, which have eager's strides anyway, and for outputs that are no strided tensors.
+    """
+    dependent: set[Node] = set()
     for node in program.graph.nodes:
-        if _is_opaque(node) or not touched.isdisjoint(node.all_input_nodes):
-            touched.add(node)
+        if _is_opaque(node) or not dependent.isdisjoint(node.all_input_nodes):
+            dependent.add(node)
     values: Any = output_node(program.graph).args[0]
-    return [Layout.of(v.meta.get("val")) if isinstance(v, Node) and v in touched else None for v in values]
+    return [Layout.of(v.meta.get("val")) if isinstance(v, Node) and v in dependent else None for v in values]
 
 
 def pinned_inputs(program: ExportedProgram) -> dict[Node, Node]:
-    """Inputs that must come with their recorded strides for results to be right -> the operator that depends on them.
+    """Input -> the operator that gives wrong results if the input has other strides than the recorded ones.
 
-    An operator that reads an input, or a view of it, reads what it would read in eager, whatever the strides. One that
-    reads a value computed from the input does not: that value has recorded strides, or those that a delegate returns.
+    An operator that reads the memory of an input, or of a view of it, pins nothing: eager would read the same memory.
+    It pins an input from which its operand is computed. Eager derives the operand's strides from those of the input; a
+    lowered program gives it the recorded strides, or those that a delegate returns.
     """
     module, inputs = program.graph_module, set(user_inputs(program))
     pinned: dict[Node, Node] = {}
     seen: set[tuple[Node, bool]] = set()
     waiting = [
-        (given, reader, _is_opaque(reader))
+        (operand, reader, _is_opaque(reader))
         for reader in module.graph.nodes
         if _reads(reader, module, lambda node: node.target in READ_MEMORY)
-        for given in (reader.all_input_nodes if _is_opaque(reader) else reader.all_input_nodes[:1])
+        for operand in (reader.all_input_nodes if _is_opaque(reader) else reader.all_input_nodes[:1])
     ]
     while waiting:
         node, reader, computed = waiting.pop()
@@ -175,37 +189,37 @@ def pinned_inputs(program: ExportedProgram) -> dict[Node, Node]:
             seen.add((node, computed))
             if node in inputs and computed:
                 pinned.setdefault(node, reader)
-            waiting += [(given, reader, computed or not is_view(node)) for given in node.all_input_nodes]
+            waiting += [(operand, reader, computed or not is_view(node)) for operand in node.all_input_nodes]
     return pinned
 
 
 def _reads(node: Node, module: GraphModule, predicate: Callable[[Node], bool]) -> bool:
-    """Whether a call satisfies ``predicate``, or a call in its subgraphs or in its delegate does."""
+    """Whether ``predicate`` holds for the call ``node``, or for a call in its subgraphs or in its delegate."""
     if predicate(node):
         return True
     for owner in node.all_input_nodes if _is_opaque(node) else ():
-        held = getattr(module, str(owner.target), None) if owner.op == "get_attr" else None
-        inner = held.inner if isinstance(held, Opaque) else held
+        fetched = getattr(module, str(owner.target), None) if owner.op == "get_attr" else None
+        inner = fetched.inner if isinstance(fetched, Opaque) else fetched
         if isinstance(inner, GraphModule) and any(_reads(n, inner, predicate) for n in inner.graph.nodes):
             return True
     return False
 
 
 def _is_opaque(node: Node) -> bool:
-    """Whether a delegate, or a subgraph that may contain one, computes the node."""
+    """Whether the node is a call of a delegate, or of a subgraph that may contain one."""
     return isinstance(node.target, HigherOrderOperator)
 
 
 def _is_opaque_result(node: Node) -> bool:
-    """Whether the node is a result of such a call: its only one, or one that is unpacked."""
+    """Whether the node is the single result of a call that ``_is_opaque``, or unpacks one of its results."""
     single = _is_opaque(node) and isinstance(node.meta.get("val"), torch.Tensor)
     return single or (node.op == "call_function" and any(map(_is_opaque, node.all_input_nodes)))
 
 
 def sees_layout(node: Node) -> bool:
-    """Whether the result of an operator depends on strides.
+    """Whether the result of an operator depends on the strides of its operands.
 
-    Random numbers do: they are drawn in the order of memory.
+    Random numbers do, because kernels draw them in the order of memory.
     """
     if not isinstance(node.target, OpOverload):
         return False
@@ -215,16 +229,17 @@ def sees_layout(node: Node) -> bool:
 
 
 def memory_root(value: Node) -> Node:
-    """The value that ``value`` is a view of, as far as the graph shows; ``value`` itself if it is no view."""
+    """The tensor that ``value`` is a view of, as far as schemas tell; ``value`` itself if it is no view."""
     while is_view(value):
         value = value.all_input_nodes[0]
     return value
 
 
 def _check_memory(reader: Node, root: Node, state: Collection[Node]) -> None:
-    """Raise Unsupported if ``reader`` reads memory around the elements of ``root``, which a delegate does not return.
+    """Raise Unsupported if ``reader`` reads memory between or around the elements of ``root``.
 
-    Some kernels also copy the memory around their operands, which their recorded results do not tell.
+    A lowered program has the elements alone of the result of a delegate and of a buffer (``state``). Of a tensor with
+    gaps that a call computed, eager may have copied what lies in the gaps, which the recorded value does not show.
     """
     has_gaps = root.op == "call_function" and dense_order(root.meta["val"]) is None
     if (root in state or _is_opaque_result(root) or has_gaps) and not _is_covered(root.meta["val"], reader.meta["val"]):
@@ -233,17 +248,21 @@ def _check_memory(reader: Node, root: Node, state: Collection[Node]) -> None:
         raise Unsupported("unsupported", text, reader, source_of(reader), hint)
 
 
-def _is_covered(written: torch.Tensor, read: Any) -> bool:
-    """Whether all memory that the view ``read`` shows belongs to elements of the tensor ``written``."""
-    places = [(v.shape, v.stride(), v.storage_offset()) for v in (written, read) if isinstance(v, torch.Tensor)]
+def _is_covered(root: torch.Tensor, view: Any) -> bool:
+    """Whether every element that ``view`` shows is an element of the tensor ``root``, whose memory it is a view of.
+
+    True if ``view`` is no tensor; False if a size, stride or offset is symbolic.
+    """
+    places = [(v.shape, v.stride(), v.storage_offset()) for v in (root, view) if isinstance(v, torch.Tensor)]
     numbers = [n for shape, strides, offset in places for n in (*shape, *strides, offset)]
     if len(places) < 2:
-        return True  # ``read`` is no tensor but a stride or an offset
+        return True  # the operator returns a stride or an offset
     if not all(isinstance(n, int) for n in numbers):
         return False
     if 0 in places[1][0]:
         return True
     extents = [o + 1 + sum((d - 1) * s for d, s in zip(shape, strides, strict=True)) for shape, strides, o in places]
+    # mark the elements of ``root`` in an array that stands for the memory, and look whether ``view`` shows others
     memory = torch.zeros(max(extents), dtype=torch.bool)
     shape, strides, offset = places[0]
     once = [1 if s == 0 else d for d, s in zip(shape, strides, strict=True)]

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def find_root(parent: dict[Node, Node], node: Node) -> Node:
-    """The node that stands for the group of ``node``; ``parent`` leads from each node towards it (union-find)."""
+    """The node that represents the group of ``node``; ``parent`` leads from each node towards it (union-find)."""
     while parent[node] is not node:
         parent[node] = node = parent[parent[node]]
     return node

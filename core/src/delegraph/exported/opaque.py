@@ -1,4 +1,4 @@
-"""A delegate as this floor sees it: something that a call holds and that runs a program of its own elsewhere."""
+"""What this package knows of a delegate: a module that a graph calls, and whose own graph it does not run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Opaque(Protocol):
 
     @property
     def inner(self) -> GraphModule:
-        """The graph that the module computes."""
+        """The graph that the module computes, for analyses."""
 
     @property
     def keeps_state(self) -> bool:
-        """Whether a call leaves something behind that the next call reads."""
+        """Whether a call changes state that the next call reads."""

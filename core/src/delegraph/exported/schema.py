@@ -15,15 +15,15 @@ from torch.fx import Node
 
 
 def overloads(names: str) -> frozenset[Any]:
-    """The operators of ATen of these names: ``overloads("view.default select.int")``."""
+    """The ATen overloads of these names, as in ``overloads("view.default select.int")``."""
     return frozenset(attrgetter(name)(torch.ops.aten) for name in names.split())
 
 
 def bound_arguments(node: Node) -> dict[str, Any]:
     """The arguments of a call by name, in the schema's order, defaults included."""
     schema = node.target._schema.arguments  # type: ignore[union-attr]
-    given = {a.name: a.default_value for a in schema}
-    return given | dict(zip(given, node.args, strict=False)) | node.kwargs
+    defaults = {a.name: a.default_value for a in schema}
+    return defaults | dict(zip(defaults, node.args, strict=False)) | node.kwargs
 
 
 def is_view(node: Node) -> bool:
@@ -33,13 +33,16 @@ def is_view(node: Node) -> bool:
 
 
 def is_random(node: Node) -> bool:
-    """Whether a call draws random numbers itself. Attention and dropout that drop nothing do not."""
+    """Whether a call draws random numbers, apart from its subgraphs.
+
+    Attention and dropout draw none if their probability is 0 or ``training`` is false.
+    """
     if not isinstance(node.target, OpOverload) or not _is_seeded(node.target):
         return False
-    given = bound_arguments(node)
-    of_dropout = given.get("p") if "dropout" in node.target._schema.name else None
-    chance = given.get("dropout_p", given.get("dropout", of_dropout))
-    return given.get("train", given.get("training")) is not False and chance != 0
+    arguments = bound_arguments(node)
+    probability = arguments.get("p") if "dropout" in node.target._schema.name else None
+    chance = arguments.get("dropout_p", arguments.get("dropout", probability))
+    return arguments.get("train", arguments.get("training")) is not False and chance != 0
 
 
 @cache

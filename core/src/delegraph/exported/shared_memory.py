@@ -15,9 +15,10 @@ Key = TypeVar("Key")
 
 
 def expect_written_apart(inputs: Sequence[Node], flat: Sequence[Any], written: Sequence[int]) -> None:
-    """Raise InputError if an input that the program writes shares memory with another input that it uses.
+    """Raise InputError if an input that the program writes shares memory with another one that it uses.
 
-    In eager PyTorch the other one would change as well. ``written``: positions in ``flat``, the flat inputs.
+    In eager PyTorch the other input would change as well. ``flat``: the values of ``inputs``. ``written``: the
+    positions of inputs that the program writes.
     """
     tensors = {k: value for k, value in enumerate(flat) if isinstance(value, torch.Tensor)}
     for k in written:
@@ -29,7 +30,7 @@ def expect_written_apart(inputs: Sequence[Node], flat: Sequence[Any], written: S
 
 
 def near(tensors: Mapping[Key, torch.Tensor]) -> Iterator[tuple[Key, Key]]:
-    """Pairs of tensors whose address ranges overlap: all that may share memory."""
+    """Pairs of keys whose tensors' address ranges overlap. No other two tensors can share memory."""
     spans = [(span, key) for key, tensor in tensors.items() if (span := addresses(tensor)) is not None]
     reaching: list[tuple[int, Key]] = []
     for (first, end), key in sorted(spans, key=lambda pair: pair[0]):
@@ -40,9 +41,9 @@ def near(tensors: Mapping[Key, torch.Tensor]) -> Iterator[tuple[Key, Key]]:
 
 
 def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether both tensors have an element in the same place in memory, or partly in the same place.
+    """Whether an element of ``a`` and an element of ``b`` overlap in memory.
 
-    Comparing storages would not do: two storages made of one numpy array are two views of its memory.
+    Comparing storages is not enough: two storages made of one numpy array are two views of its memory.
     """
     ours, theirs = addresses(a), addresses(b)
     if ours is None or theirs is None or a.device != b.device:
@@ -54,13 +55,16 @@ def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
         return True
     origin = min(first, start)
     # mark the elements of ``a`` in an array that stands for the memory, and look whether ``b`` has one of them
-    taken = torch.zeros((max(end, last) - origin) // a.element_size(), dtype=torch.bool)
-    taken.as_strided(a.shape, a.stride(), (first - origin) // a.element_size()).fill_(True)
-    return bool(taken.as_strided(b.shape, b.stride(), (start - origin) // a.element_size()).any())
+    occupied = torch.zeros((max(end, last) - origin) // a.element_size(), dtype=torch.bool)
+    occupied.as_strided(a.shape, a.stride(), (first - origin) // a.element_size()).fill_(True)
+    return bool(occupied.as_strided(b.shape, b.stride(), (start - origin) // a.element_size()).any())
 
 
 def addresses(tensor: torch.Tensor) -> tuple[int, int] | None:
-    """(first, end) of the bytes among which the elements lie; None for tensors without memory: sparse, fake, empty."""
+    """The addresses (first, end) between which a tensor's elements lie.
+
+    None for a tensor without memory of its own: sparse, fake, meta or empty.
+    """
     if tensor.layout is not torch.strided or isinstance(tensor, FakeTensor) or not tensor.numel():
         return None
     memory = tensor.untyped_storage().data_ptr()

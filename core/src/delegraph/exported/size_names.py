@@ -14,18 +14,21 @@ __all__ = ["named", "names_of_symbols"]
 
 
 def named(text: object, nodes: list[Node]) -> str:
-    """``text``, a size or a shape in torch's symbols, with the names that people know. ``nodes`` are the inputs."""
+    """Replace torch's symbols in ``text``, a size or shape, by user names; ``nodes`` are the program's inputs."""
     names = {str(symbol): name for symbol, name in names_of_symbols(nodes).items()}
     return re.sub(r"\w+", lambda word: names.get(word[0], word[0]), str(text))
 
 
 def names_of_symbols(nodes: list[Node]) -> dict[sympy.Symbol, str]:
-    """Symbol -> the name of its Dim, or else of the value that has it first: ``x.size(0)``."""
+    """Symbol -> the name of its Dim, or else of the first input size that is the symbol: ``x.size(0)``.
+
+    ``nodes`` are the program's inputs, in order. A symbol that is the size of none of them is left out.
+    """
     mode = detect_fake_mode([n.meta.get("val") for n in nodes if n.op == "placeholder"])
     environment: Any = None if mode is None else mode.shape_env
     dims = {} if environment is None else _names_of_dims(environment)
     if environment is not None and environment.var_to_range.keys() <= dims.keys():
-        return dims  # looking at the sizes of all values takes a while
+        return dims  # every symbol is a Dim: looking at the inputs takes a while
     names: dict[sympy.Symbol, str] = {}
     for node in nodes:
         value = node.meta.get("val")
@@ -40,10 +43,10 @@ def names_of_symbols(nodes: list[Node]) -> dict[sympy.Symbol, str]:
 def _names_of_dims(environment: Any) -> dict[sympy.Symbol, str]:
     """Symbol -> the name that the user gave its Dim.
 
-    Torch keeps these by the source of a size: ``L['x'].size()[0]``.
+    torch keeps these names by the source of a size, such as ``L['x'].size()[0]``.
     """
-    given: dict[str, str] = dict(getattr(environment, "source_name_to_debug_name", {}))
+    name_of_source: dict[str, str] = dict(getattr(environment, "source_name_to_debug_name", {}))
     symbols = getattr(environment, "source_to_var", {})
-    given |= {name: name for name in symbols if name.isidentifier()}  # Dims of which inputs have only multiples
-    found = {environment.replace(symbols[source]): name for source, name in given.items() if source in symbols}
-    return {symbol: name for symbol, name in found.items() if isinstance(symbol, sympy.Symbol)}
+    name_of_source |= {name: name for name in symbols if name.isidentifier()}  # Dims that no input has itself
+    names = {environment.replace(symbols[source]): name for source, name in name_of_source.items() if source in symbols}
+    return {symbol: name for symbol, name in names.items() if isinstance(symbol, sympy.Symbol)}

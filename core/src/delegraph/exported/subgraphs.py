@@ -46,11 +46,12 @@ _POINTWISE = frozenset({"flex_attention", "flex_attention_backward", "associativ
 
 @dataclass
 class Subgraph:
-    """One subgraph: the parent's attribute that holds it, the calls that use it, and the subgraph as a program.
+    """One subgraph as a program, with its place in the parent program.
 
-    ``names``: its placeholders, by position. ``single``: it returns a value that is in no tuple, as the condition of a
-    ``while_loop`` does; the program returns a tuple of one. ``tensors``: its attributes that are tensors, by the name
-    of the placeholder that stands for them in the program.
+    ``attribute``: the parent's attribute that holds it. ``calls``: the calls that use it. ``names``: the names of its
+    placeholders, by position. ``single``: it returns a bare value instead of a tuple, as the condition of a
+    ``while_loop`` does; ``program`` then returns a tuple of one. ``tensors``: name of a placeholder of ``program`` ->
+    the tensor attribute of the subgraph that it stands for.
     """
 
     attribute: str
@@ -62,7 +63,7 @@ class Subgraph:
 
 
 def extract_subgraphs(program: ExportedProgram) -> list[Subgraph]:
-    """The subgraphs of the calls in ``program``, in graph order, as copies; not those inside of subgraphs."""
+    """Copies of the subgraphs of the calls in ``program``, in graph order, without those nested in them."""
     calls: dict[str, list[Node]] = {}
     for call in _calls(program.graph):
         for owner in _owners(call):
@@ -75,14 +76,15 @@ def extract_subgraphs(program: ExportedProgram) -> list[Subgraph]:
 
 
 def rewrite_subgraphs(program: ExportedProgram, rewrite: Callable[[ExportedProgram], ExportedProgram]) -> None:
-    """Replace every subgraph of ``program`` by what ``rewrite`` makes of it; the program's graph may change."""
+    """Replace each subgraph of ``program`` by the result of ``rewrite``; calls may lose operands."""
     put_back(program, [(subgraph, rewrite(subgraph.program)) for subgraph in extract_subgraphs(program)])
 
 
 def put_back(program: ExportedProgram, rewritten: Sequence[tuple[Subgraph, ExportedProgram]]) -> set[Node]:
-    """Replace subgraphs by what they were rewritten to; calls then pass only what one of their subgraphs takes.
+    """Replace subgraphs by the programs that they were rewritten to.
 
-    Returns the placeholders of ``program`` that some call no longer passes.
+    Calls stop passing operands that none of their subgraphs takes any more. Returns those operands, which are
+    placeholders of ``program``.
     """
     by_attribute = {subgraph.attribute: (subgraph, new) for subgraph, new in rewritten}
     dropped: set[Node] = set()
@@ -119,34 +121,37 @@ def next_handles(module: GraphModule) -> Iterator[int]:
 
 
 def subgraphs_of(call: Node) -> list[GraphModule]:
-    """The subgraphs of a higher-order call; none of any other node."""
+    """The subgraphs that a higher-order call takes; empty for any other node."""
     root: Any = call.graph.owning_module
     return [getattr(root, str(owner.target)) for owner in _owners(call)]
 
 
 def _calls(graph: Graph) -> Iterable[Node]:
-    """Nodes among which are all calls with subgraphs.
+    """The nodes of ``graph``, among which calls with subgraphs may be.
 
-    Most graphs fetch no attribute, so there is nothing to look through.
+    Empty if the graph fetches no attribute, as most do, since such a graph has no calls with subgraphs.
     """
     return graph.nodes if graph.find_nodes(op="get_attr", sort=False) else ()
 
 
 def _owners(call: Node, module: Any = None) -> Iterator[Node]:
-    """The ``get_attr`` nodes that fetch the subgraphs of a higher-order call."""
+    """The ``get_attr`` nodes that fetch the subgraphs of a higher-order call.
+
+    ``module`` has the subgraphs as attributes; None stands for the module that owns the graph of ``call``.
+    """
     if isinstance(call.target, HigherOrderOperator) and str(call.target) not in _POINTWISE:
         root = module or call.graph.owning_module
-        for given in call.all_input_nodes:
-            if given.op == "get_attr" and isinstance(getattr(root, str(given.target), None), GraphModule):
-                yield given
+        for operand in call.all_input_nodes:
+            if operand.op == "get_attr" and isinstance(getattr(root, str(operand.target), None), GraphModule):
+                yield operand
 
 
 def _as_program(
     program: ExportedProgram, attribute: str, calls: list[Node], constants: Mapping[Node, InputSpec]
 ) -> Subgraph:
-    """The subgraph ``attribute`` as a program. ``calls`` use it.
+    """The subgraph ``attribute`` as a program. ``calls``: the calls that use it.
 
-    ``constants`` are the parent's constant placeholders.
+    ``constants``: the parent's constant placeholders, with their specs.
     """
     module: Any = getattr(program.graph_module, attribute)
     graph = Graph(owning_module=module)
@@ -160,33 +165,34 @@ def _as_program(
     output.args = (values,)
     nodes = [n for n in graph.nodes if n.op == "placeholder" and n.name not in tensors]
     shared = [_shared_inputs(call, len(nodes)) for call in calls]
-    made = [InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(name), f"{attribute}.{name}") for name in tensors]
-    inputs = made + [_input_spec(n, {given.get(k) for given in shared}, constants) for k, n in enumerate(nodes)]
+    added = [InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(name), f"{attribute}.{name}") for name in tensors]
+    inputs = added + [_input_spec(n, {same.get(k) for same in shared}, constants) for k, n in enumerate(nodes)]
     outputs = [OutputSpec(OutputKind.USER_OUTPUT, argument_of(v), None) for v in values]
     call_spec = flat_call(sum(s.kind is InputKind.USER_INPUT for s in inputs), len(values))
     # Not checked here: the step that rewrites the subgraph checks its result.
     extracted = build_program(module, graph, inputs, outputs, program, call_spec, check=False)
-    extracted.constants.update({str(s.target): t for s, t in zip(made, tensors.values(), strict=True)})
+    extracted.constants.update({str(s.target): t for s, t in zip(added, tensors.values(), strict=True)})
     return Subgraph(attribute, calls, extracted, [n.name for n in nodes], single, tensors)
 
 
 def _tensor_placeholders(module: Any, graph: Graph) -> tuple[dict[Node, Node], dict[str, torch.Tensor]]:
-    """Placeholders in ``graph`` for tensor attributes of ``module``, which programs cannot have.
+    """Add a placeholder to ``graph`` for each tensor that ``module`` fetches from its attributes.
 
-    By node, and by name.
+    A program cannot have such attributes. Returns ``get_attr`` node -> placeholder, and name of the placeholder ->
+    tensor.
     """
     placeholders: dict[Node, Node] = {}
     tensors: dict[str, torch.Tensor] = {}
     for node in module.graph.nodes:
-        held = getattr(module, str(node.target), None) if node.op == "get_attr" else None
-        if isinstance(held, torch.Tensor):
+        attribute = getattr(module, str(node.target), None) if node.op == "get_attr" else None
+        if isinstance(attribute, torch.Tensor):
             placeholders[node] = new = graph.create_node("placeholder", node.name, name=node.name)
-            new.meta, tensors[new.name] = dict(node.meta), held
+            new.meta, tensors[new.name] = dict(node.meta), attribute
     return placeholders, tensors
 
 
 def _fetch_tensors(module: GraphModule, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Undo ``_tensor_placeholders``: placeholders that are left become nodes that fetch the tensors again."""
+    """Undo ``_tensor_placeholders``: replace the placeholders by nodes that fetch the tensors again."""
     first = next(n for n in module.graph.nodes if n.op != "placeholder")
     for node in [n for n in module.graph.nodes if n.op == "placeholder" and n.name in tensors]:
         setattr(module, node.name, tensors[node.name])
@@ -198,16 +204,20 @@ def _fetch_tensors(module: GraphModule, tensors: Mapping[str, torch.Tensor]) -> 
 
 
 def _shared_inputs(call: Node, count: int) -> dict[int, Any]:
-    """Position among a subgraph's ``count`` inputs -> the value that ``call`` passes there every time."""
+    """Position of a subgraph's input -> the operand that ``call`` passes there every time.
+
+    ``count`` is the number of the subgraph's inputs. Empty for an operator that ``_SHARED`` does not list.
+    """
     position = _SHARED.get(str(call.target))
-    given: Any = () if position is None else call.args[position]
-    return dict(enumerate(given, start=count - len(given)))
+    operands: Any = () if position is None else call.args[position]
+    return dict(enumerate(operands, start=count - len(operands)))
 
 
 def _input_spec(node: Node, passed: set[Any], constants: Mapping[Node, InputSpec]) -> InputSpec:
-    """The spec of a subgraph's input.
+    """The spec of ``node``, an input of a subgraph.
 
-    A constant if all calls pass the same one of the parent, otherwise a run-time input.
+    ``passed``: the operands that the calls pass for it, with None for a call that passes a new value every time. If all
+    pass the same constant of the parent, the input is that constant, otherwise a run-time input.
     """
     spec = constants.get(next(iter(passed))) if len(passed) == 1 else None
     if spec is None:
@@ -216,10 +226,10 @@ def _input_spec(node: Node, passed: set[Any], constants: Mapping[Node, InputSpec
 
 
 def _align_inputs(call: Node, pairs: Sequence[tuple[Subgraph, ExportedProgram]], may_drop: bool) -> set[Node]:
-    """Drop operands of ``call`` that no subgraph uses any more; restore a placeholder that only some dropped.
+    """Drop operands of ``call`` that none of its subgraphs uses any more; returns them.
 
-    Returns the dropped operands. None is dropped if a subgraph has other calls, which still pass them, or if
-    ``may_drop`` is false because not all subgraphs of the call were rewritten.
+    A placeholder that only some of the subgraphs dropped is restored in these. No operand is dropped if a subgraph has
+    other calls, which still pass it, or if ``may_drop`` is false because not all subgraphs of the call were rewritten.
     """
     may_drop = may_drop and all(len(subgraph.calls) == 1 for subgraph, _ in pairs)
     shared = _shared_inputs(call, len(pairs[0][0].names)) if may_drop else {}
@@ -241,7 +251,7 @@ def _align_inputs(call: Node, pairs: Sequence[tuple[Subgraph, ExportedProgram]],
 
 
 def _align_placeholders(subgraph: Subgraph, graph: Graph, dropped: set[int]) -> None:
-    """Give ``graph`` the placeholders of ``subgraph`` that are not ``dropped``, in order."""
+    """Give ``graph`` the placeholders of ``subgraph``, in order, except those at positions ``dropped``."""
     present = {n.name: n for n in graph.nodes if n.op == "placeholder"}
     original = {n.name: n for n in subgraph.program.graph.nodes if n.op == "placeholder"}
     for name in (subgraph.names[k] for k in dropped):

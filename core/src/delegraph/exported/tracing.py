@@ -16,9 +16,10 @@ from ..errors import DelegraphError
 class Turn:
     """A re-entrant lock around work that a fork may interrupt.
 
-    If a process is forked while another thread holds the lock, nobody will ever release it in the new process. With
-    ``work``, what the lock guards is then left half done: acquiring it there raises a DelegraphError instead of waiting
-    forever. Without ``work``, what it guards is whole at any moment, and the new process finds the lock free.
+    If a process forks while another thread holds the lock, no thread of the new process will ever release it. ``work``
+    says what the lock guards, as in "this thread is <work>", and that this is left half done by such a fork: acquiring
+    the lock in the new process then raises a DelegraphError instead of waiting forever. If ``work`` is None, the
+    guarded data is consistent at any moment, and the new process gets a free lock.
     """
 
     def __init__(self, work: str | None = None) -> None:
@@ -26,7 +27,10 @@ class Turn:
         _turns.add(self)
 
     def acquire(self, blocking: bool = True) -> bool:
-        """Acquire the lock. Raises DelegraphError in a process that was forked in the middle of the work."""
+        """Acquire the lock; returns False if it is held by another thread and ``blocking`` is false.
+
+        Raises DelegraphError in a process that was forked in the middle of the work.
+        """
         if self._torn:
             text = f"this process was forked while another thread was {self._work}, whose work is left half done here"
             hint = "fork while no thread does so, or start processes by multiprocessing's 'spawn' or 'forkserver'"
@@ -52,7 +56,7 @@ class Turn:
         if self._lock.acquire(blocking=False):
             self._lock.release()
         else:
-            # some other thread held it, which does not exist here
+            # another thread held the lock, and that thread does not exist in this process
             self._torn, self._lock = self._work is not None, threading.RLock()
 
 
@@ -79,21 +83,21 @@ _LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_sha
 
 @contextmanager
 def unlogged(names: Sequence[str] = _LOGGERS) -> Iterator[None]:
-    """A block in which torch's warnings do not reach its log; by default those of calls that fail under fake tensors.
+    """A block in which the loggers ``names`` drop warnings and errors.
 
-    The caller reports such failures itself.
+    By default these are torch's loggers of calls that fail under fake tensors: the caller reports such failures itself.
     """
     loggers = [logging.getLogger(name) for name in names]
-    quiet = partial(_is_no_warning)  # a new object for each block: a logger adds the same filter only once
+    no_warnings = partial(_is_no_warning)  # a new object for each block: a logger adds the same filter only once
     for logger in loggers:
-        logger.addFilter(quiet)
+        logger.addFilter(no_warnings)
     try:
         yield
     finally:
         for logger in loggers:
-            logger.removeFilter(quiet)
+            logger.removeFilter(no_warnings)
 
 
 def _is_no_warning(record: logging.LogRecord) -> bool:
-    """Whether the log may have the record."""
+    """A filter that keeps records below the level WARNING."""
     return record.levelno < logging.WARNING

@@ -26,29 +26,29 @@ _MODES = ("train", "training", "use_input_stats", "dropout_p")
 
 
 def training_note(program: ExportedProgram) -> str | None:
-    """Which calls of a program behave as in training, and what to do; None if there are none."""
+    """A note that names the calls that behave as in training, and what to do; None if there are none."""
     calls = [n for n in all_nodes(program.graph_module) if _is_in_training(n)]
     if not calls:
         return None
     counted = Counter(operator_name(node) for node in calls)
     source = source_of(calls[0])
     where = f" (first at {source.place})" if source else ""
-    listed = ", ".join(f"{count} x {name}" for name, count in counted.items())
-    text = f"exported in training mode{where}: {listed} drop values at random, or normalize by the statistics of their"
+    names = ", ".join(f"{count} x {name}" for name, count in counted.items())
+    text = f"exported in training mode{where}: {names} drop values at random, or normalize by the statistics of their"
     return f"{text} batch; call model.eval() before torch.export.export, unless that is what you want"
 
 
 def _is_in_training(node: Node) -> bool:
-    """Whether a call drops values at random, or uses the statistics of its batch, because of training mode."""
+    """Whether training mode makes the call drop values at random, or use the statistics of its batch."""
     if not isinstance(node.target, OpOverload) or not _has_mode(node.target):
         return False
-    given = bound_arguments(node)
-    if not any(given.get(name) for name in _MODES):
+    arguments = bound_arguments(node)
+    if not any(arguments.get(name) for name in _MODES):
         return False
     # A norm without running statistics computes with those of the batch in evaluation, too, and an LSTM without dropout
     # is the same in both modes.
-    by_batch = "running_mean" in given and given["running_mean"] is None
-    return not by_batch and given.get("dropout", given.get("p")) != 0
+    by_batch = "running_mean" in arguments and arguments["running_mean"] is None
+    return not by_batch and arguments.get("dropout", arguments.get("p")) != 0
 
 
 @cache
@@ -58,16 +58,16 @@ def _has_mode(op: OpOverload) -> bool:
 
 
 def reads_mode(module: torch.nn.Module) -> bool:
-    """Whether the results of a module may depend on its ``training``: its code says so, or cannot be read.
+    """Whether the results of a module may depend on its ``training``, judged by its own code.
 
-    Dropout and norms do, and so does a module that passes ``self.training`` to a function. A wrapper around them does
-    not.
+    True for dropout, for norms, and for a module that passes ``self.training`` to a function; not for a wrapper around
+    such modules. True also for a ScriptModule, whose code cannot be read.
     """
     if isinstance(module, torch.jit.ScriptModule):
         return True
-    own = getattr(vars(module).get("forward"), "__code__", None)
+    instance_forward = getattr(vars(module).get("forward"), "__code__", None)
     kind: Any = type(module)
-    return _class_reads_mode(kind) or (own is not None and "training" in _names(own))
+    return _class_reads_mode(kind) or (instance_forward is not None and "training" in _names(instance_forward))
 
 
 _NOT_COMPUTING = {"train", "eval", "__repr__", "extra_repr"}
@@ -77,13 +77,13 @@ _NOT_COMPUTING = {"train", "eval", "__repr__", "extra_repr"}
 @cache
 def _class_reads_mode(cls: type) -> bool:
     """Whether a method of a module's class, or of a base class apart from ``nn.Module``, names ``training``."""
-    own = (c for c in cls.__mro__ if issubclass(c, torch.nn.Module) and c is not torch.nn.Module)
-    functions = (f for c in own for name, f in vars(c).items() if name not in _NOT_COMPUTING)
+    classes = (c for c in cls.__mro__ if issubclass(c, torch.nn.Module) and c is not torch.nn.Module)
+    functions = (f for c in classes for name, f in vars(c).items() if name not in _NOT_COMPUTING)
     return any("training" in _names(code) for f in functions if (code := _code_of(f)) is not None)
 
 
 def _code_of(function: Any) -> CodeType | None:
-    """The code of a function, a static or class method, or a property, without decorators; None if it has none."""
+    """The code object behind a function, method, property or decorated function; None if there is none."""
     function = getattr(function, "__func__", None) or getattr(function, "fget", None) or function
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
@@ -91,7 +91,10 @@ def _code_of(function: Any) -> CodeType | None:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """The names in the code of a function and of functions in it; also its strings, because ``getattr`` takes these."""
+    """The names in a code object and in functions defined in it.
+
+    Its strings as well, because ``getattr`` takes names as strings.
+    """
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -23,9 +23,9 @@ def _softmax(self: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor
 
 
 SEEN_ROWS: Mapping[OpOverload, Any] = MappingProxyType({aten._safe_softmax.default: _softmax})
-"""What to decompose the softmax of attention to if no row is hidden completely.
+"""How to decompose the softmax of attention if no row of scores is hidden completely.
 
-torch's gives zeros for hidden rows, and looks for these by four calls on all scores, which would find nothing.
+torch's decomposition gives zeros for hidden rows, which it looks for by four calls on all scores.
 """
 
 
@@ -35,10 +35,11 @@ def is_attention(op: Any) -> bool:
 
 
 def sees_every_row(node: Node, constants: ConstantValues | None) -> bool:
-    """Whether it is known that each position of this attention sees at least one position.
+    """Whether every query position of the attention ``node`` is known to see at least one key.
 
-    A causal mask lets each one see the first. A mask that is added hides a score that it makes minus infinity; half of
-    the smallest number counts as that, because the sum may overflow.
+    That is so without a mask, and with a causal one, by which each sees the first key. A float mask hides a key where
+    it is at most half of the smallest number, because a score plus such a number may overflow to minus infinity.
+    ``constants`` has the values of masks; without it (None) no mask is known.
     """
     mask = bound_arguments(node).get("attn_mask")
     if not isinstance(mask, Node):
@@ -46,5 +47,5 @@ def sees_every_row(node: Node, constants: ConstantValues | None) -> bool:
     value = constants.of(mask) if constants is not None else None
     if value is None:
         return False
-    seen = value if value.dtype is torch.bool else value > torch.finfo(value.dtype).min / 2
-    return bool(seen.any(-1).all())
+    visible = value if value.dtype is torch.bool else value > torch.finfo(value.dtype).min / 2
+    return bool(visible.any(-1).all())

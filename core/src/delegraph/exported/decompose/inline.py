@@ -15,16 +15,16 @@ _NOT_INHERITED = frozenset({"val", "tensor_meta", "delegation_tag"})
 
 
 def _results(*values: Any) -> tuple[Any, ...]:
-    """The target of a node that uses the results until ``commit``; without a user they would be taken for dead code."""
+    """The target of a node that uses the results until ``commit``, since calls without users count as dead code."""
     return values
 
 
 class Inlining:
-    """A decomposition, inserted before the call ``node``.
+    """A decomposition, inserted before the call ``node``; ``node`` stays until ``commit`` replaces it.
 
-    ``commit`` replaces the call by it, ``undo`` takes it out again. The inserted calls have the debug handle and the
-    source of ``node``; ``meta["decomposed_from"]`` names the operators that they come from, outermost first. Calls that
-    only unused results need are not inserted. ``calls`` are the inserted calls, without those that only unpack results.
+    ``undo`` removes the inserted calls. They have the debug handle and the source of ``node``;
+    ``meta["decomposed_from"]`` names the operators that they come from, outermost first. Calls that only unused results
+    need are not inserted. ``calls`` are the inserted calls, without those that only unpack results.
     """
 
     def __init__(self, node: Node, decomposition: Decomposition) -> None:
@@ -52,20 +52,20 @@ class Inlining:
         return copy
 
     def inserted(self) -> Iterator[Node]:
-        """The nodes that stand for the call now; if calls among them were decomposed in turn, their parts instead."""
+        """The nodes that now stand before ``node`` in its place, also those that replaced inserted calls."""
         node = self._previous.next
         while node is not self._anchor:
             yield node
             node = node.next
 
     def results(self) -> tuple[Any, ...]:
-        """The values that stand for the call's results, by position; only those that are used are meaningful."""
-        # Read from the anchor: if a result is a call that was decomposed in turn, the anchor uses its part by now.
+        """The values that replace the call's results, by position; meaningful only for results that are used."""
+        # Read from the anchor: where a result was itself decomposed, the anchor uses what replaced it.
         values: Any = self._anchor.args
         return tuple(values)
 
     def commit(self) -> None:
-        """Let users of the call use the results instead, and erase the call."""
+        """Let users of the call use the values of ``results()`` instead, and erase the call."""
         results = self.results()
         users: list[tuple[Node, Any]] = [(self.node, 0)] if self.single else [(u, u.args[1]) for u in self.node.users]
         for user, k in users:
@@ -76,6 +76,6 @@ class Inlining:
         self.graph.erase_node(self._anchor)
 
     def undo(self) -> None:
-        """Erase everything that was inserted."""
+        """Erase all inserted nodes."""
         while self.node.prev is not self._previous:
             self.graph.erase_node(self.node.prev)

@@ -30,7 +30,7 @@ RECURRENT = frozenset({"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_r
 def _core_table() -> Mapping[Any, Decompose]:
     """torch's table of decompositions to core ATen.
 
-    Making it takes a tenth of a second, so it is made when first needed.
+    Building it takes a tenth of a second, so it is built when first needed.
     """
     table: Any = torch.export.default_decompositions()
     return dict(table.items())
@@ -38,9 +38,9 @@ def _core_table() -> Mapping[Any, Decompose]:
 
 @cache
 def to_core(op: Any) -> Decompose | None:
-    """The function that computes ``op`` from operators nearer to core ATen.
+    """The function that computes ``op`` by operators nearer to core ATen.
 
-    None if there is none, or if it must stay whole.
+    None if there is none, if ``op`` is core ATen, or if it must stay whole: it writes, or needs data or random numbers.
     """
     if op in _NORMS:
         return _NORMS[op]
@@ -53,9 +53,9 @@ def to_core(op: Any) -> Decompose | None:
 
 @cache
 def core_table(kept: frozenset[Any]) -> Mapping[OpOverload, Decompose]:
-    """All steps of ``to_core`` for operators in torch's tables, for a trace that goes down to core ATen.
+    """Operator -> its ``to_core``, for the operators of torch's tables that are not ``kept``.
 
-    Without ``kept``.
+    It is for a trace that goes down to core ATen at once.
     """
     known = (op for op in (*_core_table(), *_NORMS) if op not in kept)
     return {op: step for op in known if (step := to_core(op)) is not None}
@@ -63,10 +63,7 @@ def core_table(kept: frozenset[Any]) -> Mapping[OpOverload, Decompose]:
 
 @cache
 def beyond_core(op: Any) -> Decompose | None:
-    """The function that computes ``op``, which is core ATen or has no way there, by simpler operators.
-
-    None if there is none.
-    """
+    """The function that computes ``op`` by simpler operators, where ``to_core`` has none; None if there is none."""
     if op in _BEYOND:
         return _BEYOND[op]
     if op in _IN_PRIMS_ONLY or not _may_be_decomposed(op) or to_core(op):
@@ -86,7 +83,7 @@ def _may_be_decomposed(op: Any) -> bool:
     """Whether an operator is pure and needs neither data nor random numbers, so that it can be traced."""
     if not isinstance(op, OpOverload) or op._schema.is_mutable or _DATA_DEPENDENT & set(op.tags):
         return False
-    # these draw random numbers for their dropout only, which they do not have in eval mode
+    # these draw random numbers only for dropout, which they do not apply in eval mode
     only_for_dropout = op._schema.name in RECURRENT or "scaled_dot_product" in op._schema.name
     return torch.Tag.nondeterministic_seeded not in op.tags or only_for_dropout
 
@@ -102,7 +99,10 @@ def _batch_norm(
     eps: float,
     *_: Any,
 ) -> tuple[Tensor, ...]:
-    """Batch norm that writes no statistics, as one of two core operators."""
+    """Batch norm that writes no statistics, as one of two core operators.
+
+    Raises NotImplementedError if it would write them: in training, with running statistics.
+    """
     if not training:
         inference = aten._native_batch_norm_legit_no_training.default
         return tuple(inference(input, weight, bias, running_mean, running_var, momentum, eps))
@@ -119,7 +119,11 @@ _NORMS: dict[OpOverload, Decompose] = {
 
 
 def _var(self: Tensor, dim: Sequence[int] | None = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
-    """The mean of squared distances from the mean; ``correction`` is subtracted from the count (1 if it is None)."""
+    """The variance: the sum of squared distances from the mean, divided by the count minus ``correction``.
+
+    ``dim`` None or empty: over all dimensions. ``correction`` None: 1. Raises NotImplementedError for complex numbers,
+    and if the divisor is not positive.
+    """
     if self.is_complex():
         raise NotImplementedError("a variance of complex numbers")
     dims = [d % max(self.dim(), 1) for d in dim or range(self.dim())]
@@ -128,14 +132,14 @@ def _var(self: Tensor, dim: Sequence[int] | None = None, *, correction: Any = No
     divisor = count - (1 if correction is None else correction)
     if isinstance(divisor, (int, float)) and divisor <= 0:
         raise NotImplementedError("a variance of too few elements")
-    total: Tensor = aten.sum.dim_IntList(distance * distance, dims, keepdim)
-    return total / divisor
+    sum_of_squares: Tensor = aten.sum.dim_IntList(distance * distance, dims, keepdim)
+    return sum_of_squares / divisor
 
 
 def _var_mean(
     self: Tensor, dim: Sequence[int] | None = None, *, correction: Any = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The variance and the mean."""
+    """The variance, as ``_var`` computes it, and the mean."""
     dims = list(dim or range(self.dim()))
     return _var(self, dims, correction=correction, keepdim=keepdim), aten.mean.dim(self, dims, keepdim)
 
@@ -143,19 +147,22 @@ def _var_mean(
 def _group_norm(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, N: Any, C: Any, HxW: Any, group: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Each of N * group rows minus its mean, divided by its standard deviation; then scale and shift by channel."""
+    """Normalize each of N * group rows by its mean and variance, then scale and shift by channel.
+
+    Returns the result, and the mean and the reciprocal of the standard deviation of each row.
+    """
     rows = aten.view.default(input, [N, group, -1])
     var, mean = _var_mean(rows, [2], correction=0, keepdim=True)
     scale = aten.rsqrt.default(var + eps)
     result = aten.view.default((rows - mean) * scale, list(input.shape))
-    a_channel = [1, C, *([1] * (input.dim() - 2))]
-    result = result if weight is None else result * aten.view.default(weight, a_channel)
-    result = result if bias is None else result + aten.view.default(bias, a_channel)
+    channel_shape = [1, C, *([1] * (input.dim() - 2))]
+    result = result if weight is None else result * aten.view.default(weight, channel_shape)
+    result = result if bias is None else result + aten.view.default(bias, channel_shape)
     return result, aten.view.default(mean, [N, group]), aten.view.default(scale, [N, group])
 
 
 def _any_dim(self: Tensor, dim: int, keepdim: bool = False) -> Tensor:
-    """Whether an element is true, by the maximum of ones and zeros."""
+    """Whether any element along ``dim`` is true, computed as a maximum of ones and zeros."""
     ones = aten.to.dtype(self if self.dtype is torch.bool else self != 0, torch.float32)
     largest: Tensor = aten.amax.default(ones, [dim], keepdim)
     return largest > 0.5

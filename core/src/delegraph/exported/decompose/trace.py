@@ -39,7 +39,7 @@ aten = torch.ops.aten
 Table = Mapping[OpOverload, Decompose]
 _IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default})
 LINEAR = frozenset({aten.linear.default})
-"""Left whole in traces for a backend that can be asked: the only composite operator in recurrent layers."""
+"""Operators that traces keep by default, for a backend to take: the only composite one in recurrent layers."""
 _DEPENDS_ON_SIZES = (
     "torch decomposes it in different ways for different sizes, which are known at run time only; export with fixed"
     " sizes, or narrow them by Dim(.., min=.., max=..)"
@@ -74,14 +74,14 @@ class Decomposition:
         return tuple(values)
 
     def needed_for(self, results: Iterable[Any]) -> set[Node]:
-        """The calls that these results are computed by."""
+        """The calls on which ``results`` depend."""
         needed = reachable((r for r in results if isinstance(r, Node)), lambda node: node.all_input_nodes)
         return needed.difference(self.placeholders)
 
     def can_replace(self, node: Node) -> bool:
-        """Whether all users of ``node`` can use the results instead.
+        """Whether the results can replace those of ``node``: they have the same dtypes and shapes.
 
-        They unpack it one by one, and the types are the same.
+        If ``node`` returns several, all of its users must be calls of ``getitem``.
         """
         val: Any = node.meta.get("val")
         if self.single:
@@ -93,7 +93,10 @@ class Decomposition:
 
 
 class Tracer:
-    """Traces calls. Calls of equal signature (operator, types, shapes, strides, other arguments) are traced once."""
+    """Traces calls. Calls of equal signature (operator, types, shapes, strides, other arguments) are traced once.
+
+    ``failures``: why calls have no decomposition although ``to_core`` has their operator, for notes in the report.
+    """
 
     def __init__(self) -> None:
         self.failures: list[str] = []
@@ -101,29 +104,29 @@ class Tracer:
         self._constants: ConstantValues | None = None
 
     def begin(self, program: ExportedProgram) -> None:
-        """The calls that are decomposed from now on are those of ``program``."""
+        """From now on, decompose calls of ``program``, whose constants may allow simpler decompositions."""
         self._constants = ConstantValues(constants_of(program))
 
     def decompose(self, node: Node, how: Decompose | None, whole: frozenset[Any] = LINEAR) -> Decomposition | None:
-        """The decomposition of ``node`` by the function ``how``; None if there is none that can take its place.
+        """The decomposition of ``node`` by one step of the function ``how``; None if it has none that fits.
 
-        Operators in ``whole`` are left whole in it, also those that torch would decompose by itself. If there is none
-        for an operator that should have one, ``failures`` says why.
+        Operators in ``whole`` are not decomposed further, even if torch would do so by itself. ``failures`` gets a line
+        if ``to_core`` has the operator and there is no decomposition. ``how`` None gives None.
         """
         return None if how is None else self._recall(node, how, whole)
 
     def decompose_to_core(self, node: Node, whole: frozenset[Any]) -> Decomposition | None:
-        """``node`` in core ATen and operators of ``whole``, by one trace.
+        """The decomposition of ``node`` into core ATen and operators of ``whole``, by one trace.
 
-        None if that fails; ``decompose``, step by step, may still succeed, or say why not.
+        None if that fails. ``decompose``, step by step, may still succeed, or else says why not in ``failures``.
         """
         how = to_core(node.target)
         return None if how is None else self._recall(node, how, whole, at_once=True)
 
     def _recall(self, node: Node, how: Decompose, whole: frozenset[Any], at_once: bool = False) -> Decomposition | None:
-        """The decomposition that tracing gave, now or before, if it can take the place of ``node``; else None.
+        """The remembered or newly traced decomposition of ``node``, if it can replace ``node``; else None.
 
-        ``at_once``: trace down to core ATen and ``whole`` in one go.
+        ``at_once``: trace down to core ATen and ``whole``, instead of one step.
         """
         table = self._simpler_parts(node)
         key = (at_once, whole, len(table), self.signature(node))
@@ -142,11 +145,14 @@ class Tracer:
         return known if known is not None and known.can_replace(node) else None
 
     def _simpler_parts(self, node: Node) -> Table:
-        """Decompositions that are simpler than torch's, for operators in ``node``; right if no row is masked out."""
+        """Simpler decompositions than torch's, for use in ``node``: attention of which no row is masked out."""
         return SEEN_ROWS if is_attention(node.target) and sees_every_row(node, self._constants) else {}
 
     def signature(self, node: Node) -> Hashable:
-        """Everything that a decomposition may depend on, also which operands are the same value, as in ``x * x``."""
+        """Everything on which a decomposition may depend.
+
+        That includes which operands are the same node, as in ``x * x``.
+        """
         flat, spec = pytree.tree_flatten((node.args, node.kwargs))
         operands = [leaf for leaf in flat if isinstance(leaf, Node)]
         first = {leaf: k for k, leaf in reversed(list(enumerate(operands)))}
@@ -154,7 +160,7 @@ class Tracer:
         return (node.target, id(_fake_mode(node)), str(spec), same, *(_key_of(leaf) for leaf in flat))
 
     def _trace_for_signature(self, node: Node, how: Decompose, whole: frozenset[Any], table: Table) -> Decomposition:
-        """A trace that is right for every call of the signature; Untraceable if there is none."""
+        """Trace ``node``; raises Untraceable if the result would not be right for every call of its signature."""
         mode = _fake_mode(node)
         if mode is None:
             raise Untraceable("the program does not say the types and shapes of its operands and results")
@@ -163,7 +169,7 @@ class Tracer:
         cast = _as_cast(node)
         if cast is not None:
             return cast
-        # a guard that the trace adds means that it is right for some sizes only
+        # a guard that the trace adds means that the decomposition is right for some sizes only
         before = _guards(mode)
         decomposition = _trace(node, how, mode, whole, table)
         if _guards(mode) != before:
@@ -176,12 +182,15 @@ class Tracer:
 
 
 def _fake_mode(node: Node) -> Any:
-    """The mode of the fake tensors that are recorded for the call."""
+    """The mode of the fake tensors recorded for a call and its operands; None if there are none."""
     return detect_fake_mode([n.meta.get("val") for n in (node, *node.all_input_nodes)])
 
 
 def _key_of(leaf: Any) -> Hashable:
-    """What a decomposition may depend on in one argument. Python takes 1, 1.0 and True for equal; operators do not."""
+    """What a decomposition may depend on in one argument of a call.
+
+    Python takes 1, 1.0 and True for equal, and operators do not, so the key has the type of a literal.
+    """
     if not isinstance(leaf, Node):
         return type(leaf), str(leaf) if isinstance(leaf, float) else leaf
     val = leaf.meta.get("val")
@@ -192,17 +201,17 @@ def _key_of(leaf: Any) -> Hashable:
 
 
 def _sizes(sizes: Iterable[Any]) -> tuple[Any, ...]:
-    """Sizes or strides to compare; symbolic ones as text, because comparing their values would fix them."""
+    """Sizes or strides in a comparable form: symbolic ones as text, since comparing their values fixes them."""
     return tuple(d if isinstance(d, int) else str(d) for d in sizes)
 
 
 def _is_random(node: Node) -> bool:
-    """Whether torch tags the operator as one that may draw random numbers."""
+    """Whether torch tags the operator of a call as one that may draw random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _is_alike(val: Any, result: Any) -> bool:
-    """Whether the recorded value ``val`` and the value recorded for the node ``result`` have the same type."""
+    """Whether ``val``, a recorded value, is a tensor of the same dtype and shape as the one recorded for ``result``."""
     new = result.meta.get("val") if isinstance(result, Node) else None
     if not isinstance(val, torch.Tensor) or not isinstance(new, torch.Tensor):
         return False
@@ -218,16 +227,16 @@ def _guards(mode: Any) -> int:
 def _as_cast(node: Node) -> Decomposition | None:
     """The decomposition of a plain cast, made without a trace, which would take three milliseconds.
 
-    None for other calls.
+    None if ``node`` is no cast or does not change the dtype.
     """
-    given = node.args[0]
-    if node.target is not aten.to.dtype or len(node.args) != 2 or node.kwargs or not isinstance(given, Node):
+    source = node.args[0]
+    if node.target is not aten.to.dtype or len(node.args) != 2 or node.kwargs or not isinstance(source, Node):
         return None
-    if given.meta["val"].dtype is node.meta["val"].dtype:  # a cast to the same type returns its argument
+    if source.meta["val"].dtype is node.meta["val"].dtype:  # a cast to the same type returns its argument
         return None
     graph = Graph()
     operand = graph.placeholder("self")
-    operand.meta["val"] = given.meta["val"]
+    operand.meta["val"] = source.meta["val"]
     call = graph.call_function(aten._to_copy.default, (operand,), {"dtype": node.args[1]})
     call.meta["val"] = node.meta["val"]
     graph.output((call,))
@@ -235,21 +244,21 @@ def _as_cast(node: Node) -> Decomposition | None:
 
 
 def _trace(node: Node, how: Decompose, mode: Any, whole: frozenset[Any], table: Table) -> Decomposition:
-    """Trace one step of the decomposition by ``how``.
+    """Trace one step of the decomposition by ``how``; raises Untraceable if that fails.
 
-    The operators that it calls stay whole, unless ``table`` has a decomposition for them, or torch decomposes them by
-    itself because they are not in ``whole``.
+    Operators that ``how`` calls stay whole, unless ``table`` decomposes them, or torch does by itself because they are
+    not in ``whole``. ``mode``: the fake tensor mode of the recorded values.
     """
     call, vals = _as_function(node, how), _recorded_values(node)
     single: list[bool] = []
-    wanted: Any = node.meta.get("val")
+    recorded: Any = node.meta.get("val")
 
     def flat(*values: Any) -> tuple[Any, ...]:
         """The call as a function that returns a flat tuple, with the strides that were recorded for its results."""
         returned = call(*values)
         single.append(not isinstance(returned, (list, tuple)))
         results = (returned,) if single[-1] else tuple(returned)
-        return tuple(map(_give_strides, results, wanted if isinstance(wanted, (list, tuple)) else (wanted,)))
+        return tuple(map(_give_strides, results, recorded if isinstance(recorded, (list, tuple)) else (recorded,)))
 
     # a decomposition that would fix a symbolic size fails instead
     no_new_guards = nullcontext() if mode.shape_env is None else mode.shape_env.error_on_new_guards()
@@ -273,21 +282,24 @@ def operands(node: Node) -> list[Node]:
 
 
 def _recorded_values(node: Node) -> list[Any]:
-    """The values recorded for the operands of ``node``, as different objects for different operands.
+    """The values recorded for the operands of ``node``, a distinct object for each operand.
 
-    Tracers tell operands apart by their objects, and calls that were decomposed alike share recorded values.
+    Tracers tell operands apart by identity, and calls with the same decomposition share recorded values.
     """
     values: dict[Node, Any] = {}
     seen: set[int] = set()
-    for given in dict.fromkeys(operands(node)):
-        val = given.meta["val"]
-        values[given] = val.detach() if isinstance(val, torch.Tensor) and id(val) in seen else val
+    for operand in dict.fromkeys(operands(node)):
+        val = operand.meta["val"]
+        values[operand] = val.detach() if isinstance(val, torch.Tensor) and id(val) in seen else val
         seen.add(id(val))
-    return [values[given] for given in operands(node)]
+    return [values[operand] for operand in operands(node)]
 
 
 def _give_strides(result: Any, wanted: Any) -> Any:
-    """``result`` with the strides of ``wanted``, because a view further on may count on them."""
+    """``result`` with the strides of ``wanted``, the value recorded for it: a later view may depend on them.
+
+    Unchanged if the strides are equal or symbolic, or if the two are not tensors of equal rank.
+    """
     comparable = isinstance(result, torch.Tensor) and isinstance(wanted, torch.Tensor) and result.dim() == wanted.dim()
     if not comparable or _strides(result) == _strides(wanted):
         return result
@@ -300,12 +312,15 @@ def _give_strides(result: Any, wanted: Any) -> Any:
 
 
 def _strides(tensor: torch.Tensor) -> list[str]:
-    """Strides as text, without those of dimensions of size 1, which do not matter."""
+    """Strides as text, to compare them; without those of dimensions of size 1, which do not matter."""
     return [str(s) for s, d in zip(tensor.stride(), tensor.shape, strict=True) if not (isinstance(d, int) and d == 1)]
 
 
 def _as_function(node: Node, how: Decompose) -> Callable[..., Any]:
-    """The call by ``how`` as a function of its operands alone; an operand that is passed twice is two arguments."""
+    """A function that calls ``how`` with the arguments of ``node``, and takes the operands as its parameters.
+
+    An operand that the call passes twice is two parameters.
+    """
     flat, spec = pytree.tree_flatten((node.args, node.kwargs))
     places = [k for k, leaf in enumerate(flat) if isinstance(leaf, Node)]
 
@@ -320,19 +335,16 @@ def _as_function(node: Node, how: Decompose) -> Callable[..., Any]:
 
 
 def _plain_list(argument: Any) -> Any:
-    """Lists in a graph cannot be written to.
-
-    Some decompositions write to their list arguments, so they get plain lists.
-    """
+    """A list of the graph as a plain list: some decompositions write to theirs, and graphs refuse that."""
     return list(argument) if isinstance(argument, list) else argument
 
 
 @contextmanager
 def _avoid_cpu_libraries(node: Node) -> Iterator[None]:
-    """A block in which torch traces as if it were built without mkldnn and nnpack, where that matters for ``node``.
+    """A block in which torch traces ``node`` as if it were built without mkldnn and nnpack, if that matters.
 
-    Recurrent layers would otherwise be one call of mkldnn. And to see whether nnpack pays for a convolution, torch
-    compares the batch with a number, which fails if the batch is known at run time only.
+    Recurrent layers would otherwise become one call of mkldnn. For a convolution, torch compares the batch size with a
+    number to see whether nnpack pays, which fails if the size is known at run time only.
     """
     recurrent = isinstance(node.target, OpOverload) and node.target._schema.name in RECURRENT
     if not recurrent and not any(_is_dynamic(operand.meta["val"]) for operand in operands(node)):
@@ -350,7 +362,7 @@ def _is_dynamic(val: Any) -> bool:
 
 @contextmanager
 def _leave_whole(operators: Collection[Any]) -> Iterator[None]:
-    """A block in which traces see the composite ``operators``.
+    """A block in which traces keep calls of the composite ``operators``.
 
     Without it, torch decomposes them before a tracer sees them.
     """
@@ -364,15 +376,15 @@ def _leave_whole(operators: Collection[Any]) -> Iterator[None]:
 
 
 def _make_usable(graph: Graph, mode: Any) -> None:
-    """Bring a traced graph into the form that programs have, or raise Untraceable."""
+    """Make a traced graph functional, without identities and tensor attributes; raises Untraceable if it cannot be."""
     graph.eliminate_dead_code()
     for node in graph.nodes:
         if _is_random(node) and to_core(node.target) is None:
             raise Untraceable(f"its decomposition draws random numbers ({node.target})")
     mutations = functionalize(graph)
     if mutations.unproven or mutations.last_value:
-        what = "; ".join(r.text for r in mutations.unproven) or "an argument"
-        raise Untraceable(f"its decomposition writes in place ({what})")
+        reasons = "; ".join(r.text for r in mutations.unproven) or "an argument"
+        raise Untraceable(f"its decomposition writes in place ({reasons})")
     for node in list(graph.nodes):
         if node.target in _IDENTITIES:
             node.replace_all_uses_with(node.args[0])
@@ -384,7 +396,7 @@ def _make_usable(graph: Graph, mode: Any) -> None:
 
 
 def _expect_aten(graph: Graph) -> None:
-    """Raise Untraceable unless every call is of an operator that a program may have."""
+    """Raise Untraceable if the graph has a higher-order call, a call of ``prims``, or a node that is no call."""
     for node in graph.nodes:
         higher_order = isinstance(node.target, torch._ops.HigherOrderOperator)
         if node.op not in ("placeholder", "call_function", "output") or higher_order:
@@ -394,7 +406,10 @@ def _expect_aten(graph: Graph) -> None:
 
 
 def _replace_by_call(node: Node, mode: Any) -> None:
-    """Replace ``node``, which fetches a number that the decomposition made into a tensor, by a call that makes it."""
+    """Replace ``node``, which fetches a constant scalar that the trace recorded, by a call that makes the scalar.
+
+    Raises Untraceable for a constant with several elements.
+    """
     module: Any = node.graph.owning_module
     tensor: Any = getattr(module, str(node.target))
     # a fake tensor remembers the number that it was made of

@@ -33,19 +33,22 @@ LIST_VIEWS = overloads(
 
 
 class Unproven(Exception):
-    """A write that cannot be made functional here; the text says why."""
+    """A write that cannot be made functional here; the message says why."""
 
 
 class Aliases:
-    """Views and second names among the members of families that are written.
+    """How the members of each written family share memory.
 
-    ``source``: view -> the member of which it shows a part. ``name_of``: member -> the member that stands for the same
-    tensor; views and sources always stand for themselves. ``root_of``: member -> the tensor of which its whole family
-    are views.
+    ``source``: view -> the member of which it shows a part. ``name_of``: member -> the member that represents the same
+    tensor; views and their sources represent themselves. ``root_of``: member -> the tensor of which all members of its
+    family are views.
     """
 
     def __init__(self, nodes: Iterable[Node], written: Collection[Node], state: Collection[Node]) -> None:
-        """``written``: the nodes that some call writes. ``state``: placeholders of parameters and buffers."""
+        """Find the families among ``nodes`` and place their members; raises Unproven if that fails.
+
+        ``written``: the nodes that some call writes. ``state``: placeholders of parameters and buffers.
+        """
         self.source: dict[Node, Node] = {}
         self.name_of: dict[Node, Node] = {}
         self.root_of: dict[Node, Node] = {}
@@ -59,7 +62,10 @@ class Aliases:
                         self._join_by_storage(node, owners[storage])
 
     def _enter(self, node: Node) -> None:
-        """Enter ``node`` as a tensor of its own, a second name, or a view of one of its arguments."""
+        """Enter ``node`` as a tensor of its own, a second name of an argument, or a view of its first argument.
+
+        Raises Unproven if it shares memory with an argument in any other way.
+        """
         # Arguments that the schema names come first: they are likelier than others that are in the family by chance.
         inputs = [*aliased_arguments(node), *node.all_input_nodes] if node.op == "call_function" else []
         candidates = dict.fromkeys(inputs)
@@ -75,7 +81,7 @@ class Aliases:
             raise Unproven(f"{node.name} shares memory with {base.name} in a way that is not known")
 
     def _shares(self, node: Node, base: Node) -> bool:
-        """Whether ``node`` shares memory with its argument ``base``."""
+        """Whether ``node`` shares memory with ``base``, a member of the family that it takes as an argument."""
         if node.target is operator.getitem:
             # an item of a list of views shares memory if the list does
             return base in self.source
@@ -86,7 +92,7 @@ class Aliases:
         return bool(effects(node.target).writes) or node.target in LIST_VIEWS or _shares_when_called(node, base)
 
     def _is_memory(self, node: Node) -> bool:
-        """Whether the storage of the value recorded for ``node`` can be trusted to be its own."""
+        """Whether the storage of the value recorded for ``node`` is really the storage of its tensor."""
         # An in-place call returns its argument. For a buffer that the module replaced, torch records the new tensor as
         # the value of the ``copy_`` that it adds, which has nothing to do with the buffer's storage.
         if effects(node.target).writes:
@@ -95,7 +101,10 @@ class Aliases:
         return node in self.source or isinstance(node.meta.get("val"), torch.Tensor)
 
     def _join_by_storage(self, node: Node, owner: Node) -> None:
-        """Two placeholders of one parameter or buffer are one tensor; any other shared storage is Unproven."""
+        """Make ``node`` a second name of ``owner``, whose storage it shares.
+
+        Raises Unproven unless both are placeholders of the same parameter or buffer.
+        """
         both_state = node in self._state and owner in self._state
         if not (both_state and _geometry(node) == _geometry(owner)):
             raise Unproven(f"{node.name} shares memory with {owner.name} in a way that is not known")
@@ -103,14 +112,14 @@ class Aliases:
 
 
 def families(nodes: Iterable[Node], written: Collection[Node]) -> list[list[Node]]:
-    """Groups of values that may share memory, in graph order; only groups with a written value."""
+    """Groups of nodes that may share memory, in graph order; only groups in which a node is ``written``."""
     parent: dict[Node, Node] = {}
     owner: dict[int, Node] = {}
     for node in nodes:
         parent[node] = node
         same_storage = [owner.setdefault(s, node) for s in storages(node.meta.get("val"))]
-        for shared in (*same_storage, *aliased_arguments(node)):
-            parent[find_root(parent, node)] = find_root(parent, shared)
+        for related in (*same_storage, *aliased_arguments(node)):
+            parent[find_root(parent, node)] = find_root(parent, related)
     wanted = {find_root(parent, n) for n in written}
     by_root: dict[Node, list[Node]] = {}
     for node in parent:
@@ -120,7 +129,7 @@ def families(nodes: Iterable[Node], written: Collection[Node]) -> list[list[Node
 
 
 def storages(val: Any) -> list[int]:
-    """Identities of the storages behind a recorded value, which may be a list."""
+    """Identities of the storages behind ``val``, a recorded tensor or a list of them; none for other values."""
     if isinstance(val, torch.Tensor):
         while torch._C._functorch.is_functorch_wrapped_tensor(val):  # it was recorded inside of a vmap
             val = torch._C._functorch.get_unwrapped(val)
@@ -129,9 +138,9 @@ def storages(val: Any) -> list[int]:
 
 
 def _shares_when_called(node: Node, base: Node) -> bool:
-    """Whether a call such as ``reshape`` returns a view and not a copy.
+    """Whether a call such as ``reshape``, which may copy, returns a view of ``base``.
 
-    It is called on the recorded values to find out.
+    Calls the operator on the recorded fake values to find out.
     """
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     op: Any = node.target
@@ -140,9 +149,9 @@ def _shares_when_called(node: Node, base: Node) -> bool:
 
 
 def _is_same_tensor(node: Node, base: Node) -> bool:
-    """Whether ``node`` is all of ``base``.
+    """Whether ``node`` is a second name of ``base``, and not a view that shows it in another way.
 
-    The result of an in-place call, or a value with the same place and layout.
+    That is so for in-place calls that keep the shape, and for a value of the same dtype, shape, strides and offset.
     """
     target: Any = node.target
     if effects(target).writes:
@@ -151,7 +160,10 @@ def _is_same_tensor(node: Node, base: Node) -> bool:
 
 
 def _geometry(node: Node) -> Any:
-    """Type, shape, strides and offset of a value, which are equal for two names of one tensor in one storage."""
+    """Dtype, shape, strides, offset and lazy bits of a node's value; two names of one tensor have equal ones.
+
+    The node itself if its value is no tensor: it equals no other.
+    """
     val = node.meta.get("val")
     if not isinstance(val, torch.Tensor):
         return node

@@ -28,7 +28,7 @@ _STATISTICS: dict[Any, str] = {aten.batch_norm.default: "training", aten.instanc
 class Effects(NamedTuple):
     """What a schema says about memory.
 
-    Names of the arguments that are written, and of those that results may be views of.
+    ``writes``: names of the arguments that are written. ``views``: names of those whose memory results may share.
     """
 
     writes: tuple[str, ...]
@@ -37,7 +37,7 @@ class Effects(NamedTuple):
 
 @cache
 def effects(target: Any) -> Effects:
-    """The effects by the schema of ``target``; none if it is no operator."""
+    """The effects that the schema of ``target`` declares; no effects if ``target`` is no operator."""
     if not isinstance(target, OpOverload):
         return Effects((), ())
     arguments = target._schema.arguments
@@ -47,39 +47,42 @@ def effects(target: Any) -> Effects:
 
 
 def written_names(node: Node) -> tuple[str, ...]:
-    """Names of the arguments that a call writes: those of its schema, or running statistics."""
+    """Names of the arguments that a call writes, running statistics included."""
     if node.target not in _STATISTICS:
         return effects(node.target).writes
-    given = bound_arguments(node)
-    writes = given[_STATISTICS[node.target]] and given["running_mean"] is not None
+    arguments = bound_arguments(node)
+    writes = arguments[_STATISTICS[node.target]] and arguments["running_mean"] is not None
     return ("running_mean", "running_var") if writes else ()
 
 
 def written_arguments(node: Node) -> list[Node]:
-    """The tensors that a call writes."""
+    """The nodes of the tensors that a call writes."""
     return _nodes_named(node, written_names(node))
 
 
 def aliased_arguments(node: Node) -> list[Node]:
-    """Arguments whose memory the results of ``node`` may share, as far as its operator tells."""
+    """The arguments whose memory the results of ``node`` may share, as far as its operator tells.
+
+    For a call of a function that is no operator, such as ``getitem``, that is the first argument.
+    """
     if isinstance(node.target, OpOverload):
         return _nodes_named(node, effects(node.target).views)
     return [a for a in node.args[:1] if isinstance(a, Node)] if node.op == "call_function" else []
 
 
 def _nodes_named(node: Node, names: tuple[str, ...]) -> list[Node]:
-    """The nodes that are arguments of these names, or in lists that are."""
-    given = bound_arguments(node) if names else {}
-    lists = (v if isinstance(v := given[name], (list, tuple)) else [v] for name in names)
+    """The nodes among the arguments of ``node`` with these ``names``, also those inside lists."""
+    arguments = bound_arguments(node) if names else {}
+    lists = (v if isinstance(v := arguments[name], (list, tuple)) else [v] for name in names)
     return [n for values in lists for n in values if isinstance(n, Node)]
 
 
 @cache
 def functional_form(op: OpOverload) -> OpOverload | None:
-    """The operator that computes what ``op`` writes, if there is one that takes the same other arguments.
+    """The operator that returns what ``op`` writes; None if none takes the same other arguments.
 
-    ``relu_`` -> ``relu``, ``add.out`` -> ``add.Tensor``; ``normal_`` -> ``normal_functional``, since ``normal`` is
-    another.
+    ``relu_`` -> ``relu``, ``add.out`` -> ``add.Tensor``, but ``normal_`` -> ``normal_functional``: ``normal`` is
+    another operator.
     """
     namespace, name = op._schema.name.split("::")
     names = [name[:-1], f"{name[:-1]}_functional"] if name.endswith("_") else [name]

@@ -62,7 +62,7 @@ _CASTS = frozenset({aten.to.dtype, aten.to.device, aten.to.dtype_layout})
 
 
 def normalize(program: ExportedProgram) -> tuple[ExportedProgram, list[str]]:
-    """The normalized copy of ``program``, and notes for the report."""
+    """The normalized copy of ``program``, and notes for the report. Raises InputError if that is impossible."""
     normal, unproven = _functional_copy(program, next_handles(program.graph_module))
     if not unproven:
         return normal, []
@@ -79,18 +79,18 @@ def normalize(program: ExportedProgram) -> tuple[ExportedProgram, list[str]]:
 
 
 def _functional_copy(program: ExportedProgram, handles: Iterator[int]) -> tuple[ExportedProgram, list[Reason]]:
-    """A copy of ``program`` and its subgraphs in functional form; and why it could not be made, if so.
+    """A functional copy of ``program`` and its subgraphs, and the reasons why it could not be made.
 
-    With reasons, what is returned is not functional. ``handles`` gives debug handles for the calls.
+    If there are reasons, the returned program is not functional. ``handles`` yields debug handles for the calls.
     """
     graph = _Copy(program.graph_module).graph
     _record_expanded_copies(graph)
     _record_dtypes(graph)
-    # Before the writes: such a dropout returns its argument itself, so that a write to one is a write to the other.
+    # Before the writes: such a dropout returns its argument itself, so a write to its result writes the argument.
     _replace_by_argument(graph, _is_inactive_dropout)
-    hidden = next(filter(None, map(_why_retrace, graph.nodes)), None)
-    if hidden:
-        return program, [hidden]
+    obstacle = next(filter(None, map(_why_retrace, graph.nodes)), None)
+    if obstacle:
+        return program, [obstacle]
     inputs = list(program.graph_signature.input_specs)
     specs = dict(zip((n for n in graph.nodes if n.op == "placeholder"), inputs, strict=True))
     mutations = functionalize(graph, {n for n, s in specs.items() if s.kind in CONSTANT_KINDS})
@@ -119,9 +119,9 @@ def _functional_copy(program: ExportedProgram, handles: Iterator[int]) -> tuple[
 
 
 def _expect_state_apart(program: ExportedProgram, specs: Mapping[Node, InputSpec], mutations: Mutations) -> None:
-    """Raise InputError if a written buffer shares memory with another one although the recorded values do not say so.
+    """Raise InputError if a written buffer shares memory with another tensor of the model, unseen by the graph.
 
-    A program that was loaded from a file has lost the storages of its recorded values, but not those of its buffers.
+    The recorded values of a program that was loaded from a file no longer share storages, but its buffers may.
     """
     tensors = {n: constant_tensor(program, s) for n, s in specs.items() if s.kind in CONSTANT_KINDS}
     changed = mutations.last_value.keys() & tensors.keys()
@@ -129,8 +129,8 @@ def _expect_state_apart(program: ExportedProgram, specs: Mapping[Node, InputSpec
         for written, node in (pair, pair[::-1]):
             if written not in changed or not node.users:
                 continue
-            known = not {*storages(node.meta["val"])}.isdisjoint(storages(written.meta["val"]))
-            if known or not share_memory(tensors[written], tensors[node]):
+            is_recorded = not {*storages(node.meta["val"])}.isdisjoint(storages(written.meta["val"]))
+            if is_recorded or not share_memory(tensors[written], tensors[node]):
                 continue
             ours, theirs = specs[written].target, specs[node].target
             text = f"{ours} and {theirs} share memory, and the program writes {ours}"
@@ -139,9 +139,9 @@ def _expect_state_apart(program: ExportedProgram, specs: Mapping[Node, InputSpec
 
 
 def _normalize_subgraphs(program: ExportedProgram, handles: Iterator[int]) -> list[Reason]:
-    """Do the same for the subgraphs of ``program``.
+    """Replace the subgraphs of ``program`` by functional copies; returns the reasons why some could not be made.
 
-    One that writes what comes from outside cannot be made functional.
+    A subgraph that writes to its inputs cannot be made functional.
     """
     unproven: list[Reason] = []
 
@@ -157,9 +157,9 @@ def _normalize_subgraphs(program: ExportedProgram, handles: Iterator[int]) -> li
 
 
 def number_calls(graph: Graph, handles: Iterator[int], origin: Mapping[Node, Node] = MappingProxyType({})) -> None:
-    """Give every call that has no debug handle one from ``handles``, in graph order.
+    """Give every call that has no debug handle the next one of ``handles``, in graph order.
 
-    ``origin``: call that was added -> the call that it was added for, whose handle it gets.
+    ``origin``: added call -> the call that it was added for, whose handle it gets.
     """
     for node in (n for n in graph.nodes if n.op == "call_function"):
         first = origin.get(node, node)
@@ -179,13 +179,13 @@ class _Copy:
         self._copy_graph(module)
 
     def _copy_graph(self, module: GraphModule) -> Any:
-        """Copy the nodes of ``module``; returns what its output became."""
+        """Copy the nodes of ``module``; returns the copies of the values that it returns."""
         for node in module.graph.nodes:
             self._copies[node] = self._copy(node, module)
         return self._copies[output_node(module.graph)]
 
     def _copy(self, node: Node, module: GraphModule) -> Any:
-        """What stands for ``node`` in the copy: a node, for a wrapper the values that it returns, or None."""
+        """What replaces ``node`` in the copy: a node, a tuple of values for a wrapper, or None."""
         if node.target is _GRADIENT_WRAPPER:
             return self._inline(node, module)
         if node.target is operator.getitem and isinstance(self._copies[node.args[0]], tuple):  # type: ignore[index]
@@ -206,21 +206,21 @@ class _Copy:
         return copy
 
     def _inline(self, wrapper: Node, module: GraphModule) -> tuple[Any, ...]:
-        """The values that the wrapper returns, after a copy of the graph that it wraps."""
+        """Copy the graph that ``wrapper`` wraps; returns the copies of the values that it returns."""
         owner: Any = wrapper.args[1]
         inner: Any = getattr(module, owner.target)
         placeholders = [n for n in inner.graph.nodes if n.op == "placeholder"]
-        given = torch.fx.map_arg(wrapper.args[2:], lambda n: self._copies[n])
-        self._copies.update(zip(placeholders, given, strict=True))
+        operands = torch.fx.map_arg(wrapper.args[2:], lambda n: self._copies[n])
+        self._copies.update(zip(placeholders, operands, strict=True))
         return tuple(self._copy_graph(inner))
 
 
 def _return_mutations(
     program: ExportedProgram, graph: Graph, specs: Mapping[Node, InputSpec], mutations: Mutations
 ) -> list[OutputSpec]:
-    """Let the graph return the new values of what it writes, mutations first as torch wants them.
+    """Let the graph return the new values of the placeholders that it writes.
 
-    Returns all output specs.
+    Mutations come first, as torch requires. Returns the specs of all outputs.
     """
     old = program.graph_signature.output_specs
     known = sum(s.kind in MUTATIONS for s in old)
@@ -233,7 +233,7 @@ def _return_mutations(
 
 
 def _mutation(spec: InputSpec, node: Node, value: Node) -> OutputSpec:
-    """The output spec for the new value of ``node``, a placeholder with the spec ``spec``."""
+    """The output spec for ``value``, the new value of the placeholder ``node`` with the spec ``spec``."""
     kinds = {InputKind.BUFFER: OutputKind.BUFFER_MUTATION, InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION}
     kind = kinds.get(spec.kind, OutputKind.USER_INPUT_MUTATION)
     target = node.name if kind is OutputKind.USER_INPUT_MUTATION else spec.target
@@ -241,10 +241,7 @@ def _mutation(spec: InputSpec, node: Node, value: Node) -> OutputSpec:
 
 
 def _why_retrace(node: Node) -> Reason | None:
-    """Why the program has to be retraced because of ``node``.
-
-    It affects other calls in a way that the graph does not show.
-    """
+    """The reason to retrace the program if ``node`` affects other calls unseen by the graph; else None."""
     if node.target is _AUTOCAST:
         # torch records no source for the wrapper itself
         inside = (source_of(n) for subgraph in subgraphs_of(node) for n in subgraph.graph.nodes)
@@ -255,23 +252,23 @@ def _why_retrace(node: Node) -> Reason | None:
 
 
 def _record_expanded_copies(graph: Graph) -> None:
-    """Make calls that may return their argument into clones where they are recorded as copies of an expanded tensor.
+    """Make casts and dropouts that may return their argument into clones, if torch recorded them as copies.
 
-    Eager returns such a tensor itself, whose elements share memory. torch recorded a dense copy, and later views were
-    chosen by the strides of that copy. No write can tell the two apart, since eager refuses writes to expanded tensors.
+    Eager returns an expanded argument itself, whose elements share memory. torch recorded a dense copy, and chose later
+    views by the strides of that copy. No write can tell the two apart, since eager refuses writes to expanded tensors.
     """
     for node in graph.nodes:
         if _is_inactive_dropout(node) or (node.target in _CASTS and "memory_format" not in node.kwargs):
-            given, val = node.args[0].meta["val"], node.meta["val"]
-            strides = zip(given.stride(), given.shape, strict=True)
+            source, val = node.args[0].meta["val"], node.meta["val"]
+            strides = zip(source.stride(), source.shape, strict=True)
             expanded = any(isinstance(s, int) and s == 0 and isinstance(d, int) and d > 1 for s, d in strides)
-            same_type = val.dtype is given.dtype and val.device == given.device
-            if expanded and same_type and list(map(str, val.stride())) != list(map(str, given.stride())):
+            same_type = val.dtype is source.dtype and val.device == source.device
+            if expanded and same_type and list(map(str, val.stride())) != list(map(str, source.stride())):
                 node.target, node.args, node.kwargs = aten.clone.default, node.args[:1], {}
 
 
 def _record_dtypes(graph: Graph) -> None:
-    """Write the dtype into calls that make tensors from nothing; else it is the default of whoever runs the program."""
+    """Write the dtype into calls that make tensors from nothing, which else depends on torch's default dtype."""
     for node in graph.nodes:
         if isinstance(node.target, OpOverload) and _may_infer_dtype(node.target) and node.kwargs.get("dtype") is None:
             node.update_kwarg("dtype", node.meta["val"].dtype)
@@ -279,9 +276,9 @@ def _record_dtypes(graph: Graph) -> None:
 
 @cache
 def _may_infer_dtype(op: OpOverload) -> bool:
-    """Whether ``op`` is one of torch's that takes a dtype, by name, and no tensor that could determine it.
+    """Whether ``op`` is an ATen operator with a keyword ``dtype`` and no tensor that could determine the dtype.
 
-    Operators of other libraries may mean something else by it, or return several tensors.
+    Operators of other libraries may give ``dtype`` another meaning, or return several tensors.
     """
     arguments = {a.name: a for a in op._schema.arguments}
     tensors = any("Tensor" in str(a.type) for a in arguments.values())
@@ -289,21 +286,24 @@ def _may_infer_dtype(op: OpOverload) -> bool:
 
 
 def _read_sizes_off_integers(graph: Graph) -> None:
-    """Where an input is quantized, read its sizes off the integers, which have the same shape.
+    """Let calls that read the size of an input read it from the quantized input, which has the same shape.
 
-    torch reads sizes off the program's inputs. A delegate of integers does not have the float input.
+    A delegate that computes with integers does not have the float input.
     """
     for size in graph.find_nodes(op="call_function", target=aten.sym_size.int):
-        given, axis = size.args
-        integers = next((n for n in given.users if str(n.target) == _QUANTIZE), None)
-        if given.op == "placeholder" and integers is not None:
+        tensor, axis = size.args
+        integers = next((n for n in tensor.users if str(n.target) == _QUANTIZE), None)
+        if tensor.op == "placeholder" and integers is not None:
             if size < integers:
                 size.prepend(integers)
             size.args = (integers, axis)
 
 
 def _copy_returned_literals(graph: Graph) -> None:
-    """Return literals, and views of them, as copies: the caller may write to what it gets, and calls again."""
+    """Return copies of literals, and of views of them.
+
+    A caller may write to what it gets, which must not change the literal for the next call.
+    """
     for node in reachable(output_node(graph).all_input_nodes, aliased_arguments):
         if node.target is aten.lift_fresh_copy.default:
             node.target = aten.clone.default

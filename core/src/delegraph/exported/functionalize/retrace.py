@@ -1,4 +1,4 @@
-"""The way around: torch retraces a program that cannot be made functional here, and its result is checked.
+"""The fallback: torch retraces a program that cannot be made functional here, and the result is checked.
 
 torch's own functionalization has faults: it takes the source of a broadcast ``copy_`` for the tensor that is written,
 and zeroes what windows leave out. So its result is compared with the program: the types, and the numbers of two calls,
@@ -44,7 +44,10 @@ _HINT_FAILED = "write that line without in-place calls; if example inputs or buf
 
 
 def retrace(program: ExportedProgram, why: Reason) -> ExportedProgram:
-    """``program``, made functional by torch; ``why`` says what kept us from doing it."""
+    """``program``, made functional by torch. ``why`` says why it was not possible without retracing.
+
+    Raises InputError if torch cannot do it either.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its own code
         warnings.filterwarnings("ignore", "erase_node", UserWarning)  # as above: torch from 2.14 on erases a copy twice
@@ -59,7 +62,7 @@ def retrace(program: ExportedProgram, why: Reason) -> ExportedProgram:
 def check_retraced(program: ExportedProgram, retraced: ExportedProgram, why: Reason) -> str | None:
     """Raise InputError if ``retraced`` computes something else than ``program``.
 
-    Returns why that could not be checked, or None.
+    Returns why that could not be checked, or None if it was. ``why`` is the reason for which it was retraced.
     """
     wrong = _wrong_type(program, retraced)
     doubt = None if wrong else _why_not_run(program)
@@ -78,9 +81,9 @@ def _first_line(error: Exception) -> str:
 
 
 def _wrong_type(program: ExportedProgram, retraced: ExportedProgram) -> str | None:
-    """A result of ``retraced`` whose type is not the recorded one, or a new value of another type than the tensor.
+    """Describes a result of ``retraced`` whose dtype or shape is not the recorded one; None if all are right.
 
-    In words.
+    A new value must have the type of the tensor that it is written to.
     """
     written = {s.target or n.name: n for n, s in placeholders(retraced)}
     written |= {n.name: n for n in user_inputs(retraced)}
@@ -88,36 +91,33 @@ def _wrong_type(program: ExportedProgram, retraced: ExportedProgram) -> str | No
     for spec, value in _outputs(retraced):
         wanted = written[str(spec.target)] if spec.kind in MUTATIONS else next(results, None)
         if _type(wanted) != _type(value):
-            what = f"what is written to {spec.target}" if spec.kind in MUTATIONS else "a result"
-            return f"{what} is {_in_words(value)}, and was {_in_words(wanted)}"
+            value_name = f"what is written to {spec.target}" if spec.kind in MUTATIONS else "a result"
+            return f"{value_name} is {_in_words(value)}, and was {_in_words(wanted)}"
     return None
 
 
 def _outputs(program: ExportedProgram) -> Iterator[tuple[Any, Any]]:
-    """The outputs of a program with their specs."""
+    """Pairs of the spec and the value of each output of a program."""
     return zip(program.graph_signature.output_specs, output_values(program), strict=True)
 
 
 def _type(value: Any) -> Any:
-    """Dtype and shape of a value, without symbolic sizes, whose names differ between programs.
-
-    None if it is no tensor.
-    """
+    """Dtype and shape of a node's value, with "?" for symbolic sizes, whose names differ; None if it is no tensor."""
     val = value.meta.get("val") if isinstance(value, Node) else None
     return (val.dtype, [d if isinstance(d, int) else "?" for d in val.shape]) if isinstance(val, torch.Tensor) else None
 
 
 def _in_words(value: Any) -> str:
-    """The type of a value in words."""
+    """The dtype and shape of a node's value, as text."""
     dtype, shape = _type(value) or ("no tensor", [])
     return f"{dtype} of shape {shape}"
 
 
 def _why_not_run(program: ExportedProgram) -> str | None:
-    """Why the program cannot be called to be compared; None if it can."""
+    """Why the program cannot be called for a comparison; None if it can."""
     tensors = [constant_tensor(program, s) for _, s in placeholders(program) if s.kind in CONSTANT_KINDS]
-    given = [t for t in pytree.tree_leaves(program.example_inputs) if isinstance(t, torch.Tensor)]
-    if any(isinstance(t, FakeTensor) or t.is_meta for t in (*tensors, *given)):
+    inputs = [t for t in pytree.tree_leaves(program.example_inputs) if isinstance(t, torch.Tensor)]
+    if any(isinstance(t, FakeTensor) or t.is_meta for t in (*tensors, *inputs)):
         return "its tensors have no values"
     if any(isinstance(m, Opaque) and m.keeps_state for m in program.graph_module.modules()):
         return "it contains delegates that keep state"
@@ -127,7 +127,7 @@ def _why_not_run(program: ExportedProgram) -> str | None:
 
 
 def _compare(program: ExportedProgram, retraced: ExportedProgram) -> tuple[str | None, str | None]:
-    """What differs between the two programs, or why they cannot be compared; two Nones if they agree."""
+    """(what differs, None), (None, why the programs cannot be compared), or (None, None) if they agree."""
     try:
         wanted, wanted_state = _call_twice(program, program)
     except Exception as e:  # operators and modules of the user may raise anything
@@ -147,14 +147,14 @@ def _compare(program: ExportedProgram, retraced: ExportedProgram) -> tuple[str |
 
 
 def _call_twice(program: ExportedProgram, original: ExportedProgram) -> tuple[list[Any], list[Any]]:
-    """The results of two calls of ``program``, and what these left in inputs, parameters and buffers.
+    """The results of two calls of ``program``, and the contents of inputs, parameters and buffers after them.
 
-    ``original`` has the example inputs and the tensors. These stay as they are: what may be written is copied.
+    The example inputs and tensors are those of ``original``. They are not changed: what may be written is copied.
     """
     tensors = _private_tensors(original)
     interpreter = _Interpreter(program, {} if program is original else _layouts_to_restore(program))
     results: list[Any] = []
-    left: list[Any] = []
+    inputs_after: list[Any] = []
     with _same_random_numbers(original), torch.no_grad():
         for _ in range(2):
             inputs = _copy(_inputs(original))
@@ -167,15 +167,15 @@ def _call_twice(program: ExportedProgram, original: ExportedProgram) -> tuple[li
             for spec, value in [(s, v.clone()) for s, v in pairs if s.kind in MUTATIONS]:
                 of_input = spec.kind is OutputKind.USER_INPUT_MUTATION
                 (values if of_input else tensors)[str(spec.target)].copy_(value)
-            left += map(_memory, inputs)  # what lies around an input is the caller's too
-    return results, [*left, *tensors.values()]
+            inputs_after += map(_memory, inputs)  # the memory around an input's elements is the caller's too
+    return results, [*inputs_after, *tensors.values()]
 
 
 class _Interpreter(torch.fx.Interpreter):
-    """Runs a program and gives values the layouts that were recorded, as a lowered program does.
+    """Runs a program and gives values their recorded layouts, as a lowered program does.
 
-    Where ``as_strided`` reads a value, torch's form may be right only because a kernel happens to keep something of its
-    argument: the storage offset, the memory around the elements.
+    Without that, torch's functional form of an ``as_strided`` may be right only by chance: a kernel of eager may happen
+    to keep the storage offset of its argument, or the memory around the elements.
     """
 
     def __init__(self, program: ExportedProgram, layouts: Mapping[Node, Layout]) -> None:
@@ -183,32 +183,35 @@ class _Interpreter(torch.fx.Interpreter):
         self._layouts_to_restore = layouts
 
     def run_node(self, n: Node) -> Any:
-        """The result of one node, in the recorded layout if something reads that."""
+        """The result of one node, in its recorded layout if something reads that."""
         value = super().run_node(n)
         return arrange(value, self._layouts_to_restore[n]) if n in self._layouts_to_restore else value
 
 
 def _layouts_to_restore(program: ExportedProgram) -> dict[Node, Layout]:
-    """The layouts of ``retraced`` values whose memory something reads."""
+    """Node -> recorded layout, for values of a retraced program whose strides or memory something reads."""
     written = written_targets(program)
     return result_layouts(program.graph_module, [n for n, s in placeholders(program) if s.target in written])
 
 
 def _memory(value: Any) -> Any:
-    """Everything in the memory of a tensor, also around its elements, as one row."""
+    """The whole storage of a tensor as one row, also what lies around its elements; other values as they are."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return value
     return value.as_strided((value.untyped_storage().nbytes() // value.element_size(),), (1,), 0)
 
 
 def _same_random_numbers(program: ExportedProgram) -> AbstractContextManager[Any]:
-    """A block in which random numbers are drawn, if any are, without changing the state of the caller's generator."""
+    """A block that draws the same random numbers each time and leaves the caller's generator as it was.
+
+    If the program draws none, it does nothing.
+    """
     tags = (getattr(n.target, "tags", ()) for n in all_nodes(program.graph_module))
     return torch.random.fork_rng() if any(torch.Tag.nondeterministic_seeded in t for t in tags) else nullcontext()
 
 
 def _private_tensors(program: ExportedProgram) -> dict[Any, Any]:
-    """Parameters, buffers and constants by their targets; those that a call may write are copies."""
+    """Target -> tensor, for parameters, buffers and constants; copies of those that a call may write."""
     writers: list[Node] = []
     for node in program.graph.nodes:
         writers += written_arguments(node)
@@ -222,35 +225,39 @@ def _private_tensors(program: ExportedProgram) -> dict[Any, Any]:
 
 
 def _copy(values: Sequence[Any]) -> list[Any]:
-    """Copies of tensors; those that share memory share it in the copies, too."""
+    """Copies of tensors; two that share memory have copies that share memory."""
     return copy.deepcopy([v.detach() if isinstance(v, torch.Tensor) else v for v in values])
 
 
 def _inputs(program: ExportedProgram) -> list[Any]:
-    """The flat example inputs of a program, made up if it has none."""
+    """The flat example inputs of a program; made-up ones if it has none."""
     if program.example_inputs is not None:
         return flat_arguments(program.call_spec.in_spec, *program.example_inputs)
-    numbers = torch.Generator().manual_seed(0)
-    return [_make_up(n.meta.get("val"), numbers) for n in user_inputs(program)]
+    generator = torch.Generator().manual_seed(0)
+    return [_make_up(n.meta.get("val"), generator) for n in user_inputs(program)]
 
 
-def _make_up(val: Any, numbers: torch.Generator) -> Any:
-    """A value of the recorded type. Integers are small, which is more often right for an index."""
+def _make_up(val: Any, generator: torch.Generator) -> Any:
+    """A value of the recorded type. Integers are 0 or 1, which are more often valid as indices."""
     if not isinstance(val, torch.Tensor):
         return _number(val)
     shape = [_number(d) for d in val.shape]
     if val.is_floating_point() or val.is_complex():
-        return torch.randn(shape, generator=numbers, dtype=torch.float32).to(val.device, val.dtype)
-    return torch.randint(0, 2, shape, generator=numbers).to(val.device, val.dtype)
+        return torch.randn(shape, generator=generator, dtype=torch.float32).to(val.device, val.dtype)
+    return torch.randint(0, 2, shape, generator=generator).to(val.device, val.dtype)
 
 
 def _number(d: Any) -> Any:
-    """The number that torch remembers for a symbolic size; anything else as it is."""
+    """The size with which torch traced a symbolic number; anything else as it is."""
     return d.node.hint if isinstance(d, (torch.SymInt, torch.SymFloat, torch.SymBool)) else d
 
 
 def _differs(got: Any, wanted: Any) -> bool:
-    """Whether two results differ by more than rounding in another order of the same operators does."""
+    """Whether two results differ.
+
+    Floats may differ by the square root of the dtype's eps times the largest finite value: the same operators in
+    another order round differently.
+    """
     if not isinstance(got, torch.Tensor) or not isinstance(wanted, torch.Tensor):
         return type(got) is not type(wanted) or bool(got != wanted)
     if got.dtype is not wanted.dtype or got.shape != wanted.shape:

@@ -32,12 +32,13 @@ _PERMUTES = overloads(
 
 
 def insert_inverse(graph: Graph, view: Node, base: Node, new: Node) -> Node | None:
-    """Insert ``base`` with what ``view`` shows of it replaced by ``new``, at the graph's insertion point.
+    """Insert a call that computes ``base`` with the part that ``view`` shows replaced by ``new``.
 
-    ``view`` is the call that made the view (a ``getitem`` if it is one of a list). None if no inverse is known.
+    It is inserted at the graph's insertion point. ``view`` is the call that made the view, or the ``getitem`` that
+    unpacks it from a list of views. Returns None if no inverse is known.
     """
     if view.target is aten.view.dtype or view.target is aten.view_as_real.default:
-        # the inverse of each of them is in NEED_PACKED
+        # their inverses are in NEED_PACKED: they need a contiguous operand
         new = insert_computed(graph, new, aten.clone.default, new, memory_format=torch.contiguous_format)
     call = _inverse(view, base, new)
     if call is None:
@@ -48,11 +49,11 @@ def insert_inverse(graph: Graph, view: Node, base: Node, new: Node) -> Node | No
 
 
 def insert_inverse_by_elements(graph: Graph, views: Sequence[Node], base: Node, new: Node) -> Node | None:
-    """As ``insert_inverse``, for any chain of views of ``base``.
+    """Like ``insert_inverse``, for any chain of ``views`` of ``base``, element by element.
 
-    By the position of each element of ``new`` in ``base``. To learn the positions, the program takes the same views of
-    a tensor that holds the numbers of its own elements. None if they are not known before the program runs, or if the
-    chain shows an element several times.
+    The inserted calls take the same views of a tensor that holds the number of each of its own elements. So they learn
+    the position in ``base`` of each element of ``new``. Returns None if the positions are not known before the program
+    runs, or if the chain shows an element several times.
     """
     val = base.meta["val"]
     positions = _positions(views, val)
@@ -68,7 +69,10 @@ def insert_inverse_by_elements(graph: Graph, views: Sequence[Node], base: Node, 
 
 
 def insert_computed(graph: Graph, like: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
-    """Insert a call at the graph's insertion point: metadata of ``like``, a value computed under fake tensors."""
+    """Insert a call at the graph's insertion point, with the metadata of ``like``.
+
+    Its recorded value is computed under fake tensors.
+    """
     node = graph.call_function(target, args, kwargs)
     vals, named = torch.fx.map_arg((args, kwargs), lambda n: n.meta["val"])
     with like.meta["val"].fake_mode:
@@ -77,9 +81,10 @@ def insert_computed(graph: Graph, like: Node, target: Any, *args: Any, **kwargs:
 
 
 def _positions(views: Sequence[Node], val: torch.Tensor) -> torch.Tensor | None:
-    """The position among the elements of ``val`` of each element that the last view shows.
+    """The position among the elements of ``val`` of each element that the last of ``views`` shows.
 
-    None if that is not known.
+    ``val`` is the value recorded for the tensor of which ``views`` are a chain of views. None if a size is symbolic or
+    a view does more than move elements.
     """
     shown = [val, *(v for view in views if isinstance(v := view.meta["val"], torch.Tensor))]
     static = all(isinstance(d, int) for v in shown for d in v.shape)
@@ -87,7 +92,7 @@ def _positions(views: Sequence[Node], val: torch.Tensor) -> torch.Tensor | None:
         return None  # views that change the bits of an element do not just move it
     windows = [view.meta["val"] for view in views if view.target is aten.as_strided.default]
     if windows and (not is_packed(val) or val.storage_offset() or any(_goes_beyond(v, val.numel()) for v in windows)):
-        return None  # ``as_strided`` shows memory, which holds these elements, in their order, and no others only here
+        return None  # ``as_strided`` shows memory, whose places are positions only if it holds the elements in order
     positions = torch.arange(val.numel()).reshape(tuple(val.shape))
     for view in views:
         target: Any = view.target
@@ -97,7 +102,7 @@ def _positions(views: Sequence[Node], val: torch.Tensor) -> torch.Tensor | None:
 
 
 def _goes_beyond(val: torch.Tensor, end: int) -> bool:
-    """Whether a tensor shows places in memory from ``end`` on, or may do so."""
+    """Whether a tensor shows elements of its storage from number ``end`` on; True if offset or strides are symbolic."""
     offset, strides = val.storage_offset(), val.stride()
     if not all(isinstance(n, int) for n in (offset, *strides)):
         return True
@@ -105,18 +110,18 @@ def _goes_beyond(val: torch.Tensor, end: int) -> bool:
 
 
 def _stand_in(node: Node) -> Any:
-    """What views such as ``expand_as`` need of another tensor: its size."""
+    """A meta tensor for an operand of which views such as ``expand_as`` read the size only; a number as it is."""
     val = node.meta["val"]
     return torch.empty(val.shape, device="meta") if isinstance(val, torch.Tensor) else val
 
 
 def is_packed(val: torch.Tensor) -> bool:
-    """Whether a tensor of fixed sizes has its elements in order and side by side in memory."""
+    """Whether a tensor of fixed sizes is contiguous."""
     return all(isinstance(d, int) for d in val.shape) and val.is_contiguous()
 
 
 def _inverse(view: Node, base: Node, new: Node) -> Call | None:
-    """The call that makes ``base`` with what ``view`` shows of it replaced by ``new``; None if it is not known."""
+    """The call that computes ``base`` with what ``view`` shows replaced by ``new``; None if none is known."""
     shape = base.meta["val"].shape
     if view.target in _RESHAPES:
         static = all(isinstance(d, int) for d in shape)
@@ -133,9 +138,9 @@ def _inverse(view: Node, base: Node, new: Node) -> Call | None:
 
 
 def _inverse_of_item(view: Node, base: Node, new: Node) -> Call | None:
-    """The inverse for one tensor of ``chunk``, ``split`` or ``unbind``.
+    """The inverse of one item of ``chunk``, ``split`` or ``unbind``; None for other calls and symbolic sizes.
 
-    Where it lies follows from the sizes before it.
+    The sizes of the items before it say where the item begins.
     """
     call: Any = view.args[0]
     k: Any = view.args[1]
@@ -152,7 +157,7 @@ def _inverse_of_item(view: Node, base: Node, new: Node) -> Call | None:
 
 
 def _inverse_of_narrow(a: Mapping[str, Any], base: Node, new: Node) -> Call | None:
-    """The inverse of ``narrow``, whose arguments are ``a``; None if a number is known at run time only."""
+    """The inverse of ``narrow`` with the arguments ``a``; None if a number is known at run time only."""
     size, start, length = base.meta["val"].shape[a["dim"]], a["start"], a["length"]
     if not all(isinstance(v, int) for v in (size, start, length)):
         return None

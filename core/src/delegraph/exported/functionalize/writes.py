@@ -35,7 +35,7 @@ _TRAINED_BATCH_NORM = aten._native_batch_norm_legit_functional.default
 
 
 class Reason(NamedTuple):
-    """Why a program cannot be made functional, and the user's line that is in the way."""
+    """Why a program cannot be made functional, and the user's line that causes it (None if it is not known)."""
 
     text: str
     source: Source | None = None
@@ -48,9 +48,9 @@ class Reason(NamedTuple):
 class Mutations:
     """What ``functionalize`` did to a graph.
 
-    ``last_value``: placeholder that is written -> the node that holds its last value. ``origin``: node that was added
-    -> the call that it was added for. ``unproven``: what could not be made functional, and why; if there is any, the
-    graph is unusable.
+    ``last_value``: placeholder that is written -> the node that holds its last value. ``origin``: added node -> the
+    call that it was added for. ``unproven``: the reasons why a write could not be made functional; if there are any,
+    the graph is unusable.
     """
 
     last_value: dict[Node, Node] = field(default_factory=dict)
@@ -83,13 +83,14 @@ def functionalize(graph: Graph, state: Collection[Node] = ()) -> Mutations:
 
 
 class _Rewrite:
-    """Knows what every written tensor, and every view of it, holds at one point of the graph.
+    """Tracks what every written tensor, and every view of it, holds while the graph is walked.
 
-    ``version``: tensor -> how often it, or a view of it, was written so far. ``value``: member of a family -> a
-    version, and the node that held its value then. A view whose version is behind is out of date. It is taken again
-    when it is used: most views are never used after a write, and cost nothing this way. ``moved``: nodes computed from
-    a new value, whose elements may lie in memory in another order than those of the tensor that was written. ``here``
-    is the node that is being visited, ``after`` the one behind it, before which new calls are inserted.
+    ``version``: root of a family -> how often its memory was written so far. ``value``: member of a family -> a
+    version, and the node that held the member's value then. A view whose version is older than its root's is out of
+    date. It is taken again when it is used: most views are never used after a write, and cost nothing this way.
+    ``moved``: nodes computed from a new value, whose elements may lie in memory in another order than those of the
+    tensor that was written. ``here``: the node that is visited. ``after``: the node that follows it, before which new
+    calls are inserted.
     """
 
     def __init__(self, graph: Graph, aliases: Aliases, writers: dict[Node, list[Node]], mutations: Mutations) -> None:
@@ -102,16 +103,16 @@ class _Rewrite:
         self.after: Node
 
     def visit(self, node: Node) -> None:
-        """Let ``node`` use what its arguments hold now; then do what it writes."""
+        """Let ``node`` use the present values of its arguments; then make its writes functional."""
         self.here, self.after = node, node.next
         read = node.args[0] if node.target in COPIES_BY_PLACE else None
         if node.op == "output":
             self._record_last_values()
-        for given in node.all_input_nodes:
-            current = self._current(given)
-            if current is not given:
-                node.replace_input_with(given, current)
-            if current is not given or given in self.moved:
+        for operand in node.all_input_nodes:
+            current = self._current(operand)
+            if current is not operand:
+                node.replace_input_with(operand, current)
+            if current is not operand or operand in self.moved:
                 self.moved.add(node)
         if node in self.writers:
             self._write(node)
@@ -130,7 +131,7 @@ class _Rewrite:
         return self.version.get(self.aliases.root_of[node], 0)
 
     def _current(self, node: Node) -> Node:
-        """The node that has the present value of ``node``; a view that is out of date is taken again."""
+        """The node that holds the present value of ``node``. Takes a view again if it is out of date."""
         if node not in self.aliases.root_of or not self._version(node):
             return node
         name = self.aliases.name_of[node]
@@ -143,13 +144,13 @@ class _Rewrite:
         return value
 
     def _enter_view(self, node: Node) -> None:
-        """Note that the view ``node`` is up to date, since it is taken of a present value."""
+        """Record that the view ``node`` is up to date, since it was just taken of a present value."""
         if self._version(node):
             self._allow_any_strides(node, node)
             self.value[node] = (self._version(node), node)
 
     def _allow_any_strides(self, node: Node, view: Node) -> None:
-        """Make ``node``, which takes the view ``view`` of a new value, work whatever strides that value has."""
+        """Make ``node``, a call of the view ``view`` on a new value, work whatever strides that value has."""
         # The tensor had the strides that it was allocated with; the value that replaces it has those that the last
         # operator chose. ``view`` fails on some of them, and ``as_strided`` would silently read other elements.
         if node.target is aten.view.default:
@@ -162,7 +163,10 @@ class _Rewrite:
             self._read_by_place(node, view, list(val.shape), list(val.stride()), val.storage_offset())
 
     def _copy_by_place(self, node: Node, member: Node) -> None:
-        """Let ``node``, a call of ``_COPIES_BY_PLACE``, read the memory that ``member`` has now."""
+        """Let ``node``, a call of one of ``COPIES_BY_PLACE``, read the present memory of ``member``.
+
+        Raises Unproven if that memory cannot be shown by a new value.
+        """
         name, val = self.aliases.name_of[member], member.meta["val"]
         if node.target is aten.as_strided_copy.default:
             size, stride, *rest = node.args[1:]
@@ -175,10 +179,11 @@ class _Rewrite:
             self._restore_order(node)
 
     def _read_by_place(self, node: Node, member: Node, size: Any, stride: Any, offset: Any) -> None:
-        """Let ``node`` show the elements that lie at these places of the memory that ``member`` has now.
+        """Let ``node`` show the present memory of ``member`` with these sizes, strides and offset.
 
-        ``offset`` counts from the start of that memory, whatever part of it ``member`` shows. A new value has memory of
-        its own, which starts with its first element.
+        ``offset`` counts from the start of the storage, whatever part of it ``member`` shows. The new value of the root
+        has a storage of its own, which starts with its first element. Raises Unproven if an element is not one of the
+        root's.
         """
         root = self.aliases.root_of[member]
         val, shown = root.meta["val"], member.meta["val"]
@@ -191,10 +196,10 @@ class _Rewrite:
         node.args = (self._insert_packed(node, self._current(root)), size, stride, first)
 
     def _restore_order(self, reader: Node) -> None:
-        """Copy the operands of ``reader`` into the order in memory that was recorded for them."""
+        """Give the operands of ``reader`` the order in memory that was recorded for them, by copies."""
         # Most kernels give their result the order of their operands. So the order of a new value, which may differ from
         # the recorded one, is passed on to everything computed from it. Only calls that see memory notice.
-        for root in dict.fromkeys(memory_root(given) for given in reader.all_input_nodes if _is_tensor(given)):
+        for root in dict.fromkeys(memory_root(operand) for operand in reader.all_input_nodes if _is_tensor(operand)):
             order = dense_order(root.meta["val"])
             if root in self.moved and root.op == "call_function" and order:
                 others, outer_first = list(root.users), order[::-1]
@@ -205,7 +210,7 @@ class _Rewrite:
                     user.replace_input_with(root, copy)
 
     def _insert_permuted(self, value: Node, dims: Sequence[int]) -> Node:
-        """A permutation of ``value``, inserted behind it; ``value`` itself if nothing moves."""
+        """A permutation of ``value``, inserted after it; ``value`` itself if ``dims`` are in order."""
         if list(dims) == list(range(len(dims))):
             return value
         node = self._insert(value.next, aten.permute.default, value, list(dims), like=value, origin=value)
@@ -221,7 +226,7 @@ class _Rewrite:
         return node
 
     def _insert(self, before: Node, target: Any, *args: Any, like: Node, origin: Node, kwargs: Any = None) -> Node:
-        """Insert a call before ``before``, with the metadata of ``like``, noting that it was added for ``origin``."""
+        """Insert a call before ``before``, with the metadata of ``like``; ``mutations.origin`` notes ``origin``."""
         with self.graph.inserting_before(before):
             node = self.graph.call_function(target, args, dict(kwargs or {}))
         node.meta = dict(like.meta)
@@ -229,7 +234,10 @@ class _Rewrite:
         return node
 
     def _write(self, node: Node) -> None:
-        """Make the in-place call ``node`` functional, and store its result as the new value of what it wrote."""
+        """Make the in-place call ``node`` functional, and record its result as the new value of what it wrote.
+
+        Raises Unproven if the operator has no functional form, or if the call changes the size of the tensor.
+        """
         op: Any = node.target
         functional = functional_form(op)
         if not effects(op).writes:
@@ -246,10 +254,10 @@ class _Rewrite:
             self._store(written, self._written_value(node, functional), node)
 
     def _reshape_in_place(self, node: Node, functional: OpOverload) -> None:
-        """Make a call such as ``unsqueeze_``, which writes no element, a plain view; its result is used from here on.
+        """Make a call such as ``unsqueeze_``, which writes no element, a plain view, and use its result from here on.
 
-        Raises Unproven for ``set_``, and if something else still sees the tensor, whose shape would have to change
-        there too: the caller who gave it, or a later use under the old name. ``detach_`` changes no shape.
+        Raises Unproven for ``set_``. Also if something else uses the tensor, the caller or a later call under the old
+        name: its shape would have to change there too. ``detach_`` changes no shape.
         """
         (before,) = self.writers[node]
         # under another name the tensor would have to change its shape, too
@@ -277,13 +285,13 @@ class _Rewrite:
         return cast
 
     def _dtype_of(self, node: Node, functional: OpOverload) -> torch.dtype:
-        """The dtype that the functional form returns, which may promote.
+        """The dtype that ``functional`` returns for the arguments of ``node``; it may promote.
 
         Computed once for arguments of the same types.
         """
         vals = [(n.meta["val"].dtype, n.meta["val"].dim() == 0) for n in node.all_input_nodes if _is_tensor(n)]
-        others = [a for a in (*node.args, *node.kwargs.values()) if not isinstance(a, Node)]
-        key = (functional, *vals, *(repr(a) if isinstance(a, torch.dtype) else type(a) for a in others))
+        other_arguments = [a for a in (*node.args, *node.kwargs.values()) if not isinstance(a, Node)]
+        key = (functional, *vals, *(repr(a) if isinstance(a, torch.dtype) else type(a) for a in other_arguments))
         if key not in self.dtypes:
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
             with node.meta["val"].fake_mode:
@@ -291,38 +299,41 @@ class _Rewrite:
         return self.dtypes[key]
 
     def _store(self, written: Node, new: Node, writer: Node) -> None:
-        """Record that ``writer`` puts ``new`` into ``written``, and so into every tensor that this is a view of."""
+        """Record that ``writer`` writes ``new`` to ``written``, and so to every tensor that this is a view of.
+
+        Raises Unproven if a view on the way has no inverse.
+        """
         name, root = self.aliases.name_of[written], self.aliases.root_of[written]
         views = list(self._chain_of_views(name))
-        held = {name: new}
+        new_values = {name: new}
         last = self.after.prev
         with self.graph.inserting_before(self.after):
             for view in filter(_is_tensor, views):
                 base = self.aliases.source[view]
-                if view.target is operator.getitem:  # of a list of views: the list itself holds no value
+                if view.target is operator.getitem:  # an item of a list of views: the list holds no value
                     base = self.aliases.source.get(base, base)
-                value = insert_inverse(self.graph, view, self._current(base), held[name])
+                value = insert_inverse(self.graph, view, self._current(base), new_values[name])
                 if value is None:
                     value = insert_inverse_by_elements(self.graph, views[::-1], self._current(root), new)
                     if value is None:
                         raise Unproven(f"a write through {', '.join(str(v.target) for v in views)} has no inverse")
-                    held = {root: value}  # views in between are taken again if something uses them
+                    new_values = {root: value}  # views in between are taken again if something uses them
                     break
-                held[base], name = value, base
+                new_values[base], name = value, base
         while last.next is not self.after:
             last = last.next
             self.mutations.origin.setdefault(last, writer)
         version = self.version[root] = self.version.get(root, 0) + 1
-        self.value.update({n: (version, value) for n, value in held.items()})
+        self.value.update({n: (version, value) for n, value in new_values.items()})
 
     def _chain_of_views(self, name: Node) -> Iterator[Node]:
-        """``name``, if it is a view, then the view that it was taken of, and so on; not the tensor at the end."""
+        """``name`` if it is a view, then the view that it was taken of, and so on; without the root."""
         while name in self.aliases.source:
             yield name
             name = self.aliases.source[name]
 
     def _update_statistics(self, node: Node) -> None:
-        """Make a norm in training functional: that form of batch norm returns the new statistics as results 3 and 4."""
+        """Replace a norm in training by the batch norm that returns its new statistics, as results 3 and 4."""
         call = self._insert_computed(node, _TRAINED_BATCH_NORM, *self._trained_arguments(node))
         result, mean, var = (self._insert_computed(node, operator.getitem, call, k) for k in (0, 3, 4))
         if node.target is aten.instance_norm.default:
@@ -336,29 +347,30 @@ class _Rewrite:
         self.graph.erase_node(node)
 
     def _trained_arguments(self, node: Node) -> list[Any]:
-        """The arguments for batch norm.
+        """The arguments of that batch norm.
 
-        Instance norm is a batch norm over the channels of all samples, put side by side in one sample.
+        An instance norm is a batch norm of one sample that has the channels of all samples. Raises Unproven if its
+        sizes are symbolic.
         """
         if node.target is not aten.instance_norm.default:
             return list(node.args[:8])
         samples, channels, *size = node.meta["val"].shape
         if not all(isinstance(n, int) for n in (samples, channels, *size)):
             raise Unproven("it writes its running statistics, and its sizes are not known")
-        input, *given = node.args[:5]
+        input, *statistics = node.args[:5]
         image = self._insert_computed(node, aten.reshape.default, input, [1, samples * channels, *size])
-        repeated = [v and self._insert_computed(node, aten.repeat.default, v, [samples]) for v in given]
+        repeated = [v and self._insert_computed(node, aten.repeat.default, v, [samples]) for v in statistics]
         return [image, *repeated, True, *node.args[6:8]]
 
     def _insert_computed(self, node: Node, target: Any, *args: Any) -> Node:
-        """A new call before ``node``, with the value that it returns under fake tensors."""
+        """Insert a call before ``node``; its recorded value is computed under fake tensors."""
         with self.graph.inserting_before(node):
             call = insert_computed(self.graph, node, target, *args)
         self.mutations.origin[call] = node
         return call
 
     def _record_last_values(self) -> None:
-        """Note the last value of each placeholder that was written."""
+        """Record the last value of each placeholder that was written."""
         last = self.mutations.last_value
         for node in [n for n in self.aliases.root_of if n.op == "placeholder" and self._version(n)]:
             value = self._current(node)
@@ -368,7 +380,7 @@ class _Rewrite:
 
 
 def _retarget(node: Node, functional: OpOverload) -> None:
-    """Let an in-place call call its functional form, with a name that fits."""
+    """Replace the in-place operator of ``node`` by its functional form, and rename the node."""
     node.target = functional
     node.kwargs = {k: v for k, v in node.kwargs.items() if k != "out"}
     node._rename(node.name.rstrip("_"))
@@ -380,7 +392,7 @@ def _is_tensor(node: Node) -> bool:
 
 
 def _is_alike(a: Node, b: Node) -> bool:
-    """Whether both recorded tensors have the same fixed shape, dtype and device."""
+    """Whether two recorded tensors have the same shape, without symbolic sizes, dtype and device."""
     x, y = a.meta["val"], b.meta["val"]
     static = all(isinstance(d, int) for d in (*x.shape, *y.shape))
     return static and x.shape == y.shape and x.dtype is y.dtype and x.device == y.device

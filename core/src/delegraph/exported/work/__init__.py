@@ -1,4 +1,4 @@
-"""Programs as bytes: what backends may compute by in one canonical form, and what it leaves out beside it."""
+"""Programs as bytes: a canonical form of all that backends may depend on, and beside it names and source lines."""
 
 from .constants import Memory
 from .form import VERSION, Fetch, Form

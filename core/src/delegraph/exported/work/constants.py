@@ -23,15 +23,15 @@ from .sizes import NoForm, at
 from .values import DTYPES, NAMES, c_strides
 
 INLINE = 1 << 20
-"""Bytes from which on a memory is no part of packed bytes."""
+"""Memories of this many bytes and more are not part of the bytes of a form."""
 
 
 @dataclass
 class Memory:
-    """Bytes of constants of a program, by reference.
+    """The bytes of one or several constants of a program, by reference.
 
-    Those from address ``place`` on, or a tensor's elements in C order. It is C order if ``place`` is None. ``tensors``
-    are the constants that lie in it.
+    ``size``: how many. ``place``: their address; None if they are the elements of a single tensor in C order.
+    ``tensors``: the constants whose elements are among them.
     """
 
     size: int
@@ -39,7 +39,7 @@ class Memory:
     tensors: list[torch.Tensor]
 
     def pieces(self) -> Iterator[memoryview]:
-        """The bytes, without a copy if they are as in memory."""
+        """The bytes, without a copy unless they have to be brought into C order."""
         if self.place is not None:
             yield memoryview((ctypes.c_char * self.size).from_address(self.place)).cast("B")
         elif self.size:
@@ -55,12 +55,13 @@ class Memory:
 
 
 def written_constants(tensors: Sequence[torch.Tensor]) -> tuple[list[Any], list[Memory]]:
-    """A row for each tensor, and the memories that the tensors lie in. Overlapping tensors have one memory.
+    """A row for each tensor, and the memories in which the tensors lie; overlapping tensors share a memory.
 
-    A row is dtype, shape, strides (None in C order), the number of the memory, and the place in it in bytes.
+    A row has dtype, shape, strides (None in C order), the number of the memory, and the offset in it in bytes (None if
+    the memory has the elements in C order). Raises NoForm.
     """
     spans = [_span(tensor) for tensor in tensors]
-    of: dict[int, Memory] = {}
+    holder: dict[int, Memory] = {}
     last, end = Memory(0, None, []), 0
     for k in sorted(range(len(tensors)), key=lambda k: spans[k] or (0, 0)):
         tensor, span = tensors[k], spans[k]
@@ -70,17 +71,20 @@ def written_constants(tensors: Sequence[torch.Tensor]) -> tuple[list[Any], list[
         else:
             last = Memory(span[1] - span[0] if span else tensor.nbytes, span and span[0], [tensor])
             end = span[1] if span else end
-        of[k] = last
-    memories = list({id(of[k]): of[k] for k in range(len(tensors))}.values())  # numbered as they are first used
-    for memory in memories:  # what lies between the elements of a tensor is none of its content, and may be far more
+        holder[k] = last
+    memories = list({id(holder[k]): holder[k] for k in range(len(tensors))}.values())  # in order of their first use
+    for memory in memories:  # gaps between elements are no content, and may be large
         if len(memory.tensors) == 1 and memory.size > memory.tensors[0].nbytes:
             memory.size, memory.place = memory.tensors[0].nbytes, None
     numbers = {id(memory): number for number, memory in enumerate(memories)}
-    return [_row(t, of[k], numbers[id(of[k])], spans[k]) for k, t in enumerate(tensors)], memories
+    return [_row(t, holder[k], numbers[id(holder[k])], spans[k]) for k, t in enumerate(tensors)], memories
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int] | None:
-    """Where the bytes of a tensor begin and end; None if they are to be brought into C order, or there are none."""
+    """The addresses where the bytes of a tensor begin and end; None if it is empty, or its elements need computing.
+
+    Raises NoForm for a tensor that has no bytes on the CPU, or has a dtype without a name.
+    """
     why = why_no_bytes(tensor) or (None if tensor.is_cpu else f"it is on the device {tensor.device}")
     if why is not None or tensor.dtype not in NAMES:
         raise NoForm(f"the form has no words for a constant: {why or f'its dtype is {tensor.dtype}'}")
@@ -88,7 +92,7 @@ def _span(tensor: torch.Tensor) -> tuple[int, int] | None:
 
 
 def _row(tensor: torch.Tensor, memory: Memory, number: int, span: tuple[int, int] | None) -> list[Any]:
-    """The row of ``tensor``, whose bytes are ``span``, in ``memory`` with that number."""
+    """The row of ``tensor``, which is in ``memory``, number ``number``, at addresses ``span``. Raises NoForm."""
     shape, strides = list(tensor.shape), list(tensor.stride())
     place = None if memory.place is None or span is None else span[0] - memory.place
     if place is not None and place % tensor.element_size():
@@ -97,10 +101,10 @@ def _row(tensor: torch.Tensor, memory: Memory, number: int, span: tuple[int, int
 
 
 class ConstantsRead:
-    """Makes the tensors of a form from the bytes of its memories, ``buffers``.
+    """Creates tensors from the bytes of a form's memories, ``buffers``.
 
-    Small ones are copied. Large ones are used as they are, so their buffers have to be writable and nobody else's:
-    mapped privately, for example. Two memories never become one, even if their content is equal.
+    Small memories are copied. Large ones are used in place, so their buffers must be writable and used by nobody else,
+    for example mapped privately. Two memories stay apart even if their content is equal.
     """
 
     def __init__(self, rows: Sequence[Any], buffers: Sequence[memoryview]) -> None:
@@ -109,7 +113,7 @@ class ConstantsRead:
         self._taken: set[int] = set()
 
     def tensor(self, index: Any) -> torch.Tensor:
-        """The tensor of the row ``index``; FormatError if the row does not fit its memory."""
+        """The tensor of row number ``index``. Raises FormatError if the row does not fit its memory."""
         name, shape, strides, number, place = self._rows[at(index)]
         dtype, memory = DTYPES[name], self._memory(at(number))
         size, steps = math.prod(shape) * dtype.itemsize, c_strides(shape) if strides is None else strides
@@ -123,13 +127,13 @@ class ConstantsRead:
         return elements.as_strided(shape, steps, place // dtype.itemsize)
 
     def _memory(self, number: int) -> torch.Tensor:
-        """The bytes of a memory as a tensor: the buffer itself, or a copy if it is small, read-only or used already."""
+        """The bytes of a memory as a tensor: the buffer itself, or a copy if it is small, read-only or in use."""
         if number not in self._memories:
             buffer = self._buffers[number]
-            given = None if buffer.readonly or not buffer.nbytes else torch.frombuffer(buffer, dtype=torch.uint8)
-            if given is None or given.nbytes < INLINE or given.data_ptr() in self._taken:
-                given = torch.empty(buffer.nbytes, dtype=torch.uint8)
-                memoryview(given.numpy()).cast("B")[:] = buffer  # type: ignore[arg-type]
-            self._taken.add(given.data_ptr())
-            self._memories[number] = given
+            memory = None if buffer.readonly or not buffer.nbytes else torch.frombuffer(buffer, dtype=torch.uint8)
+            if memory is None or memory.nbytes < INLINE or memory.data_ptr() in self._taken:
+                memory = torch.empty(buffer.nbytes, dtype=torch.uint8)
+                memoryview(memory.numpy()).cast("B")[:] = buffer  # type: ignore[arg-type]
+            self._taken.add(memory.data_ptr())
+            self._memories[number] = memory
         return self._memories[number]

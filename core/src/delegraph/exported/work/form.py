@@ -17,24 +17,26 @@ from .constants import INLINE, Memory
 
 VERSION = 1
 _MAGIC = b"delegraph work\n\0"
-_HEAD = struct.Struct("<16s32s4Q")  # magic, SHA-256 of what follows but constants, version, sizes of the parts
+_HEAD = struct.Struct("<16s32s4Q")  # magic, SHA-256 of the rest without constants, version, sizes of the parts
 _MEMORY = struct.Struct("<32sQ")  # SHA-256, bytes
 Fetch = Callable[[bytes, int], Any]
-"""Given the SHA-256 and the size of a memory, returns a writable buffer of its bytes that nobody else writes."""
+"""A function from the SHA-256 and the size of a memory to a writable buffer of its bytes, used by nobody else."""
 
 
 def dumps(value: Any) -> bytes:
-    """JSON in one spelling: no blanks, ASCII, no floats."""
+    """``value``, which has no floats, as JSON of one spelling: ASCII without blanks."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
 @dataclass(frozen=True)
 class Form:
-    """What backends may compute by: the structure of a program, and the memories of its constants, by reference.
+    """A program in the canonical form.
 
-    ``structure`` is equal for programs that differ in names, source lines and the contents of constants alone.
-    ``beside`` is what the form leaves out: the user's names, debug handles, symbols, source lines and modules. Both are
-    JSON. ``tensors`` are the program's own, by their rows in the structure.
+    ``structure``: all that backends may depend on, without the contents of constants. Programs that differ only in
+    names, source lines and contents of constants have equal structures. ``beside``: the user's names, debug handles,
+    symbols, source lines and modules. Both are JSON. ``memories``: the bytes of the constants, by reference.
+    ``tensors``: the constants of the program that was written, by their row in the structure; none in a form that was
+    read.
     """
 
     structure: bytes
@@ -44,19 +46,19 @@ class Form:
 
     @property
     def handles(self) -> list[int]:
-        """The program's debug handles, by the numbers from 1 on that the form has for them."""
+        """The program's debug handles: ``handles[n - 1]`` is the handle that the form numbers ``n``."""
         handles: list[int] = json.loads(self.beside)[2]
         return handles
 
     @property
     def names(self) -> list[Any]:
-        """What nodes, constants, symbols and subgraphs are called."""
+        """The writer's names: of inputs and constants, of symbols, and the name and target of every node."""
         targets, symbols, _, _, _, graphs = json.loads(self.beside)
         return [targets, symbols, [row[:2] for graph in graphs for row in graph]]
 
     @cached_property
     def key(self) -> str:
-        """A hash of the structure and all constants: programs have the same one if they are the same to backends."""
+        """SHA-256 of the structure and of all constants. Programs that backends cannot tell apart have equal keys."""
         return hashlib.sha256(self.structure + self._table).hexdigest()
 
     @property
@@ -65,7 +67,7 @@ class Form:
         return b"".join(_MEMORY.pack(m.digest, m.size) for m in self.memories)
 
     def pieces(self) -> Iterator[bytes | memoryview]:
-        """The form as bytes, piece by piece, without the memories of 1 MB and more: those go by their digests."""
+        """The bytes of the form, piece by piece. Of a memory of 1 MB and more they have only digest and size."""
         sizes = struct.pack("<4Q", VERSION, len(self.structure), len(self.beside), len(self.memories))
         first = sizes + self._table + self.structure + self.beside
         yield from (_MAGIC, hashlib.sha256(first).digest(), first)
@@ -74,10 +76,10 @@ class Form:
 
 
 def unpack(data: bytes | memoryview, fetch: Fetch | None) -> tuple[list[Any], list[Any], list[memoryview]]:
-    """Structure, what is beside it, and memories, read from the bytes of a form.
+    """The structure, the ``beside`` and the memories of a form, from its bytes.
 
     A memory of 1 MB and more comes from ``fetch``, and only its size is checked; everything else is compared with its
-    digest. Raises FormatError for damaged bytes.
+    digest. Raises FormatError for damaged bytes, for another version, and for a large memory if ``fetch`` is None.
     """
     view = memoryview(data)
     if len(view) < _HEAD.size or bytes(view[: len(_MAGIC)]) != _MAGIC:
@@ -108,7 +110,7 @@ def unpack(data: bytes | memoryview, fetch: Fetch | None) -> tuple[list[Any], li
 
 
 def _json(view: memoryview) -> Any:
-    """The value of JSON text, in which a form never has floats or NaN: FormatError for these."""
+    """Parse JSON. Raises FormatError for floats, NaN and infinities, which no form has."""
 
     def refuse(text: str) -> Any:
         raise FormatError("format-invalid", f"the form of a program has the number {text:.40}")

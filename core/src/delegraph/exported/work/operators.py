@@ -1,4 +1,4 @@
-"""Names for what calls of a program call.
+"""Names for the targets of a program's calls.
 
 Operators with their schemas, higher-order operators, functions of numbers.
 """
@@ -35,7 +35,7 @@ _SCHEMA = re.compile(r"([A-Za-z_]\w*)::([A-Za-z_]\w*)(?:\.(\w+))?\(")
 
 @cache
 def name_of(target: Any) -> str:
-    """What the form calls an operator or function; of an operator it is the schema, which begins with the name."""
+    """The form's name for an operator or function; an ATen operator's is its schema. Raises NoForm if it has none."""
     if isinstance(target, OpOverload):
         return str(target._schema)
     if isinstance(target, HigherOrderOperator) and target is not CALL_DELEGATE:
@@ -47,7 +47,7 @@ def name_of(target: Any) -> str:
 
 @cache
 def target_of(name: str) -> Any:
-    """The inverse of ``name_of``. Raises FormatError if this torch has none of that name, or one of another schema."""
+    """The inverse of ``name_of``. Raises FormatError if this torch lacks the operator, or has another schema."""
     match, target = _SCHEMA.match(name), _FUNCTIONS.get(name)
     if match:
         packet = getattr(getattr(torch.ops, match[1]), match[2], None)
@@ -65,10 +65,9 @@ def target_of(name: str) -> Any:
 
 @cache
 def convention_of(op: OpOverload) -> tuple[list[str], list[Any], int, int]:
-    """How an operator is called.
+    """The names of an operator's arguments, their defaults, and how many are positional and required.
 
-    Names of its arguments, their defaults, how many are positional, how many are required. The defaults are written as
-    a form has them.
+    The defaults are as ``written`` gives them.
     """
     arguments, nothing = op._schema.arguments, SymbolsWritten(())
     defaults = [written(a.default_value, {}, nothing, flat=True) for a in arguments]
@@ -77,16 +76,17 @@ def convention_of(op: OpOverload) -> tuple[list[str], list[Any], int, int]:
 
 
 def call_of(op: OpOverload, given: list[Any], nodes: Any, symbols: SymbolsRead) -> tuple[tuple[Any, ...], Any]:
-    """Positional and keyword arguments of a call of ``op``, as torch.export leaves them.
+    """The positional and keyword arguments of a call of ``op``, as torch.export would have them.
 
-    ``given`` has all arguments. Those that are the schema's defaults are left out: at the end, and among keywords.
+    ``given`` has the form of every argument. Those that equal the schema's defaults are left out, where that is
+    possible.
     """
     names, defaults, positional, required = convention_of(op)
     if len(given) != len(names):
         raise FormatError("format-invalid", f"a call of {op} has {len(given)} arguments of {len(names)}")
     # types too: Python takes 1 and True for equal
     pairs = enumerate(zip(given, defaults, strict=True))
-    told = [k for k, (a, b) in pairs if k < required or type(a) is not type(b) or a != b]
-    end = max((k + 1 for k in told if k < positional), default=0)
+    passed = [k for k, (a, b) in pairs if k < required or type(a) is not type(b) or a != b]
+    end = max((k + 1 for k in passed if k < positional), default=0)
     args = tuple(read(v, nodes, symbols) for v in given[:end])
-    return args, {names[k]: read(given[k], nodes, symbols) for k in told if k >= positional}
+    return args, {names[k]: read(given[k], nodes, symbols) for k in passed if k >= positional}

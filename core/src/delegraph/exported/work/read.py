@@ -1,4 +1,4 @@
-"""A form as a program again: ``read``. It evaluates nothing, imports nothing and trusts nothing."""
+"""``read`` makes a program from the bytes of a form. It evaluates no text, imports nothing and checks everything."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ from .values import read as read_value
 
 
 def read(data: bytes | memoryview, fetch: Fetch | None = None, named: bool = False) -> ExportedProgram:
-    """The program that ``Form.pieces`` gave the bytes of.
+    """The program of which ``data`` are the bytes, from ``Form.pieces``.
 
-    Nodes are called v0, v1, ..., constants c0, c1, ..., and debug handles count from 1. With ``named`` everything has
-    the writer's names and numbers, and the user's lines.
+    Nodes are called v0, v1, ..., constants c0, c1, ..., and debug handles count from 1. With ``named``, the program has
+    the writer's names, debug handles and source lines instead.
 
-    ``fetch`` is asked for constants of 1 MB and more; that it gives what the digest says is its own affair. All else is
-    checked, and raises FormatError where it is damaged, of another version, or calls what this torch does not have.
+    ``fetch`` returns constants of 1 MB and more, whose content is not compared with their digests; None if there are
+    none. Everything else is checked. Raises FormatError if the bytes are damaged or of another version, or if the
+    program calls an operator that this torch lacks.
     """
     try:
         structure, beside, memories = unpack(data, fetch)
@@ -49,11 +50,12 @@ def read(data: bytes | memoryview, fetch: Fetch | None = None, named: bool = Fal
 
 
 def canonical(form: Form) -> ExportedProgram:
-    """The program that ``read`` makes of a form's bytes, with the constants of the program that was written."""
+    """The program that ``read`` would make of the bytes of ``form``, with the constants of the original program."""
     return _program(json.loads(form.structure), None, form.tensors.__getitem__)
 
 
 def _program(structure: list[Any], beside: list[Any] | None, tensor: Callable[[Any], torch.Tensor]) -> ExportedProgram:
+    """The program of a form's tables. ``tensor`` returns the constant of a row."""
     with TRACING, pause_collection():  # fake tensors of symbolic sizes compute
         reader = _Reader(structure, beside, tensor)
         with reader.environment.suppress_guards():
@@ -61,7 +63,10 @@ def _program(structure: list[Any], beside: list[Any] | None, tensor: Callable[[A
 
 
 class _Reader:
-    """Makes a program from the tables of a form. ``beside`` is what the form leaves out; None gives names by number."""
+    """Creates a program from the tables of a form.
+
+    ``beside``: the writer's names and the like; None gives names by number. ``tensor`` returns the constant of a row.
+    """
 
     def __init__(self, structure: list[Any], beside: list[Any] | None, tensor: Callable[[Any], torch.Tensor]) -> None:
         _, default, symbols, targets, types, _, self._signature, self._graphs = structure
@@ -78,7 +83,7 @@ class _Reader:
         self._modules: dict[int, GraphModule] = {}
 
     def program(self) -> ExportedProgram:
-        """The program of the first graph."""
+        """The program of graph 0, the outermost one."""
         root: Any = torch.nn.Module()
         graph = self._graph(0, root)
         inputs, outputs = self._specs(graph)
@@ -91,64 +96,71 @@ class _Reader:
                 if is_parameter and not isinstance(tensor, torch.nn.Parameter):  # torch wants one there
                     tensor = torch.nn.Parameter(tensor, requires_grad=False)
                 (like.state_dict if is_parameter or spec.persistent else like.constants)[spec.target] = tensor
-        arriving = [spec for spec in inputs if spec.kind is InputKind.USER_INPUT]
-        call = flat_call(len(arriving), sum(spec.kind is OutputKind.USER_OUTPUT for spec in outputs))
+        run_time = [spec for spec in inputs if spec.kind is InputKind.USER_INPUT]
+        call = flat_call(len(run_time), sum(spec.kind is OutputKind.USER_OUTPUT for spec in outputs))
         program = build_program(root, graph, inputs, outputs, like, call, check=False)
         program.graph_module.meta.update(self._beside[3] if self._beside else {"method": "forward", "partition": "0"})
         return program
 
     def _specs(self, graph: Graph) -> tuple[list[InputSpec], list[OutputSpec]]:
         """The specs of inputs and outputs for the program's signature."""
-        given, returned = self._signature
-        arriving = [node for node in graph.nodes if node.op == "placeholder"]
-        targets = (
-            self._beside[0] if self._beside else [None if row[1] is None else f"c{k}" for k, row in enumerate(given)]
-        )
+        rows, output_rows = self._signature
+        placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+        targets = [None if row[1] is None else f"c{k}" for k, row in enumerate(rows)]
+        if self._beside:
+            targets = self._beside[0]
         inputs = [
             InputSpec(InputKind[kind], argument_of(node), target, persistent)
-            for node, target, (kind, _, persistent) in zip(arriving, targets, given, strict=True)
+            for node, target, (kind, _, persistent) in zip(placeholders, targets, rows, strict=True)
         ]
-        names = [target or node.name for node, target in zip(arriving, targets, strict=True)]
+        names = [target or node.name for node, target in zip(placeholders, targets, strict=True)]
         values: Any = output_node(graph).args[0]
         outputs = [
             OutputSpec(OutputKind[kind], argument_of(value), None if k is None else names[at(k)])
-            for value, (kind, k) in zip(values, returned, strict=True)
+            for value, (kind, k) in zip(values, output_rows, strict=True)
         ]
         return inputs, outputs
 
     def _graph(self, number: int, root: Any) -> Graph:
-        """The graph with that number, whose modules and constants become attributes of ``root``."""
+        """Graph number ``number``. Its subgraphs and constants become attributes of ``root``."""
         graph, nodes = Graph(owning_module=root), list[Node]()
-        for k, (what, args, type_, handle, *marks) in enumerate(self._graphs[number]):
-            meta: dict[str, Any] = {} if what == "output" else {"val": self._types.val(type_)}
+        for k, (action, args, type_, handle, *marks) in enumerate(self._graphs[number]):
+            meta: dict[str, Any] = {} if action == "output" else {"val": self._types.val(type_)}
             meta |= {"debug_handle": at(handle)} if handle else {}
-            name, target = "output" if what == "output" else f"v{k}", None
+            name, target = "output" if action == "output" else f"v{k}", None
             if self._beside is not None:
-                name, target = self._put_back(meta, self._beside, number, k)
+                name, target = self._restore_names(meta, self._beside, number, k)
             for mark in marks:
                 meta |= read_value(mark, (), self._symbols)
-            op, called, given, named = self._call(what, args, nodes, number, root, target or name)
-            nodes.append(append_node(graph, op, called, given, named, name, meta))
+            op, called, positional, keywords = self._call(action, args, nodes, number, root, target or name)
+            nodes.append(append_node(graph, op, called, positional, keywords, name, meta))
         return graph
 
-    def _call(self, what: Any, args: Any, nodes: list[Node], number: int, root: Any, name: str) -> Any:
-        """What a node does: its kind, target, arguments and keywords."""
-        if what == "input":
+    def _call(self, action: Any, args: Any, nodes: list[Node], number: int, root: Any, name: str) -> Any:
+        """The op, target, arguments and keyword arguments of a node.
+
+        ``action`` is a word, or the number of the called operator. ``nodes``: the earlier nodes of the graph, number
+        ``number``. ``name``: the node's target, if it is a placeholder or an attribute of ``root``.
+        """
+        if action == "input":
             return "placeholder", name, (), {}
-        if what == "output":
+        if action == "output":
             return "output", "output", (read_value(args, nodes, self._symbols),), {}
-        if what in ("graph", "constant"):
-            held = name
-            setattr(root, held, self._tensor(args) if what == "constant" else self._module(at(args), number))
-            return "get_attr", held, (), {}
-        target = self._targets[at(what)]
+        if action in ("graph", "constant"):
+            attribute = name
+            setattr(root, attribute, self._tensor(args) if action == "constant" else self._module(at(args), number))
+            return "get_attr", attribute, (), {}
+        target = self._targets[at(action)]
         if isinstance(target, OpOverload):
             return "call_function", target, *call_of(target, args, nodes, self._symbols)
-        positional, named = (read_value(given, nodes, self._symbols) for given in args)
-        return "call_function", target, tuple(positional), named
+        positional, keywords = (read_value(arg, nodes, self._symbols) for arg in args)
+        return "call_function", target, tuple(positional), keywords
 
     def _module(self, number: int, above: int) -> GraphModule:
-        """The graph with that number as a module, for a call in graph ``above``; one module for all of its calls."""
+        """Graph number ``number`` as a module, for a call in graph ``above``; one module serves all of its calls.
+
+        Raises FormatError if a graph would contain itself.
+        """
         if number <= above:  # a graph that holds itself has no end
             raise FormatError("format-invalid", f"graph {above} holds graph {number}")
         if number not in self._modules:
@@ -156,8 +168,11 @@ class _Reader:
             self._modules[number] = _LazyGraphModule(root, self._graph(number, root))
         return self._modules[number]
 
-    def _put_back(self, meta: dict[str, Any], beside: list[Any], graph: int, node: int) -> tuple[str, str | None]:
-        """The writer's name and target of a node, whose metadata gets what the writer knew of it."""
+    def _restore_names(self, meta: dict[str, Any], beside: list[Any], graph: int, node: int) -> tuple[str, str | None]:
+        """The writer's name and target of a node.
+
+        Puts the writer's debug handle, stack trace and module stack into ``meta``.
+        """
         name, target, trace, modules = beside[5][graph][node]
         if "debug_handle" in meta:
             meta["debug_handle"] = beside[2][meta["debug_handle"] - 1]

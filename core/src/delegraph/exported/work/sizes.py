@@ -47,11 +47,11 @@ SYMBOLIC = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool"}
 
 
 class NoForm(Exception):
-    """What the form has no words for, as text; ``write`` says of which node."""
+    """The form cannot express a value; the message says which. ``write`` turns it into Unsupported, with the node."""
 
 
 def bits_of(number: float) -> str:
-    """All of a float, NaN's payload and zero's sign included, as 16 hexadecimal digits."""
+    """The 64 bits of a float as 16 hexadecimal digits, so that NaN's payload and the sign of zero stay."""
     return struct.pack(">d", number).hex()
 
 
@@ -62,11 +62,11 @@ def float_of(bits: str) -> float:
 
 
 class SymbolsWritten:
-    """The symbols of a program on their way into a form: numbered as they appear, whatever they are called.
+    """Numbers the symbols of a program in the order in which they appear, whatever their names.
 
-    Symbols that stand alone somewhere come first, in the order of the graph; those that appear in products and the like
-    only are numbered as those come. Where one expression has several new ones, their names decide: another name may
-    then give another form of an equal program, and never an equal form of another.
+    Symbols that stand alone somewhere are numbered first, in graph order. Others appear only inside of expressions, and
+    are numbered when these are written. Several new symbols in one expression are numbered by name. So renaming symbols
+    may change the form of a program, but different programs never have equal forms.
     """
 
     def __init__(self, vals: Iterable[Any]) -> None:
@@ -78,36 +78,37 @@ class SymbolsWritten:
                 self.numbers.setdefault(number.node.expr, len(self.numbers))
 
     def write(self, number: Any) -> Any:
-        """The form of a SymInt, SymFloat or SymBool; a Python number as it is."""
+        """The form of a SymInt, SymFloat or SymBool; any other value as it is."""
         return self._expression(number.node.expr) if type(number) in SYMBOLIC else number
 
-    def _expression(self, given: Any) -> Any:
-        """The form of a sympy expression. Symbols that are new get the next numbers."""
-        for one in sorted(given.free_symbols - self.numbers.keys(), key=str):
-            self.numbers[one] = len(self.numbers)
-        if given.is_Symbol:
-            return {"s": self.numbers[given]}
-        if given.is_Integer:
-            return int(given)
-        if given.is_Float and given._prec == 53:
-            return {"f": bits_of(float(given))}
-        if given.is_Rational:
-            return ["Rational", given.p, given.q]
-        name = type(given).__name__
-        if FUNCTIONS.get(name) is not type(given):
-            raise NoForm(f"the form has no words for the size {given}, which is a {name}")
-        operands = [self._expression(one) for one in given.args]
+    def _expression(self, expression: Any) -> Any:
+        """The form of a sympy expression; its new symbols get the next numbers. Raises NoForm."""
+        for part in sorted(expression.free_symbols - self.numbers.keys(), key=str):
+            self.numbers[part] = len(self.numbers)
+        if expression.is_Symbol:
+            return {"s": self.numbers[expression]}
+        if expression.is_Integer:
+            return int(expression)
+        if expression.is_Float and expression._prec == 53:
+            return {"f": bits_of(float(expression))}
+        if expression.is_Rational:
+            return ["Rational", expression.p, expression.q]
+        name = type(expression).__name__
+        if FUNCTIONS.get(name) is not type(expression):
+            raise NoForm(f"the form has no words for the size {expression}, which is a {name}")
+        operands = [self._expression(part) for part in expression.args]
         return [name, *(sorted(operands, key=json.dumps) if name in _COMMUTATIVE else operands)]
 
     def table(self, constraints: Any) -> list[Any]:
-        """A row for each symbol, and what torch knows of them besides: multiples, relations to each other.
+        """A row for each symbol, and the relations that torch knows between them.
 
-        A row is its kind, what torch takes for granted of it, its two ranges, its example. torch has a range of each
-        symbol for itself, and the program one for its callers; they may differ. The example, a size of the inputs with
-        which the program was exported, is left out unless torch concluded something else from it than a range.
+        A row has the kind of the symbol, three flags (positive, size-like, backed), two ranges, and an example. One
+        range is torch's, the other the program's for its callers; they may differ. The example is the size with which
+        the program was exported. It is None unless torch drew conclusions from it that are no ranges. ``constraints``:
+        symbol -> the program's range. Raises NoForm.
         """
-        environment, known = self._environment, self._known()
-        ruled = {symbol for fact in known for symbol in fact.free_symbols}
+        environment, relations = self._environment, self._relations()
+        related = {symbol for relation in relations for symbol in relation.free_symbols}
         rows = []
         for symbol in self.numbers:
             ranges = [environment.var_to_range.get(symbol), constraints.get(symbol)]
@@ -116,22 +117,22 @@ class SymbolsWritten:
             hint = environment.backed_var_to_val.get(symbol)
             if kind is None or not (hint is None or hint.is_Integer or hint.is_Float):
                 raise NoForm(f"the form has no words for the symbol {symbol}, which is no number")
-            example = self._expression(hint) if hint is not None and symbol in ruled else None
-            granted = [bool(symbol.is_positive), symbol in environment.size_like, hint is not None]
-            rows.append([kind, *granted, *bounds, example])
-        return [rows, sorted((self._expression(fact) for fact in known), key=json.dumps)]
+            example = self._expression(hint) if hint is not None and symbol in related else None
+            flags = [bool(symbol.is_positive), symbol in environment.size_like, hint is not None]
+            rows.append([kind, *flags, *bounds, example])
+        return [rows, sorted((self._expression(relation) for relation in relations), key=json.dumps)]
 
-    def _known(self) -> list[Any]:
-        """What torch knows of the symbols that is no bound of one of them."""
+    def _relations(self) -> list[Any]:
+        """The relations between symbols that torch guards on or asserts, without bounds of one symbol."""
         if self._environment is None:
             return []
         asserted = itertools.chain.from_iterable(self._environment.deferred_runtime_asserts.values())
-        facts = {self._environment.replace(given.expr) for given in (*self._environment.guards, *asserted)}
-        return [f for f in facts if f.free_symbols and f.free_symbols <= self.numbers.keys() and not _is_bound(f)]
+        relations = {self._environment.replace(guard.expr) for guard in (*self._environment.guards, *asserted)}
+        return [f for f in relations if f.free_symbols and f.free_symbols <= self.numbers.keys() and not _is_bound(f)]
 
 
 def _symbolic_numbers(vals: Iterable[Any]) -> Iterator[Any]:
-    """The symbolic numbers among recorded values: these themselves, and sizes and strides of tensors, also in lists."""
+    """The symbolic numbers among recorded values, in lists of them, and in sizes and strides of tensors."""
     for val in vals:
         if type(val) in SYMBOLIC:
             yield val
@@ -148,22 +149,26 @@ def _is_bound(relation: Any) -> bool:
 
 
 class SymbolsRead:
-    """Makes the symbols of a form anew, in a ShapeEnv. ``names`` are the writer's names for them."""
+    """Creates the symbols of a form in a ShapeEnv. ``table`` is that of ``SymbolsWritten.table``.
+
+    ``names``: the writer's names for the symbols; None names them by number. ``constraints``: symbol -> the program's
+    range.
+    """
 
     def __init__(self, table: Sequence[Any], environment: ShapeEnv, names: Sequence[str] | None) -> None:
-        rows, known = table
+        rows, relations = table
         self._environment, self._symbols = environment, list[sympy.Symbol]()
         self.constraints: dict[sympy.Symbol, ValueRanges[Any]] = {}
         for k, row in enumerate(rows):
             self._symbols.append(self._symbol(k, row, names[k] if names else None))
         environment.unbacked_symint_counter += len(rows)
         environment.unbacked_symfloat_counter += len(rows)
-        for fact in map(self._expression, known):
-            environment.guards.append(ShapeGuard(fact, SLoc("", ""), size_oblivious=False))
-            environment.axioms.update(dict(environment.get_implications(fact)))
+        for relation in map(self._expression, relations):
+            environment.guards.append(ShapeGuard(relation, SLoc("", ""), size_oblivious=False))
+            environment.axioms.update(dict(environment.get_implications(relation)))
 
     def _symbol(self, k: int, row: Sequence[Any], name: str | None) -> sympy.Symbol:
-        """Make the k-th symbol from its row (``SymbolsWritten.table``); the ShapeEnv is told what torch knew of it."""
+        """Create symbol number ``k`` from its row, and tell the ShapeEnv what torch knew of it."""
         kind, positive, is_size, backed, *ranges, example = row
         assumed = {key: True for key, holds in (("integer", kind in "su"), ("positive", positive)) if holds}
         symbol = sympy.Symbol(name, **assumed) if name else make_symbol(_KINDS[kind], k, **assumed)
@@ -173,19 +178,19 @@ class SymbolsRead:
         if is_size:
             self._environment.size_like.add(symbol)
         if backed:
-            given = self._example(symbol, k) if example is None else self._expression(example)
-            self._environment.backed_var_to_val[symbol] = given
+            value = self._example(symbol, k) if example is None else self._expression(example)
+            self._environment.backed_var_to_val[symbol] = value
         return symbol
 
     def _example(self, symbol: Any, k: int) -> Any:
-        """A number in the symbol's range, another one for each symbol where that is possible."""
-        known = self._environment.var_to_range.get(symbol, ValueRanges(0, int_oo))
+        """A number in the symbol's range, different for each symbol if the range allows it."""
+        bounds = self._environment.var_to_range.get(symbol, ValueRanges(0, int_oo))
         if symbol_is_type(symbol, SymT.FLOAT):
             return sympy.Float(_EXAMPLE + k)
-        return sympy.Integer(min(max(_EXAMPLE, known.lower) + k, known.upper))
+        return sympy.Integer(min(max(_EXAMPLE, bounds.lower) + k, bounds.upper))
 
     def number(self, written: Any, kind: str) -> Any:
-        """A number of ``kind``: ``int``, ``float`` or ``bool``; Python's if it has no symbols."""
+        """The number of ``kind`` (int, float or bool) that ``written`` stands for; symbolic unless it is an int."""
         if type(written) is int:
             return written
         expression = self._expression(written)
@@ -195,27 +200,28 @@ class SymbolsRead:
         return make(expression, hint=None)
 
     def _expression(self, written: Any) -> Any:
-        """The sympy expression that ``written`` stands for."""
+        """The sympy expression that ``written`` stands for. Raises FormatError for what no size is."""
         if type(written) is int and -_LARGEST < written < _LARGEST:
             return sympy.Integer(written)
         if isinstance(written, dict):
             ((tag, value),) = written.items()
             return self._symbols[at(value)] if tag == "s" else sympy.Float(float_of(value))
         name, *operands = written
-        given = [self._expression(one) for one in operands]
-        logical = name not in _LOGICAL and not all(isinstance(one, sympy.Expr) for one in given)
-        power = name in _POWERS and not (_is_small(given[1], 64) and _is_small(given[0], _LARGEST))
-        if logical or power:  # sympy would take days for some powers
+        args = [self._expression(operand) for operand in operands]
+        misplaced = name not in _LOGICAL and not all(isinstance(arg, sympy.Expr) for arg in args)
+        too_large = name in _POWERS and not (_is_small(args[1], 64) and _is_small(args[0], _LARGEST))
+        if misplaced or too_large:  # a truth value in a sum; a power that would take sympy days
             raise FormatError("format-invalid", f"no program has the size {written!r:.80}")
-        return FUNCTIONS[name](*given)
+        return FUNCTIONS[name](*args)
 
 
 def _is_small(number: Any, limit: int) -> bool:
+    """Whether ``number`` is symbolic, or below ``limit`` in absolute value."""
     return not number.is_number or bool(abs(number) < limit)
 
 
 def at(index: Any) -> int:
-    """An index of a table, which counts from 0 and never from the end."""
+    """``index`` if it is a whole number from 0 on; else FormatError, so that no file counts from the end of a table."""
     if type(index) is not int or index < 0:
         raise FormatError("format-invalid", f"{index!r:.80} is no index")
     return index

@@ -20,7 +20,7 @@ _NAMED: dict[str, dict[str, Any]] = {
     tag: {str(v)[6:]: v for v in vars(torch).values() if isinstance(v, kind) and not str(v).startswith("torch.q")}
     for tag, kind in (("d", torch.dtype), ("m", torch.memory_format), ("y", torch.layout))
 }
-"""Tag -> what torch names, by its name: dtypes but for those of quantized tensors, memory formats, layouts."""
+"""Tag -> name -> dtype (without those of quantized tensors), memory format or layout."""
 _TAGS = {v: {tag: name} for tag, named in _NAMED.items() for name, v in named.items()}
 _PLAIN = frozenset({type(None), bool, int, str})
 DTYPES: Mapping[str, torch.dtype] = _NAMED["d"]
@@ -29,9 +29,9 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def written(value: Any, number_of: Mapping[Node, int], symbols: SymbolsWritten, flat: bool = False) -> Any:
-    """The form of an argument of a call. With ``flat``, tuples become lists, which are the same to operators.
+    """The form of an argument of a call. Raises NoForm for a value that has none.
 
-    ``number_of`` gives the numbers of nodes.
+    ``number_of``: node -> its number. ``flat``: write tuples as lists, which operators do not tell apart.
     """
     kind = type(value)
     if kind in _PLAIN:
@@ -57,13 +57,13 @@ def written(value: Any, number_of: Mapping[Node, int], symbols: SymbolsWritten, 
         raise NoForm(f"the form has no words for {value!r:.80}, which is a {kind.__name__}") from None
 
 
-def read(given: Any, nodes: Sequence[Node], symbols: SymbolsRead) -> Any:
-    """The inverse of ``written``."""
-    if type(given) is list:
-        return [read(v, nodes, symbols) for v in given]
-    if type(given) is not dict:
-        return given
-    ((tag, value),) = given.items()
+def read(form: Any, nodes: Sequence[Node], symbols: SymbolsRead) -> Any:
+    """The inverse of ``written``. ``nodes``: the nodes by number."""
+    if type(form) is list:
+        return [read(v, nodes, symbols) for v in form]
+    if type(form) is not dict:
+        return form
+    ((tag, value),) = form.items()
     if tag == "v":
         return nodes[at(value)]
     if tag == "f":
@@ -80,7 +80,7 @@ def read(given: Any, nodes: Sequence[Node], symbols: SymbolsRead) -> Any:
 
 
 def c_strides(shape: Sequence[Any]) -> list[Any]:
-    """The strides of a tensor in C order, as torch gives them."""
+    """The strides of a contiguous tensor of this shape, as torch computes them."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
@@ -89,9 +89,9 @@ def c_strides(shape: Sequence[Any]) -> list[Any]:
 
 
 class TypesWritten:
-    """The table of types of a form, ``rows``: each is written once.
+    """The table of the types of recorded values, ``rows``. Equal types share a row.
 
-    A tensor's is dtype, shape, and strides unless they are those of C order.
+    The row of a tensor has its dtype and shape, and its strides unless it is contiguous.
     """
 
     def __init__(self, symbols: SymbolsWritten) -> None:
@@ -99,7 +99,7 @@ class TypesWritten:
         self._symbols, self._known = symbols, dict[Any, int]()
 
     def index(self, val: Any) -> int:
-        """The row of a recorded value: a fake tensor, a number, None, or a list or tuple of them."""
+        """The number of the row for a recorded value: a fake tensor, a number, None, or a list of these."""
         if not isinstance(val, FakeTensor) or val._has_symbolic_sizes_strides:
             row = self._row(val)
             return self._number(repr(row), row)
@@ -107,19 +107,19 @@ class TypesWritten:
         return self._known[key] if key in self._known else self._number(key, self._tensor(val))
 
     def _number(self, key: Any, row: Any) -> int:
-        """The row with that key; ``row`` is appended if it is new."""
+        """The number of the row that is known by ``key``; appends ``row`` if there is none."""
         number = self._known.setdefault(key, len(self.rows))
         self.rows += [row] if number == len(self.rows) else []
         return number
 
     def _row(self, val: Any) -> Any:
-        """The form of a recorded value that is not a plain tensor."""
+        """The form of a recorded value. Raises NoForm."""
         if isinstance(val, (list, tuple)):
             return {"t" if isinstance(val, tuple) else "l": [self._row(v) for v in val]}
         return self._tensor(val) if isinstance(val, FakeTensor) else written(val, {}, self._symbols)
 
     def _tensor(self, val: torch.Tensor) -> list[Any]:
-        """The row of a fake tensor; NoForm for one that is not dense on the CPU."""
+        """The row of a fake tensor. Raises NoForm for one that is not dense on the CPU."""
         if val.device.type != "cpu" or val.layout is not torch.strided or val.dtype not in NAMES:
             raise NoForm(f"the form has no words for a tensor on {val.device}, {val.dtype}, {val.layout}")
         shape, strides = ([self._symbols.write(n) for n in sizes] for sizes in (val.shape, val.stride()))
@@ -128,13 +128,13 @@ class TypesWritten:
 
 
 class TypesRead:
-    """Makes the values of a table of types. Each node gets a fake tensor of its own."""
+    """Creates recorded values from the rows of ``TypesWritten``: a new fake tensor at each call of ``val``."""
 
     def __init__(self, rows: Sequence[Any], symbols: SymbolsRead, mode: FakeTensorMode) -> None:
         self._rows, self._symbols, self._mode = rows, symbols, mode
 
     def val(self, index: Any) -> Any:
-        """The value of a row."""
+        """The value of row number ``index``."""
         return self._read(self._rows[at(index)])
 
     def _read(self, row: Any) -> Any:
@@ -147,11 +147,11 @@ class TypesRead:
         return read(row, (), self._symbols)
 
     def _tensor(self, dtype: str, shape: Any, strides: Any = None) -> torch.Tensor:
-        """A fake tensor of that dtype and shape; strides of None are those of C order."""
+        """A fake tensor; ``strides`` None makes it contiguous. Raises FormatError for impossible numbers."""
         shape = [self._symbols.number(size, "int") for size in shape]
         steps = c_strides(shape) if strides is None else [self._symbols.number(step, "int") for step in strides]
         if any(type(n) is int and not 0 <= n < 1 << 60 for n in (*shape, *steps)):
             raise FormatError("format-invalid", f"no tensor has the shape {shape} and the strides {steps}")
-        # What the mode does as well, which asks first how the operator is to be faked: a third of the time.
+        # The mode would do the same, but first look up how to fake the operator: this takes a third of the time.
         meta = torch.empty_strided(shape, steps, dtype=DTYPES[dtype], device="meta")
         return FakeTensor(self._mode, meta, torch.device("cpu"))

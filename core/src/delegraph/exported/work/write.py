@@ -37,7 +37,7 @@ _ELSEWHERE = frozenset({
 def write(program: ExportedProgram) -> Form:
     """The form of ``program``. Takes time linear in its graphs; no constant is read.
 
-    Raises Unsupported, with the node, for what the form has no words for.
+    Raises Unsupported, with the node, for a value or call that the form cannot express.
     """
     writer = _Writer(program)
     try:
@@ -49,7 +49,7 @@ def write(program: ExportedProgram) -> Form:
 
 
 class _Writer:
-    """The tables of a form, filled while the graphs are walked; ``node`` is where the walk is."""
+    """Fills the tables of a form in one walk over all graphs. ``node``: the node at which the walk is."""
 
     def __init__(self, program: ExportedProgram) -> None:
         self.program = program
@@ -77,22 +77,22 @@ class _Writer:
     def _signature(self) -> list[Any]:
         """Rows for the program's inputs and outputs.
 
-        Of an input: kind, constant, whether it is persistent. Of an output: kind, and the place of the input that it
-        writes.
+        An input has kind, number of its constant (None for a run-time input), and whether that is persistent. An output
+        has kind, and position of the input that it is written to (None if it is returned).
         """
-        inputs, place = [], dict[str | None, int]()
+        inputs, position = [], dict[str | None, int]()
         for k, (node, spec) in enumerate(placeholders(self.program)):
-            self.node, given = node, spec.kind is InputKind.USER_INPUT
-            if not given and spec.kind not in CONSTANT_KINDS:
+            self.node, is_run_time = node, spec.kind is InputKind.USER_INPUT
+            if not is_run_time and spec.kind not in CONSTANT_KINDS:
                 raise NoForm(f"the form has no words for the input {node.name}, a {spec.kind.name}")
-            place[node.name if given else spec.target] = k
-            constant = None if given else self._constant(constant_tensor(self.program, spec))
+            position[node.name if is_run_time else spec.target] = k
+            constant = None if is_run_time else self._constant(constant_tensor(self.program, spec))
             inputs.append([spec.kind.name, constant, spec.persistent])
         outputs = self.program.graph_signature.output_specs
-        return [inputs, [[s.kind.name, None if s.target is None else place[s.target]] for s in outputs]]
+        return [inputs, [[s.kind.name, None if s.target is None else position[s.target]] for s in outputs]]
 
     def _constant(self, tensor: torch.Tensor) -> int:
-        """The number under which a tensor stands among the constants of the form."""
+        """Append a tensor to the constants of the form; returns its number."""
         self._tensors.append(tensor)
         return len(self._tensors) - 1
 
@@ -102,55 +102,52 @@ class _Writer:
         return [self._row(node, numbers) for node in nodes]
 
     def _row(self, node: Node, numbers: Mapping[Node, int]) -> list[Any]:
-        """The row of a node: what it calls, arguments, type of its value, debug handle, and other metadata."""
+        """The row of a node: its ``_action``, the number of its type, its debug handle, and other metadata if any."""
         self.node, meta = node, node.meta
         handle = meta.get("debug_handle")
         number = 0 if handle is None else self._handles.setdefault(handle, len(self._handles) + 1)
         row = [*self._action(node, numbers), self._types.index(meta.get("val")), number]
         others = {key: meta[key] for key in meta.keys() - _ELSEWHERE}
-        if "custom" in others:  # delegraph's own there are the names of layers
+        if "custom" in others:  # delegraph keeps names of layers there
             others["custom"] = {k: v for k, v in others["custom"].items() if not str(k).startswith("delegraph.")}
         others = {key: value for key, value in others.items() if value is not None and value != {}}
         return [*row, written(others, {}, self._symbols)] if others else row
 
     def _action(self, node: Node, numbers: Mapping[Node, int]) -> tuple[int | str, Any]:
-        """What a node does (a word, or the number of the operator that it calls), and its arguments."""
+        """What a node does, a word or the number of the operator that it calls, and its arguments. Raises NoForm."""
         if node.op == "placeholder":
             return "input", None
         if node.op == "output":
             return "output", written(node.args[0], numbers, self._symbols)
         if node.op == "get_attr":
-            held = getattr(node.graph.owning_module, str(node.target))
-            if isinstance(held, torch.Tensor):
-                return "constant", self._constant(held)
-            if not isinstance(held, GraphModule):
-                raise NoForm(f"the form has no words for {node.name}, a {type(held).__name__}")
-            return "graph", next(k for k, module in enumerate(self._graphs) if module is held)
-        name_of(node.target)  # which refuses what has none
-        what = self._targets.setdefault(node.target, len(self._targets))
+            attribute = getattr(node.graph.owning_module, str(node.target))
+            if isinstance(attribute, torch.Tensor):
+                return "constant", self._constant(attribute)
+            if not isinstance(attribute, GraphModule):
+                raise NoForm(f"the form has no words for {node.name}, a {type(attribute).__name__}")
+            return "graph", next(k for k, module in enumerate(self._graphs) if module is attribute)
+        name_of(node.target)  # raises NoForm if the target has no name
+        number = self._targets.setdefault(node.target, len(self._targets))
         if not isinstance(node.target, OpOverload):
-            return what, [written(given, numbers, self._symbols) for given in (list(node.args), node.kwargs)]
+            return number, [written(arg, numbers, self._symbols) for arg in (list(node.args), node.kwargs)]
         names, defaults, *_ = convention_of(node.target)
         # all arguments, in the order of the schema, whether the call gives them or not
         args = [written(v, numbers, self._symbols, flat=True) for v in node.args]
         args += defaults[len(args) :]
         for key, value in node.kwargs.items():
             args[names.index(key)] = written(value, numbers, self._symbols, flat=True)
-        return what, args
+        return number, args
 
     def _beside(self) -> list[Any]:
-        """What the form leaves out, by the numbers that it has for things."""
-        known: dict[str, int] = {}  # many nodes are of one line, and of one module
+        """The tables of names, debug handles and source lines, by the numbers that the form has for nodes."""
+        known: dict[str, int] = {}  # text -> number: many nodes share a source line or a module
         graphs = [[self._names(node, known) for node in nodes] for nodes in self._nodes]
         targets = [s.target for s in self.program.graph_signature.input_specs]
-        place = {key: self.program.graph_module.meta.get(key) for key in ("method", "partition")}
-        return [targets, list(map(str, self._symbols.numbers)), list(self._handles), place, list(known), graphs]
+        partition = {key: self.program.graph_module.meta.get(key) for key in ("method", "partition")}
+        return [targets, list(map(str, self._symbols.numbers)), list(self._handles), partition, list(known), graphs]
 
     def _names(self, node: Node, known: dict[str, int]) -> list[Any]:
-        """What the form leaves out of a node.
-
-        Name, target, and the numbers of its stack trace and of its module stack.
-        """
+        """A node's name, its target, and the numbers in ``known`` of its stack trace and of its module stack."""
         target = str(node.target) if node.op in ("placeholder", "get_attr") else None
         trace, modules = map(node.meta.get, _BESIDE)
         stack = json.dumps([[key, path, str(kind)] for key, (path, kind) in modules.items()]) if modules else ""
@@ -158,9 +155,10 @@ class _Writer:
 
 
 def _graphs(top: GraphModule) -> list[GraphModule]:
-    """The graphs of a program, itself first, then those that its calls take, as they are first fetched."""
-    found = [top]
-    for module in found:  # which grows
+    """A program's graphs: ``top``, then the subgraphs that they fetch, each once."""
+    modules = [top]
+    for module in modules:  # ``modules`` grows meanwhile
         fetched = [getattr(module, str(node.target)) for node in module.graph.find_nodes(op="get_attr")]
-        found += [m for m in dict.fromkeys(fetched) if isinstance(m, GraphModule) and not any(m is k for k in found)]
-    return found
+        new = [m for m in dict.fromkeys(fetched) if isinstance(m, GraphModule)]
+        modules += [m for m in new if not any(m is k for k in modules)]
+    return modules
