@@ -135,7 +135,7 @@ def test_every_path_in_the_architecture_page_exists():
 
 
 BUDGET = {
-    "exported": 3110, "discovery": 1720, "engine": 1930, "host": 990, "cli": 830, "report": 810,
+    "exported": 3110, "discovery": 1720, "engine": 2180, "host": 990, "cli": 830, "report": 810,
     "partitioner": 710, "io": 500, "command": 490, "lowering": 380, "delegates": 310,
     "exported_program.py": 270, "plugin.py": 250, "formats.py": 180, "lowered_program.py": 180,
     "named_data.py": 160, "api.py": 150, "backend.py": 120, "__init__.py": 110, "errors.py": 90,

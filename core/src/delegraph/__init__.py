@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         get_runtime,
         register,
     )
+    from .engine.cache import Cache
     from .host.verify import Verification
     from .lowered_program import LoweredProgram
     from .partitioner import Refusal
@@ -51,6 +52,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BackendNotFound",
+    "Cache",
     "Choices",
     "ContractViolation",
     "DelegraphError",
@@ -90,6 +92,7 @@ __all__ = [
 
 _NAMES = {
     "api": "Choices export load lower",
+    "engine.cache": "Cache",
     "discovery.registry": "Registry backends default_registry get_backend get_partitioner get_runtime register",
     "host.verify": "Verification",
     "lowered_program": "LoweredProgram",

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, get_args
 from torch.export import ExportedProgram
 
 from .discovery.registry import Registry, default_registry
-from .engine.cache import Cache
+from .engine.cache import Cache, asked_cache
+from .engine.compile_cached import Lookups
 from .engine.export import export_method, sources_by_method
 from .engine.pipeline import Lowering, Round, run
 from .errors import OptionError
@@ -41,7 +42,7 @@ class Choices(TypedDict, total=False):
     on_missing_runtime: OnMissingRuntime
     registry: Registry | None
     executor: Executor | None
-    cache: str | os.PathLike[str] | None
+    cache: bool | str | os.PathLike[str] | Cache | None
 
 
 def lower(
@@ -58,7 +59,7 @@ def lower(
     on_missing_runtime: OnMissingRuntime = "error",
     registry: Registry | None = None,
     executor: Executor | None = None,
-    cache: str | os.PathLike[str] | None = None,
+    cache: bool | str | os.PathLike[str] | Cache | None = None,
 ) -> LoweredProgram:
     """Lower a model; the result's report says what went where, and why not elsewhere.
 
@@ -72,13 +73,14 @@ def lower(
     alone that a backend refuses are computed now, values up to 16 MiB each, unless ``fold_constants`` is False. The
     model is never changed, its weights never copied. ``executor`` (a ``concurrent.futures`` executor of threads)
     compiles partitions of thread-safe backends side by side, to the same bytes.
-    ``cache`` is a folder of compiled partitions: what is there is not compiled again, the rest is stored, and the
-    report says how many were there. Without it, the environment's ``DELEGRAPH_CACHE`` is that folder, if it is set.
+    ``cache`` is a folder of compiled partitions, True for the user's, or a ``Cache``: what is there is not compiled
+    again, nor what is equal, the rest is stored, and the report says whence each delegate is. Without it, the
+    environment's ``DELEGRAPH_CACHE`` is that folder, if it is set.
 
     Raises a ``delegraph.errors.DelegraphError`` with a stable code.
     """
     registry, options, why = registry or default_registry(), options or {}, None
-    cache = cache or os.environ.get("DELEGRAPH_CACHE")
+    kept = asked_cache(cache)
     _expect_choices(options, transforms, on_missing_runtime)
     if backends is None:
         backends, why = registry.default_backends(options)
@@ -100,7 +102,7 @@ def lower(
             ],
             folds_constants=fold_constants,
             executor=executor,
-            cache=Cache(cache) if cache else None,
+            cache=Lookups(kept) if kept else None,
             gives_back=True,
             notifies=True,
         )

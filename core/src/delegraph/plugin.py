@@ -181,6 +181,9 @@ class BackendSpec(Declaration):
     not eager's, on NaN, infinity or integers at the ends of their range: ``(("aten.gelu.default", "of infinity is
     NaN"),)``. ``delegraph check`` reads both.
 
+    ``composes`` names the distributions whose code has a say in what the backend compiles, apart from its own,
+    delegraph and torch; a cached result is found only with the same versions of them.
+
     ``default=True``: if several backends are installed and a user names none, this one is taken. If two that suit
     declare it, the user has to choose.
     """
@@ -201,6 +204,7 @@ class BackendSpec(Declaration):
     checksum: bool = True
     known_differences: tuple[tuple[str, str], ...] = ()
     default: bool = False
+    composes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,7 +1,9 @@
 """Compiled partitions in a folder: what is there is not compiled again, and gives what a compile would give."""
 
+import hashlib
 import os
 import struct
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
@@ -11,6 +13,7 @@ import torch
 from delegraph.backend import BackendDetails, NamedDataStore, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.engine import cache as cache_module
+from delegraph.engine import cache_key, remote_cache
 from delegraph.errors import ContractViolation, OptionError, Unsupported, WriteError
 from delegraph.exported_program import constant_tensor, placeholders
 from delegraph.io.blob import TensorBlob, join
@@ -154,11 +157,55 @@ def test_one_changed_weight_compiles_one_partition(registry, tmp_path):
 
 
 def test_equal_partitions_compile_once_in_one_lowering(registry, tmp_path):
-    program = lowered(model(same=True), registry, tmp_path)
-    assert len(CountingBackend.calls) == 1
-    first, second = contents(program)
-    assert first[0] == second[0]
-    assert first[1] != second[1]
+    for _ in range(2):
+        program = lowered(model(same=True), registry, tmp_path)
+        assert len(CountingBackend.calls) == 1
+        first, second = contents(program)
+        assert first[0] == second[0]
+        assert [[h for (h,) in given[1].values()] for given in (first, second)] == [
+            [n.meta["debug_handle"] for n in d.nodes] for d in program.delegates
+        ]
+        assert program.delegates[0].blob is program.delegates[1].blob  # and a file has it once
+
+
+def test_one_of_many_changed_and_many_equal_ones_compile_one(registry, tmp_path):
+    torch.manual_seed(0)
+    module = Blocks(24).eval()
+    lowered(module, registry, tmp_path)
+    assert len(CountingBackend.calls) == 24
+    with torch.no_grad():
+        module.layers[17].weight[3, 4] += 1e-6
+    program = lowered(module, registry, tmp_path)
+    assert len(CountingBackend.calls) == 25
+    whence = [row.compiled for row in program.report.delegates]
+    assert [k for k, told in enumerate(whence) if told == "compiled"] == [17]
+    for layer in module.layers:
+        layer.load_state_dict(module.layers[17].state_dict())
+    with ThreadPoolExecutor(4) as pool:
+        program = lowered(module, registry, tmp_path / "other", executor=pool)
+    assert len(CountingBackend.calls) == 26
+    assert {row.compiled for row in program.report.delegates} == {"compiled", "equal to lowered_module_0"}
+
+
+def test_the_report_says_whence_each_delegate_is(registry, tmp_path):
+    bare = delegraph.lower(model(), X, backends=[Everything()], registry=registry).report
+    assert [row.compiled for row in bare.delegates] == ["", ""]
+    assert "compiled" not in str(bare)
+    for whence in ("compiled", "from the cache"):
+        report = lowered(model(same=True), registry, tmp_path).report
+        assert [row.compiled for row in report.delegates] == [whence, "equal to lowered_module_0"]
+        assert f", {whence}\n" in str(report)
+        assert [row["compiled"] for row in report.to_json()["delegates"]] == [whence, "equal to lowered_module_0"]
+
+
+def test_an_equal_of_one_that_is_refused_is_refused_too(registry, tmp_path):
+    class Refused(nn.Module):
+        def forward(self, x):
+            return torch.digamma(x).cos().digamma()
+
+    program = lowered(Refused().eval(), registry, tmp_path)
+    assert not program.delegates
+    assert len(program.report.given_back) == 2
 
 
 def test_another_fingerprint_or_other_sources_miss(registry, tmp_path, monkeypatch):
@@ -166,7 +213,7 @@ def test_another_fingerprint_or_other_sources_miss(registry, tmp_path, monkeypat
     monkeypatch.setattr(CountingBackend, "version", "2")
     lowered(model(), registry, tmp_path)
     assert len(CountingBackend.calls) == 4
-    monkeypatch.setattr(cache_module, "_sources", lambda package: "others")
+    monkeypatch.setattr(cache_key, "_sources", lambda package: "others")
     lowered(model(), registry, tmp_path)
     assert len(CountingBackend.calls) == 6
 
@@ -188,10 +235,10 @@ def test_sources_are_hashed_by_content(tmp_path, monkeypatch):
     code.write_text("a = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     __import__("sourced")
-    before = cache_module._sources.__wrapped__("sourced")
-    assert cache_module._sources.__wrapped__("sourced") == before
+    before = cache_key._sources.__wrapped__("sourced")
+    assert cache_key._sources.__wrapped__("sourced") == before
     code.write_text("a = 2\n")
-    assert cache_module._sources.__wrapped__("sourced") != before
+    assert cache_key._sources.__wrapped__("sourced") != before
 
 
 def test_a_backend_without_a_fingerprint_is_not_cached_and_the_report_says_so_once(registry, tmp_path, monkeypatch):
@@ -238,33 +285,38 @@ def test_a_blob_from_the_cache_notices_weights_that_were_changed_since(registry,
 
 
 DAMAGES = {
-    "truncated": lambda data: data[: len(data) // 2],
-    "empty": lambda data: b"",
-    "foreign": lambda data: b"something else entirely",
-    "a flipped bit": lambda data: data[:100] + bytes([data[100] ^ 1]) + data[101:],
-    "another digest": lambda data: data[:20] + bytes([data[20] ^ 1]) + data[21:],
-    "nonsense": lambda data: _entry(b'[[["x"]], {}, null, null]'),
-    "no list": lambda data: _entry(b"7"),
-    "another constant": lambda data: _entry(b'[[[[99, 0, 5000]]], {"d": []}, null, null]'),
+    "truncated": lambda path, data: data[: len(data) // 2],
+    "empty": lambda path, data: b"",
+    "foreign": lambda path, data: b"something else entirely",
+    "a flipped bit": lambda path, data: data[:100] + bytes([data[100] ^ 1]) + data[101:],
+    "another digest": lambda path, data: data[:20] + bytes([data[20] ^ 1]) + data[21:],
+    "nonsense": lambda path, data: entry(path, b'[{}, [["x"]], {}, null, null]'),
+    "no list": lambda path, data: entry(path, b"7"),
+    "no JSON": lambda path, data: entry(path, b"["),
+    "another constant": lambda path, data: entry(path, b'[{}, [[[99, 0, 5000]]], {"d": []}, null, null]'),
+    "no handles": lambda path, data: entry(
+        path, b'[{}, [[]], {"d": [["debug_handle_map", {"d": [[0, {"t": [99]}]]}]]}, null, null]'
+    ),
+    "that of another key": lambda path, data: next(p for p in entries(path.parent) if p != path).read_bytes(),
 }
 
 
-def _entry(header):
-    import hashlib
-
+def entry(path, header):
+    """What delegraph does not write, with the right digest."""
     rest = struct.pack("<Q", len(header)) + header
-    return b"delegraph entry1" + hashlib.sha256(rest).digest() + rest
+    return b"delegraph entry2" + hashlib.sha256(path.stem.encode() + rest).digest() + rest
 
 
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_damaged_entry_is_a_miss_and_a_note(name, registry, tmp_path):
     wanted = contents(lowered(model(), registry, tmp_path))
-    for path in entries(tmp_path):
-        path.write_bytes(DAMAGES[name](path.read_bytes()))
+    damaged = [DAMAGES[name](path, path.read_bytes()) for path in entries(tmp_path)]
+    for path, data in zip(entries(tmp_path), damaged, strict=True):
+        path.write_bytes(data)
     program = lowered(model(), registry, tmp_path)
     assert len(CountingBackend.calls) == 4
     assert contents(program) == wanted
-    assert sum("is not used: it" in note for note in said(program)) == 2
+    assert sum("is not used: " in note for note in said(program)) == 2
     assert len(said(lowered(model(), registry, tmp_path))) == 1  # they were written anew
 
 
@@ -294,12 +346,13 @@ def test_a_folder_that_others_can_write_to_is_refused(registry, tmp_path):
 def test_the_entries_used_least_recently_go(tmp_path):
     store = cache_module.Cache(tmp_path, limit=250)
     for k in range(3):
-        path = tmp_path / f"{k}.entry"
+        path = tmp_path / f"{k:064}.entry"
         path.write_bytes(bytes(100))
         os.utime(path, (k, k))
-    os.utime(tmp_path / "0.entry", (9, 9))
-    store._make_room()
-    assert [path.name for path in entries(tmp_path)] == ["0.entry", "2.entry"]
+    os.utime(tmp_path / f"{0:064}.entry", (9, 9))
+    (tmp_path / "other.entry").write_bytes(bytes(1000))  # somebody else's
+    store.make_room()
+    assert [path.stem[-1] for path in entries(tmp_path)] == ["0", "2", "r"]
 
 
 def test_a_refusal_has_the_user_s_names_and_lines(registry, tmp_path):
@@ -344,3 +397,122 @@ def test_the_environment_names_the_folder_for_who_names_none(registry, tmp_path,
     assert len(entries(tmp_path / "env")) == 2
     lowered(model(), registry, tmp_path / "given")
     assert len(CountingBackend.calls) == 4
+
+
+def test_true_is_the_user_s_folder_and_false_is_none(registry, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(cache_module.sys, "platform", "linux")
+    lowered(model(), registry, True)
+    assert len(entries(tmp_path / "delegraph")) == 2
+    monkeypatch.setenv("DELEGRAPH_CACHE", str(tmp_path / "env"))
+    assert not said(lowered(model(), registry, False))
+    assert not (tmp_path / "env").exists()
+    for wrong in (5, b"x", [1]):
+        with pytest.raises(OptionError):
+            lowered(model(), registry, wrong)
+    for limit in (-1, 2.5, True):
+        with pytest.raises(OptionError, match="the limit of a cache is a number of bytes"):
+            delegraph.Cache(tmp_path, limit=limit)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
+def test_a_shared_folder_may_be_writable_to_others(registry, tmp_path):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    for found in (0, 2):
+        program = lowered(model(), registry, delegraph.Cache(tmp_path / "open", shared=True))
+        assert f": {found} partitions found" in said(program)[0]
+
+
+def test_a_cache_lists_checks_and_removes_its_entries(registry, tmp_path):
+    kept = delegraph.Cache(tmp_path)
+    lowered(model(), registry, kept)
+    one, other = sorted(kept.entries())
+    assert one.bytes == entries(tmp_path)[0].stat().st_size
+    told = {"backend": "CountingBackend", "producer": "in-process", "torch": torch.__version__}
+    assert kept.told(one.key) == told
+    assert kept.verify() == []
+    entries(tmp_path)[0].write_bytes(b"")
+    assert kept.verify() == [one.key]
+    assert list(kept.entries()) == [other]
+
+
+def test_the_limit_holds_after_a_lowering(registry, tmp_path):
+    lowered(model(), registry, delegraph.Cache(tmp_path, limit=0))
+    assert not entries(tmp_path)
+
+
+REMOTES = {"memory": lambda path: f"memory://{path.name}", "file": lambda path: f"file://{path}/far"}
+
+
+@pytest.mark.parametrize("kind", REMOTES)
+def test_a_remote_folder_is_read_through_and_written_back(kind, registry, tmp_path):
+    pytest.importorskip("fsspec")
+    url = REMOTES[kind](tmp_path)
+    wanted = contents(lowered(model(), registry, delegraph.Cache(tmp_path / "one", remote=url)))
+    program = lowered(model(), registry, delegraph.Cache(tmp_path / "two", remote=url))
+    assert len(CountingBackend.calls) == 2
+    assert contents(program) == wanted
+    assert [row.compiled for row in program.report.delegates] == ["from the cache"] * 2
+    assert [p.name for p in entries(tmp_path / "one")] == [p.name for p in entries(tmp_path / "two")]
+    lowered(model(), registry, tmp_path / "two")
+    assert len(CountingBackend.calls) == 2
+
+
+def test_entries_of_a_remote_folder_are_checked(registry, tmp_path):
+    url = f"file://{tmp_path}/far"
+    wanted = contents(lowered(model(), registry, delegraph.Cache(tmp_path / "one", remote=url)))
+    for path in entries(tmp_path / "far"):
+        path.write_bytes(path.read_bytes()[:-1])
+    program = lowered(model(), registry, delegraph.Cache(tmp_path / "two", remote=url))
+    assert contents(program) == wanted
+    assert sum("remote cache entry" in note and "is not used" in note for note in said(program)) == 2
+    assert len(CountingBackend.calls) == 4
+    lowered(model(), registry, delegraph.Cache(tmp_path / "three", remote=url))
+    assert len(CountingBackend.calls) == 4  # they were written anew
+
+
+def slow(*args):
+    time.sleep(10)
+
+
+def full(*args):
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(("system", "why"), [(slow, "no answer in 0.05 s"), (full, "No space left on device")])
+def test_a_remote_folder_that_is_slow_or_full_is_one_line(system, why, registry, tmp_path, monkeypatch):
+    monkeypatch.setattr(remote_cache, "_PATIENCE", 0.05)
+    monkeypatch.setattr(remote_cache.Remote, "_open", system)
+    program = lowered(model(), registry, delegraph.Cache(tmp_path / "one", remote="memory://x"))
+    assert len(program.delegates) == 2
+    _, note = said(program)
+    assert note.startswith("the remote cache memory://x is not used: ") and why in note
+
+
+@pytest.mark.parametrize("url", ["nosuch://user:secret@host/folder?token=secret", "file:///proc/nowhere/x"])
+def test_a_remote_folder_that_is_away_is_one_line_without_its_password(url, registry, tmp_path):
+    program = lowered(model(), registry, delegraph.Cache(tmp_path / "one", remote=url))
+    assert len(program.delegates) == len(entries(tmp_path / "one")) == 2
+    _, note = said(program)
+    assert "is not used: " in note
+    assert "secret" not in note
+
+
+def test_the_environment_names_a_remote_folder(registry, tmp_path, monkeypatch):
+    monkeypatch.setenv("DELEGRAPH_CACHE_REMOTE", f"file://{tmp_path}/far")
+    lowered(model(), registry, tmp_path / "near")
+    assert len(entries(tmp_path / "far")) == len(entries(tmp_path / "near")) == 2
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    monkeypatch.setattr(cache_module.sys, "platform", "linux")
+    lowered(model(), registry, None)
+    assert len(CountingBackend.calls) == 2
+    assert len(entries(tmp_path / "user/delegraph")) == 2
+
+
+def test_entries_have_no_paths_and_no_environment(registry, tmp_path, monkeypatch):
+    monkeypatch.setenv("TOKEN_OF_SOMETHING", "7c0ffee7")
+    lowered(model(), registry, tmp_path)
+    for path in entries(tmp_path):
+        data = path.read_bytes()
+        assert not any(word in data for word in (b"7c0ffee7", b".py", os.getcwd().encode(), str(tmp_path).encode()))

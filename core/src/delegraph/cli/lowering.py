@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,9 @@ class Lower:
         add("-v", "--verbose", action="store_true", help="also operators, border and time of each delegate")
         add("--require-full", action="store_true", help="fail if an operator is left to the host")
         add("--no-fold-constants", action="store_true", help="leave calls on constants alone, if refused, to the host")
-        kept = "keep compiled partitions in this folder, and compile none that is there (default: $DELEGRAPH_CACHE)"
-        add("--cache", type=Path, metavar="FOLDER", help=kept)
+        kept = "keep compiled partitions in this folder, or in the user's, and compile none that is there"
+        add("--cache", nargs="?", const=True, metavar="DIR", help=f"{kept} (default: $DELEGRAPH_CACHE)")
+        add("--cache-remote", metavar="URL", help="also in this one, which others share, such as s3://bucket/folder")
         add("--min-delegated", type=_share, metavar="SHARE", help="fail if fewer operators are delegated, such as 0.95")
         add("--max-delegates", type=natural_number, metavar="N", help="fail if there are more delegates")
         rows = "with several MODELs: add a line of JSON for each; a MODEL that has one is not lowered again"
@@ -111,6 +113,7 @@ def _lower_one(
     made, backends = Attempt(model, verbose=args.verbose), chosen.names
     with attempt(made):
         with progress(f"loading {model}"):
+            from .. import Cache
             from ..api import Choices, lower
 
             given = read_model(model)
@@ -120,7 +123,11 @@ def _lower_one(
             notes.append(quantize_given(given, args.quantize, backends[0]))
         with progress(f"lowering {model} for {', '.join(backends) or 'the host'}"):
             folds = not args.no_fold_constants
-            choices: Choices = {"backends": backends, "options": options, "fold_constants": folds, "cache": args.cache}
+            cache = args.cache
+            if args.cache_remote:
+                folder = args.cache or os.environ.get("DELEGRAPH_CACHE")
+                cache = Cache(None if folder is True else folder, remote=args.cache_remote)
+            choices: Choices = {"backends": backends, "options": options, "fold_constants": folds, "cache": cache}
             lowered = lower(**given.arguments(), **choices)
         made.report = lowered.report
         made.report.notes += notes

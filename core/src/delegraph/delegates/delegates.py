@@ -103,6 +103,8 @@ class DelegateInfo:
     """One delegate of a lowered program: its place, its border, and ``nodes``, the operators that it stands for.
 
     Calls that unpack results or compute sizes are not among the operators, and a report does not count them either.
+    ``compiled`` says whence the blob is, if the user asked for a cache: compiled now, from the cache, or that of an
+    equal delegate.
     """
 
     method: str
@@ -110,6 +112,7 @@ class DelegateInfo:
     module: LoweredBackendModule
     nodes: tuple[Node, ...]
     seconds: Mapping[str, float] = field(default_factory=dict)
+    compiled: str = ""
 
     @property
     def backend_id(self) -> str:

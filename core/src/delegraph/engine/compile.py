@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..backend import BackendDetails
 from ..errors import OptionError
-from .cache import Cache
-from .compile_cached import compile_cached
-from .preprocess import compile_work
+from .compile_cached import Lookups
+from .preprocess import compile_work, compiles_jointly
 
 if TYPE_CHECKING:
     from ..discovery.registry import Registry
@@ -36,7 +35,7 @@ class _Call:
         work: Sequence[Work],
         registry: Registry,
         may_refuse: bool,
-        cache: Cache | None,
+        cache: Lookups | None,
     ) -> None:
         self.backend, self._work, self._registry, self._may_refuse = backend, work, registry, may_refuse
         self._cache = cache
@@ -58,7 +57,7 @@ class _Call:
             if self._cache is None:
                 compile_work(self.backend, self._work, self._registry, self._may_refuse)
             else:
-                compile_cached(self.backend, self._work[0], self._registry, self._may_refuse, self._cache)
+                self._cache.compile(self._work[0], self._registry, self._may_refuse)
             self.outcome.set_result(None)
         except BaseException as e:  # the caller gets it with the outcome
             self.outcome.set_exception(e)
@@ -99,7 +98,7 @@ def compile_all(
     registry: Registry,
     executor: Executor | None = None,
     may_refuse: bool = False,
-    cache: Cache | None = None,
+    cache: Lookups | None = None,
 ) -> None:
     """Hand each program of ``work`` to its backend, and keep what the backend returns as the ``result`` of that work.
 
@@ -108,19 +107,23 @@ def compile_all(
     this thread, while no other thread lowers. If the executor cannot begin a call, because its threads all wait for
     this one, the call is made here.
 
-    ``cache``: a partition whose result it has is not compiled; the others' results go into it.
+    ``cache``: a partition whose result it has is not compiled; the others' results go into it. Of partitions that are
+    equal, one is compiled.
 
     ``may_refuse``: if a backend raises Unsupported for a partition, that is noted as ``not_compiled`` of its work, and
     the other calls go on.
     """
     if not isinstance(executor, Executor | None):
         raise _no_threads(executor, None)
-    wanted = dict.fromkeys(w.partition.spec.backend_id for w in work)
-    calls = [call for backend_id in wanted for call in _calls(backend_id, work, registry, may_refuse, cache)]
+    for item in work:
+        item.module.belongs_to(registry.get_backend(item.partition.spec.backend_id).__name__)
+    left = work if cache is None else cache.look_up(work, registry)
+    wanted = dict.fromkeys(w.partition.spec.backend_id for w in left)
+    calls = [call for backend_id in wanted for call in _calls(backend_id, left, registry, may_refuse, cache)]
     aside: list[_Call] = []
     first = 1
     for call in calls:
-        call.place, first = call.counted(first, len(work))
+        call.place, first = call.counted(first, len(left))
     try:
         if executor is not None:
             aside = [c for c in calls if c.backend.thread_safe]
@@ -133,6 +136,8 @@ def compile_all(
             _await(call, aside)
     finally:  # before the first error is raised, calls that run have to end, and the others must not begin
         wait([call.outcome for call in calls if not call.drop()])
+    if cache is not None:
+        cache.share(registry, may_refuse)
 
 
 def _no_threads(executor: Any, why: BaseException | None) -> OptionError:
@@ -144,17 +149,12 @@ def _no_threads(executor: Any, why: BaseException | None) -> OptionError:
 
 
 def _calls(
-    backend_id: str, work: Sequence[Work], registry: Registry, may_refuse: bool, cache: Cache | None
+    backend_id: str, work: Sequence[Work], registry: Registry, may_refuse: bool, cache: Lookups | None
 ) -> list[_Call]:
     """One call with all partitions of the backend if it compiles methods jointly, otherwise one for each partition."""
     backend = registry.get_backend(backend_id)
     mine = [w for w in work if w.partition.spec.backend_id == backend_id]
-    for item in mine:
-        item.module.belongs_to(backend.__name__)
-    default: Any = BackendDetails.preprocess_multimethod
-    joint = getattr(backend.preprocess_multimethod, "__func__", None) is not default.__func__
-    if joint and cache is not None:
-        cache.say(f"{backend.__name__} compiles its partitions jointly: nothing of it is cached")
+    joint = compiles_jointly(backend)
     cache = None if joint else cache
     parts = [mine] if joint else [[item] for item in mine]
     return [_Call(backend, items, registry, may_refuse, cache) for items in parts]

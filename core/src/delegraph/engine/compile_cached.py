@@ -1,20 +1,32 @@
-"""A partition whose compiled result comes from a cache if that has it, and goes into it if not."""
+"""Partitions whose compiled results come from a cache if that has them, and go into it if not.
+
+A hit has to give what a compile would give. So what is compiled for the cache is the canonical program, which is the
+same for all that have the key, and only the handles of the debug map become each program's own again. A backend that
+keeps names compiles the program as it is, and names are in its keys.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from ..backend import BackendDetails, PreprocessResult
 from ..discovery.attribution import AtWork
 from ..errors import DelegraphError, Unsupported
 from ..exported.work import Form, canonical, write
 from ..exported_program import user_inputs
-from .cache import Cache, key_of
+from ..report.facts import pluralize
+from .cache import Cache
+from .cache_key import key_of_result
+from .cached_result import read_result, write_result
 from .partition import Work
-from .preprocess import compile_work, preprocess
+from .preprocess import compile_work, compiles_jointly, preprocess
+from .remote_cache import Away
 from .returned import check_convention, check_others, check_result, flat_results
 from .snapshot import Snapshot
 
@@ -22,66 +34,206 @@ if TYPE_CHECKING:
     from ..discovery.registry import Registry
 
 
-def compile_cached(
-    backend: type[BackendDetails], item: Work, registry: Registry, may_refuse: bool, cache: Cache
-) -> None:
-    """As ``compile_work`` of one partition, whose result comes from the cache if that has it, and goes into it if not.
+@dataclass
+class _Kept:
+    """A partition that the cache may have: its form and its key."""
 
-    A hit has to give what a compile would give. So what is compiled for the cache is the canonical program, which is
-    the same for all that have the key, and only the handles of the debug map become this program's again. A backend
-    that keeps names compiles the program as it is, and names are in its keys.
-    """
-    start, name, specs = time.perf_counter(), backend.__name__, list(item.partition.spec.compile_specs)
-    place = f"partition {item.partition.tag} of method {item.method}"
-    with AtWork(backend, "fingerprint", place, item.partition.nodes, registry):
-        fingerprint = backend.fingerprint(list(specs))
-    if fingerprint is None:
-        cache.say(f"{name} gives no fingerprint for its compile specs: nothing that has them is cached")
-        return compile_work(backend, [item], registry, may_refuse)
-    try:
-        form = write(item.program)
-    except Unsupported as e:
-        cache.say(f"{place} is not cached: {e.message}")
-        return compile_work(backend, [item], registry, may_refuse)
-    key = key_of(form, backend, specs, registry.producer(item.partition.spec.backend_id), fingerprint)
-    own = form.handles
-    behind = max(own, default=0) - len(own)  # those of calls that a backend made follow those of the program
-    numbers = {k: own[k - 1] if k <= len(own) else k + behind for k in range(1, 2 * len(own) + 1)}
-    result = cache.get(key, form)
-    if result is None and backend.keeps_names:
-        compile_work(backend, [item], registry, may_refuse)
-        if item.result is not None:
-            handles = _other_handles(item.result.debug_handle_map, {handle: k for k, handle in numbers.items()})
-            cache.put(key, form, replace(item.result, debug_handle_map=handles))
-        return None
-    if result is None:
-        result = _compile_canonical(backend, item, form, numbers, registry)
-        if result is None:
+    backend: type[BackendDetails]
+    item: Work
+    form: Form
+    key: str
+    producer: str
+
+    @cached_property
+    def handles(self) -> dict[int, int]:
+        """Handles of the canonical program -> those of the program itself.
+
+        A backend that lowers its program through another one meets calls of delegates as well; theirs follow.
+        """
+        own = self.form.handles
+        behind = max(own, default=0) - len(own)
+        return {k: own[k - 1] if k <= len(own) else k + behind for k in range(1, 2 * len(own) + 1)}
+
+    def take(self, result: PreprocessResult, whence: str) -> None:
+        """Let the partition have a result, which was checked, and whose handles are those of the canonical program."""
+        self.item.result = replace(result, debug_handle_map=_other_handles(result.debug_handle_map, self.handles))
+        self.item.compiled = whence
+
+
+class Lookups:
+    """A cache in one lowering; ``notes`` is what the lowering has to tell of it."""
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache, self._remote = cache, cache.remote
+        self._said: dict[str, None] = {}
+        self.found, self.stored = [list[str]() for _ in range(2)]  # keys: lists, as threads append to them
+        self._kept: dict[int, _Kept] = {}
+        self._waiting: list[tuple[_Kept, _Kept]] = []
+        self._wrote = False
+
+    def say(self, text: str) -> None:
+        """Note something once."""
+        self._said.setdefault(text)
+
+    @property
+    def notes(self) -> list[str]:
+        """What is to be told of the lowering."""
+        counts = f"{pluralize(len(self.found), 'partition')} found, {len(self.stored)} stored"
+        return [f"cache {self.cache.folder}: {counts}", *self._said]
+
+    def look_up(self, work: Sequence[Work], registry: Registry) -> list[Work]:
+        """The partitions that are to be compiled; of those that are equal, the first. The cache has the others."""
+        self._kept, self._waiting = {}, []
+        first: dict[str, _Kept] = {}
+        left = []
+        for item in work:
+            start = time.perf_counter()
+            kept = self._keep(item, registry)
+            if kept is not None and kept.key in first:
+                self._waiting.append((kept, first[kept.key]))
+            elif kept is not None and (result := self._get(kept)) is not None:
+                first[kept.key] = kept
+                kept.take(result, "from the cache")
+            else:
+                left.append(item)
+                item.compiled = "compiled"
+                if kept is not None:
+                    first[kept.key] = self._kept[id(item)] = kept
+            item.seconds["compile"] = time.perf_counter() - start
+        return left
+
+    def compile(self, item: Work, registry: Registry, may_refuse: bool) -> None:
+        """Compile a partition that the cache does not have, and store the result, unless it cannot be stored."""
+        kept, start = self._kept.get(id(item)), time.perf_counter()
+        backend = registry.get_backend(item.partition.spec.backend_id)
+        if kept is None:
             return compile_work(backend, [item], registry, may_refuse)
-        cache.put(key, form, result)
-    check_result(name, item.partition.tag, numbers, result)
-    item.result = replace(result, debug_handle_map=_other_handles(result.debug_handle_map, numbers))
-    item.seconds["compile"] = time.perf_counter() - start
-    return None
+        result = None if backend.keeps_names else _compile_canonical(kept, registry)
+        if result is not None:
+            self._put(kept, result)
+            kept.take(result, "compiled")
+            item.seconds["compile"] = time.perf_counter() - start
+            return None
+        compile_work(backend, [item], registry, may_refuse)
+        if item.result is not None and backend.keeps_names:
+            canonical_of = {handle: k for k, handle in kept.handles.items()}
+            handles = _other_handles(item.result.debug_handle_map, canonical_of)
+            self._put(kept, replace(item.result, debug_handle_map=handles))
+        return None
+
+    def share(self, registry: Registry, may_refuse: bool) -> None:
+        """Give the results of partitions to those that are equal; one whose equal was refused is compiled as it is."""
+        for kept, first in self._waiting:
+            result = first.item.result
+            if result is None:
+                compile_work(kept.backend, [kept.item], registry, may_refuse)
+                kept.item.compiled = "compiled"
+                continue
+            canonical_of = {handle: k for k, handle in first.handles.items()}
+            handles = _other_handles(result.debug_handle_map, canonical_of)
+            kept.take(replace(result, debug_handle_map=handles), "equal")
+            kept.item.equal_to = first.item
+        if self._wrote:
+            self.cache.make_room()
+
+    def _keep(self, item: Work, registry: Registry) -> _Kept | None:
+        """The form and the key of a partition; None, with a note, for one that cannot be cached."""
+        backend, specs = registry.get_backend(item.partition.spec.backend_id), list(item.partition.spec.compile_specs)
+        name, place = backend.__name__, f"partition {item.partition.tag} of method {item.method}"
+        if compiles_jointly(backend):
+            self.say(f"{name} compiles its partitions jointly: nothing of it is cached")
+            return None
+        with AtWork(backend, "fingerprint", place, item.partition.nodes, registry):
+            fingerprint = backend.fingerprint(list(specs))
+        if fingerprint is None:
+            self.say(f"{name} gives no fingerprint for its compile specs: nothing that has them is cached")
+            return None
+        try:
+            form = write(item.program)
+        except Unsupported as e:
+            self.say(f"{place} is not cached: {e.message}")
+            return None
+        asked = item.partition.spec.backend_id
+        producer = registry.producer(asked)
+        key = key_of_result(form, backend, specs, registry.spec(asked), producer, fingerprint)
+        return _Kept(backend, item, form, key, " ".join(filter(None, producer)))
+
+    def _get(self, kept: _Kept) -> PreprocessResult | None:
+        """The result of a partition in the folder, or else in the remote one, from where it is copied."""
+        for is_remote, read in ((False, self.cache.read), (True, self._read_remote)):
+            try:
+                data = read(kept.key)
+                if data is None:
+                    continue
+                result = read_result(kept.key, data, kept.form)
+                check_result(kept.backend.__name__, kept.item.partition.tag, kept.handles, result)
+            except (OSError, DelegraphError) as e:
+                why = e.message if isinstance(e, DelegraphError) else e.strerror
+                self.say(f"{'remote ' * is_remote}cache entry {kept.key}.entry is not used: {why}")
+                continue
+            self.found.append(kept.key)
+            if is_remote:
+                self._store(kept.key, data)
+            return result
+        return None
+
+    def _put(self, kept: _Kept, result: PreprocessResult) -> None:
+        """Store a result in both folders. What cannot be stored is noted."""
+        about = {"backend": kept.backend.__name__, "producer": kept.producer, "torch": torch.__version__}
+        try:
+            data = write_result(kept.key, about, result, kept.form)
+        except DelegraphError as e:
+            return self.say(f"a partition could not be stored in the cache: {e}")
+        if self._store(kept.key, data):
+            self.stored.append(kept.key)
+        if self._remote is not None:
+            try:
+                self._remote.write(kept.key, data)
+            except Away as e:
+                self._give_up(e)
+        return None
+
+    def _store(self, key: str, data: bytes) -> bool:
+        """Store an entry in the folder; False, with a note, if that failed."""
+        try:
+            self.cache.write(key, data)
+        except (DelegraphError, OSError) as e:
+            self.say(f"a partition could not be stored in the cache: {e}")
+            return False
+        self._wrote = True
+        return True
+
+    def _read_remote(self, key: str) -> bytes | None:
+        if self._remote is None:
+            return None
+        try:
+            return self._remote.read(key)
+        except Away as e:
+            self._give_up(e)
+            return None
+
+    def _give_up(self, why: Away) -> None:
+        """Do without the remote folder for the rest of the lowering."""
+        if self._remote is not None:
+            self.say(f"the remote cache {self._remote.name} is not used: {why}")
+            self._remote = None
 
 
-def _compile_canonical(
-    backend: type[BackendDetails], item: Work, form: Form, numbers: Mapping[int, int], registry: Registry
-) -> PreprocessResult | None:
-    """What the backend makes of the canonical program; its handles are the keys of ``numbers``.
+def _compile_canonical(kept: _Kept, registry: Registry) -> PreprocessResult | None:
+    """What the backend makes of the canonical program; its handles are the keys of ``kept.handles``.
 
     None if it fails: the partition is then compiled as the user wrote it, so that the error has the user's names.
     """
-    program, name, tag = canonical(form), backend.__name__, item.partition.tag
+    item, program, name = kept.item, canonical(kept.form), kept.backend.__name__
     given, before, inputs = replace(item, program=program), Snapshot(program), user_inputs(program)
     names = [node.name for node in inputs]
     programs, specs = {item.method: [program]}, {item.method: [list(item.partition.spec.compile_specs)]}
     try:
-        returned, _ = preprocess(backend, programs, specs, [item], registry)
+        returned, _ = preprocess(kept.backend, programs, specs, [item], registry)
     except DelegraphError:
         return None
     result: PreprocessResult = flat_results(name, programs, returned)[0]
-    check_result(name, tag, numbers, result)
+    check_result(name, item.partition.tag, kept.handles, result)
     check_others(name, given, before)
     if before.is_rewritten():
         check_convention(name, given, names)

@@ -94,7 +94,8 @@ class Work:
     """One partition on its way through the steps.
 
     Its program for the backend, its module for the host, seconds by step. ``result`` is what the backend returned for
-    the program, once it has. ``not_compiled`` is there instead if the backend refused the program.
+    the program, once it has. ``not_compiled`` is there instead if the backend refused the program. ``compiled`` says
+    whence the result is, where the user asked for a cache; it may be that of ``equal_to``.
     """
 
     method: str
@@ -105,14 +106,18 @@ class Work:
     seconds: dict[str, float]
     result: PreprocessResult | None = None
     not_compiled: NotCompiled | None = None
+    compiled: str = ""
+    equal_to: Work | None = None
+    name: str = ""
 
     def info(self, name: str) -> DelegateInfo:
         """The delegate that the partition has become.
 
         ``name`` is the attribute under which the method's program has its module.
         """
-        operators = tuple(filter(is_operator, self.partition.nodes))
-        return DelegateInfo(self.method, name, self.module, operators, self.seconds)
+        self.name, operators = name, tuple(filter(is_operator, self.partition.nodes))
+        compiled = self.compiled if self.equal_to is None else f"equal to {self.equal_to.name}"
+        return DelegateInfo(self.method, name, self.module, operators, self.seconds, compiled)
 
 
 def broken(text: str, node: Node | None = None, hint: str | None = None) -> ContractViolation:

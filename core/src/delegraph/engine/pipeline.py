@@ -37,9 +37,9 @@ from ..report.collect import reasons_of
 from ..report.model import Report
 from ..report.rows import Reasons, ReportOrigin, Rows
 from .asked import Asked
-from .cache import Cache
 from .checks import settle_checks
 from .compile import compile_all
+from .compile_cached import Lookups
 from .constants import compute_constants
 from .decompose import Decomposer, rebuild, support_of
 from .export import Source, export_method
@@ -96,7 +96,7 @@ class Lowering:
     keep: Collection[object] = ()
     folds_constants: bool = False
     executor: Executor | None = None
-    cache: Cache | None = None
+    cache: Lookups | None = None
     gives_back: bool = False
     notifies: bool = False
     whole: bool = False

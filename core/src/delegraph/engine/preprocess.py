@@ -45,6 +45,12 @@ def preprocess(
         return returned, (time.perf_counter() - start) / len(work)
 
 
+def compiles_jointly(backend: type[BackendDetails]) -> bool:
+    """Whether the backend compiles the partitions of all methods in one call."""
+    default: Any = BackendDetails.preprocess_multimethod
+    return getattr(backend.preprocess_multimethod, "__func__", None) is not default.__func__
+
+
 def compile_work(backend: type[BackendDetails], work: Sequence[Work], registry: Registry, may_refuse: bool) -> None:
     """Call the backend with the programs of ``work``, check what it did and returned, and note the results.
 

@@ -61,4 +61,5 @@ def _delegate_row(info: DelegateInfo, backend: str, notation: Notation, several_
         seconds=dict(info.seconds),
         target=facts.get("target", ""),
         figures=add_up(info.figures.values()),
+        compiled=info.compiled,
     )

@@ -65,7 +65,8 @@ class DelegateRow(Told):
     -> count. ``bytes``: size of its blob. ``facts``: what the backend states about it, by name. ``seconds``: phase of
     the lowering -> duration for this delegate; empty if not measured. ``target``: what it was compiled for, if the
     backend states it, else ""; ``facts`` repeats it only if delegates of the backend differ in it. ``figures``: amounts
-    that the backend expects, such as cycles, summed over the delegate.
+    that the backend expects, such as cycles, summed over the delegate. ``compiled``: "compiled", "from
+    the cache", or "equal to" and the name of another; "" without a cache.
     """
 
     method: str
@@ -80,6 +81,7 @@ class DelegateRow(Told):
     seconds: Mapping[str, float] = field(default_factory=dict)
     target: str = ""
     figures: Mapping[str, float] = field(default_factory=dict)
+    compiled: str = ""
 
     @property
     def operator_count(self) -> int:
@@ -95,6 +97,7 @@ class DelegateRow(Told):
         Fact("seconds", SECONDS, "time", entries=list_seconds),
         Fact("target", TEXT),
         Fact("figures", AMOUNTS, "figures", lambda figures: ", ".join(list_amounts(figures))),
+        Fact("compiled", TEXT, "compiled", str),
     )
 
     def __str__(self) -> str:

@@ -1,0 +1,78 @@
+"""A cache's folder elsewhere, by its URL: one that is away, slow or full is a line of the report and never an error."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any
+
+_PATIENCE = 20.0
+"""Seconds for reading or writing one entry."""
+
+
+class Away(Exception):
+    """The folder does not answer, or answers with an error; the message says which."""
+
+
+class Remote:
+    """Entries in a folder that fsspec opens. After it has failed once, the same lowering does not ask it again."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+
+    @property
+    def name(self) -> str:
+        """The URL for reports, without what may be a password in it."""
+        scheme, separator, rest = self.url.partition("://")
+        return f"{scheme}{separator}{rest.rpartition('@')[2].partition('?')[0]}"
+
+    def read(self, key: str) -> bytes | None:
+        """The bytes of an entry; None if there is none. Raises Away."""
+
+        def ask() -> bytes | None:
+            system, folder = self._open()
+            try:
+                data: bytes = system.cat_file(f"{folder}/{key}.entry")
+            except FileNotFoundError:
+                return None
+            return data
+
+        found: bytes | None = self._within(ask)
+        return found
+
+    def write(self, key: str, data: bytes) -> None:
+        """Store an entry. Raises Away."""
+
+        def store() -> None:
+            system, folder = self._open()
+            system.makedirs(folder, exist_ok=True)
+            system.pipe_file(f"{folder}/{key}.entry", data)
+
+        self._within(store)
+
+    def _open(self) -> tuple[Any, str]:
+        """The file system, and the folder in its terms."""
+        import fsspec  # with what its schemes need: half a second
+
+        found: tuple[Any, str] = fsspec.core.url_to_fs(self.url)
+        return found
+
+    def _within(self, call: Callable[[], Any]) -> Any:
+        """The result of a call in a thread that nobody waits for longer than the patience. Raises Away."""
+        answer: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+
+        def run() -> None:
+            try:
+                answer.put((call(), None))
+            except BaseException as e:
+                answer.put((None, e))
+
+        threading.Thread(target=run, name="delegraph cache", daemon=True).start()
+        try:
+            result, failed = answer.get(timeout=_PATIENCE)
+        except Empty:
+            raise Away(f"no answer in {_PATIENCE:g} s") from None
+        if failed is not None:
+            raise Away(f"{type(failed).__name__}: {failed}".replace(self.url, self.name)) from failed
+        return result
