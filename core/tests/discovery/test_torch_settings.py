@@ -26,7 +26,7 @@ def settings():
 
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch):
-    monkeypatch.setattr(torch_settings, "_told", set())
+    monkeypatch.setattr(torch_settings, "_warned", set())
     before = settings()
     yield
     assert settings() == before

@@ -152,7 +152,7 @@ def _reporting_to(page: worker.Page | None, refused: Mapping[worker.Key, str]) -
         return
     # imported late because they need pluggy: if that is missing, the command line says so
     from ..discovery.attribution import watched
-    from ..discovery.import_watch import imports_told
+    from ..discovery.import_watch import watched_imports
     from ..discovery.registry import default_registry
 
     def imported(record: PluginRecord | None) -> None:
@@ -160,7 +160,7 @@ def _reporting_to(page: worker.Page | None, refused: Mapping[worker.Key, str]) -
         page.begin_import(None if record is None else (record.distribution, record.name))
 
     default_registry().refuse(refused)
-    with watched(page.begin_work), imports_told(imported):
+    with watched(page.begin_work), watched_imports(imported):
         yield
 
 

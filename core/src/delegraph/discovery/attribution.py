@@ -1,14 +1,14 @@
-"""Errors of plugins name the plugin, what it was doing, and the user's line.
+"""Adds to errors of plugins which plugin raised them, what it was doing, and the user's line.
 
 delegraph calls a plugin's code only inside of ``with AtWork(...)``, or through ``AtWork(...).around(function)``. An
-AtWork may be made ahead, and be entered often (that costs about a microsecond) and by several threads at once::
+AtWork can be created in advance and entered many times (about a microsecond each), also by several threads at once::
 
     work = AtWork(runtime, "delegate", "partition ToyBackend_0 of method forward", nodes, registry)
     with work:
         results = delegate(*args)
 
-Only the plugin's own call belongs inside: an error of the engine in there would be blamed on the plugin. Checks of what
-the plugin returned come after the block, or raise a ContractViolation, which names its culprit itself.
+Only the plugin's own call belongs inside: an error of delegraph raised there would be attributed to the plugin. Checks
+of what the plugin returned come after the block, or raise a ContractViolation whose message names the plugin.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ R = TypeVar("R")
 
 
 class Owners(Protocol):
-    """Something that knows which plugin declares a class, such as a registry."""
+    """Finds the plugin that declares a class. A registry is one."""
 
     def owner(self, kind: type) -> PluginRecord | None:
         """The plugin that declares the class; None if none does."""
 
 
 class _Work(Protocol):
-    """Something that is at work, described in a line."""
+    """Work that is going on; ``text`` describes it in a line."""
 
     @property
     def text(self) -> str: ...
@@ -55,15 +55,16 @@ _watch: Callable[[str], None] | None = None
 
 @dataclass(eq=False)
 class AtWork:
-    """A plugin's object at work. As a context manager it adds the plugin's name to errors that are raised inside.
+    """A context manager around a call of a plugin: it adds the plugin's name to errors that are raised inside.
 
-    ``plugin`` is a class or an object of it. ``doing`` is what was asked of it, such as "preprocess", ``where`` is the
-    partition, and ``nodes`` are the operators concerned, of which an error tells the first known line in the user's
-    program. ``registry`` knows the class's distribution; without one, the registry of ``attributing`` is asked.
+    ``plugin``: the plugin's class, or an instance of it. ``doing``: what the plugin is called for, such as
+    "preprocess". ``where``: the partition, if there is one. ``nodes``: the operators that the call is about; an error
+    shows the first known line of the user's program among them. ``registry``: finds the plugin's distribution; if None,
+    the registry of the enclosing ``attributing`` block does.
 
-    Settings of torch that the plugin changed are restored afterwards, with a warning. A DelegraphError keeps its class
-    and code and gains ``raised_by``. KeyboardInterrupt passes, and so does an error raised by a signal handler of the
-    program. Anything else, also SystemExit, becomes PluginFailed, with the error as its cause.
+    A DelegraphError keeps its class and code, and gets ``raised_by``. KeyboardInterrupt and errors of the program's own
+    signal handlers pass unchanged. Every other error, SystemExit included, becomes a PluginFailed with that error as
+    cause. Settings of torch that the plugin changed are restored, with a warning.
     """
 
     plugin: Any
@@ -74,13 +75,13 @@ class AtWork:
 
     @cached_property
     def text(self) -> str:
-        """The work in a line: ``preprocess of ToyBackend (toy 1.0), at partition ToyBackend_0 of method forward``."""
+        """A line such as ``preprocess of ToyBackend (toy 1.0), at partition ToyBackend_0 of method forward``."""
         at = f", at {self.where}" if self.where else ""
         return f"{self.doing} of {self._kind.__name__} ({self.owner}){at}"
 
     @cached_property
     def owner(self) -> str:
-        """The plugin's distribution and version; the file of a class that no installed plugin declares."""
+        """The plugin's distribution and version; the file of the class if no installed plugin declares it."""
         registry = self.registry or _registry.get()
         record = registry.owner(self._kind) if registry is not None else None
         if record is not None and record.distribution != IN_PROCESS:
@@ -89,20 +90,20 @@ class AtWork:
 
     @cached_property
     def _kind(self) -> type:
-        """The plugin's class. A wrapper of delegraph's own only passes calls on, so this looks inside of it."""
-        found = self.plugin
-        while type(found).__module__.startswith("delegraph.") and hasattr(found, "inner"):
-            found = found.inner
-        return found if isinstance(found, type) else type(found)
+        """The plugin's class. If ``plugin`` is a wrapper of delegraph's own, the class of the object inside."""
+        plugin = self.plugin
+        while type(plugin).__module__.startswith("delegraph.") and hasattr(plugin, "inner"):
+            plugin = plugin.inner
+        return plugin if isinstance(plugin, type) else type(plugin)
 
     def __enter__(self) -> None:
         _begin(self)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         _end(self)
-        if error is None or isinstance(error, KeyboardInterrupt) or _by_signal(error):
+        if error is None or isinstance(error, KeyboardInterrupt) or _is_from_signal_handler(error):
             return
-        node = _node_given(error)
+        node = _node_argument(error)
         if not isinstance(error, DelegraphError):
             raise self._failed(error, node) from error
         if error.raised_by is None:
@@ -111,7 +112,7 @@ class AtWork:
             error.source = error.source or (node and source_of(node))
 
     def around(self, function: Callable[P, R]) -> Callable[P, R]:
-        """A function that calls ``function`` inside of this block."""
+        """A function with the signature of ``function`` that calls it inside of this block."""
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             with self:
@@ -120,9 +121,9 @@ class AtWork:
         return call
 
     def _failed(self, error: BaseException, node: Any) -> PluginFailed:
-        """The PluginFailed for an error of another kind. ``node`` is the call that it is about, if that is known."""
-        place = f" at {node.name} ({node.target})" if node is not None else ""
-        text = f"{self.text}, raised {describe(error, own=[self._kind.__module__])}{place}"
+        """The PluginFailed that replaces ``error``. ``node``: the call that the error is about; None if not known."""
+        at = f" at {node.name} ({node.target})" if node is not None else ""
+        text = f"{self.text}, raised {describe(error, own=[self._kind.__module__])}{at}"
         lines = map(source_of, self.nodes if node is None else [node])
         hint = f"if the text does not say what to do, tell the authors of {self.owner}; --debug shows the traceback"
         failed = PluginFailed("plugin-failed", text, node, next(filter(None, lines), None), hint)
@@ -130,29 +131,30 @@ class AtWork:
         return failed
 
 
-def _by_signal(error: BaseException) -> bool:
-    """Whether a signal handler raised the error, for example one that ends the process in an orderly way."""
+def _is_from_signal_handler(error: BaseException) -> bool:
+    """Whether a signal handler of the program raised the error, for example one that ends the process."""
     handlers = {getattr(signal.getsignal(s), "__code__", None) for s in signal.valid_signals()}
     return any(frame.f_code in handlers for frame, _ in walk_tb(error.__traceback__))
 
 
-def _node_given(error: BaseException) -> Any:
-    """The call node that the innermost function got as an argument, if it got exactly one; else None.
+def _node_argument(error: BaseException) -> Any:
+    """The node that ``error`` is about, taken from the arguments of the functions in its traceback; None if not known.
 
-    Local variables are not looked at: one may be left over from a loop.
+    It is the call node that the innermost of these functions got, among those that got exactly one. Local variables are
+    not considered, because one may be left over from a loop.
     """
-    found = None
+    argument = None
     for frame, _ in walk_tb(error.__traceback__):
         names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
         nodes = (v for v in map(frame.f_locals.get, names) if type(v).__module__ == "torch.fx.node")
-        given = [n for n in nodes if getattr(n, "op", None) == "call_function"]
-        found = given[0] if len(given) == 1 else found
-    return found
+        calls = [n for n in nodes if getattr(n, "op", None) == "call_function"]
+        argument = calls[0] if len(calls) == 1 else argument
+    return argument
 
 
 @contextmanager
 def attributing(registry: Owners) -> Iterator[None]:
-    """A block in which ``registry`` is asked for the distribution of plugins that are at work without a registry."""
+    """A block in which an ``AtWork`` without a registry of its own uses ``registry``."""
     token = _registry.set(registry)
     try:
         yield
@@ -162,9 +164,9 @@ def attributing(registry: Owners) -> Iterator[None]:
 
 @contextmanager
 def watched(watch: Callable[[str], None]) -> Iterator[None]:
-    """A block in which ``watch`` is called with a line whenever another work begins or ends here.
+    """A block in which ``watch`` is called whenever work of a plugin begins or ends, in any thread of this process.
 
-    "" if none is left.
+    Its argument is one line that describes all work going on at that moment; "" if there is none.
     """
     global _watch
     before, _watch = _watch, watch
@@ -176,14 +178,14 @@ def watched(watch: Callable[[str], None]) -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class _Line:
-    """Work that is described by a text alone."""
+    """A ``_Work`` that is only a text."""
 
     text: str
 
 
 @contextmanager
 def working(text: str) -> Iterator[None]:
-    """A block that counts as the work ``text``, for ``watched``. Errors are the caller's to attribute."""
+    """A block that ``watched`` sees as the work ``text``. Errors pass unchanged; the caller attributes them."""
     line = _Line(text)
     _begin(line)
     try:
@@ -193,22 +195,22 @@ def working(text: str) -> Iterator[None]:
 
 
 def _begin(work: _Work) -> None:
-    """Note that a work begins: the settings of torch, and what whoever watches is told."""
+    """Record torch's settings, and report ``work`` to the function that watches, if there is one."""
     remember()
     if _watch is not None:
         _at_work.append(work)
-        _tell()
+        _report()
 
 
 def _end(work: _Work) -> None:
-    """Note that a work has ended."""
+    """Report that ``work`` has ended, and restore torch's settings."""
     if _watch is not None and work in _at_work:
         _at_work.remove(work)
-        _tell()
+        _report()
     put_back(work)
 
 
-def _tell() -> None:
-    """Tell whoever watches what is at work."""
+def _report() -> None:
+    """Call the function that watches with the descriptions of all work going on."""
     if _watch is not None:
         _watch("; ".join(work.text for work in tuple(_at_work)))

@@ -1,7 +1,7 @@
-"""Reads what pip wrote about the installed distributions, such that damage to one costs only that one.
+"""Reads the metadata files of installed distributions; a damaged file affects only its own distribution.
 
-Nothing here waits (a FIFO has no data), and nothing is read without bound. A distribution is the one that its folder is
-named after: that is known without opening a file, so that no METADATA can pretend to be another distribution.
+Reading never blocks (as it could at a FIFO), and the number of bytes read is limited. A distribution's name is taken
+from its folder, not from METADATA: no file has to be opened for it, and METADATA cannot claim another name.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from ..plugin import PROJECT
 from .loading import installed_path
 
 MOST_BYTES = 1 << 20
-"""The most bytes of ``entry_points.txt``, and of the head of METADATA."""
+"""The most bytes that ``entry_points.txt``, and the head of METADATA, may have."""
 MOST_ENTRY_POINTS = 100
-"""The most entry points of one distribution in our group; each is a module to import, and a process of the doctor."""
+"""The most entry points of one distribution for delegraph. Each is a module to import, and a process of the doctor."""
 Distribution = Any  # importlib-metadata types it differently from version to version
 
 
 class Damaged(Exception):
-    """A file that pip wrote about a distribution cannot be used; the message says which, and why."""
+    """A metadata file of a distribution is damaged; the message says which file, and how."""
 
 
 class Head(NamedTuple):
-    """What METADATA says about a distribution; empty where it says nothing."""
+    """The fields of METADATA that are used; a field that METADATA lacks is empty."""
 
     name: str = ""
     version: str = ""
@@ -39,32 +39,32 @@ class Head(NamedTuple):
 
 
 def canonical(distribution: str) -> str:
-    """A distribution's name as package indexes compare it: ``Delegraph_TOSA`` is ``delegraph-tosa``."""
+    """The normalized form of a distribution's name: ``delegraph-tosa`` for ``Delegraph_TOSA``."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 def copies() -> dict[str, list[Distribution]]:
-    """Canonical name -> the installed copies of that distribution; the first one on the path is the one that counts."""
-    found: dict[str, list[Distribution]] = {}
+    """Canonical name -> the installed copies of that distribution, in the order of the path; only the first is used."""
+    by_name: dict[str, list[Distribution]] = {}
     for distribution in importlib_metadata.distributions(path=installed_path()):
-        found.setdefault(canonical(name_and_version(distribution)[0]), []).append(distribution)
-    return found
+        by_name.setdefault(canonical(name_and_version(distribution)[0]), []).append(distribution)
+    return by_name
 
 
 def name_and_version(distribution: Distribution) -> tuple[str, str]:
-    """Name and version from the name of the distribution's folder.
+    """Name and version of a distribution, taken from the name of its metadata folder; an unknown version is "".
 
-    METADATA is read only if that says nothing, as in the ``EGG-INFO`` of an egg.
+    METADATA is read only if the folder's name does not have them, as with the ``EGG-INFO`` of an egg.
     """
     folder = os.path.basename(str(getattr(distribution, "_path", "")))
     name, _, version = folder.rpartition(".")[0].partition("-")
     if name:
         return name, version
     try:
-        found = head(distribution)
+        metadata = head(distribution)
     except Damaged:
-        found = Head()
-    return found.name or os.path.basename(place(distribution)), found.version
+        metadata = Head()
+    return metadata.name or os.path.basename(place(distribution)), metadata.version
 
 
 def place(distribution: Distribution) -> str:
@@ -73,7 +73,10 @@ def place(distribution: Distribution) -> str:
 
 
 def head(distribution: Distribution) -> Head:
-    """The head of METADATA (of PKG-INFO in old formats), without its body, the readme. Raises Damaged."""
+    """The fields of METADATA (PKG-INFO in old formats), without the readme that follows them. Raises Damaged.
+
+    All fields are empty if there is no such file.
+    """
     for file in ("METADATA", "PKG-INFO"):
         content = _content(distribution, file)
         if content is not None:
@@ -86,10 +89,7 @@ def head(distribution: Distribution) -> Head:
 
 
 def version(name: str, installed: dict[str, list[Distribution]]) -> str | None:
-    """The version of the distribution ``name`` among ``installed``, which ``copies()`` gave.
-
-    None if it is not there.
-    """
+    """The version of the distribution ``name``; None if it is not installed. ``installed``: result of ``copies()``."""
     first, *_ = installed.get(canonical(name), [None])
     if first is None:
         return None
@@ -103,25 +103,28 @@ def version(name: str, installed: dict[str, list[Distribution]]) -> str | None:
 
 
 def entry_points_of(distribution: Distribution) -> list[EntryPoint]:
-    """The entry points of a distribution in our group. Raises Damaged, unless the file has nothing of ours anyway."""
+    """The entry points of a distribution in the group ``delegraph``. Raises Damaged.
+
+    A damaged file that does not contain the group's name is no error: the distribution has no plugin.
+    """
     file = "entry_points.txt"
     content = _content(distribution, file)
-    if content is None or f"[{PROJECT}".encode() not in content:  # known without parsing anything
+    if content is None or f"[{PROJECT}".encode() not in content:  # most distributions; not worth parsing
         return []
-    made: dict[str, EntryPoint] = {}
+    entries: dict[str, EntryPoint] = {}
     for line in _lines_of_group(_text(content, file)):
         name, _, value = (part.strip() for part in line.partition("="))
         # importlib-metadata 9, the last for Python 3.10, refuses to make an entry point of anything else.
-        if not name or not EntryPoint.pattern.match(value) or name in made:
+        if not name or not EntryPoint.pattern.match(value) or name in entries:
             raise Damaged(f"{file} has a line that is no `name = module`, or is there twice: {line[:100]!r}")
-        made[name] = EntryPoint(name, value, PROJECT)
-    if len(made) > MOST_ENTRY_POINTS:
-        raise Damaged(f"{file} has {len(made)} entry points for {PROJECT}, more than {MOST_ENTRY_POINTS}")
-    return list(made.values())
+        entries[name] = EntryPoint(name, value, PROJECT)
+    if len(entries) > MOST_ENTRY_POINTS:
+        raise Damaged(f"{file} has {len(entries)} entry points for {PROJECT}, more than {MOST_ENTRY_POINTS}")
+    return list(entries.values())
 
 
 def _lines_of_group(text: str) -> Iterator[str]:
-    """The lines of our group, without comments."""
+    """The lines of the group ``delegraph`` in ``entry_points.txt``, without comments. Raises Damaged."""
     group = ""
     for line in map(str.strip, text.split("\n")):
         if line.startswith("["):
@@ -136,7 +139,7 @@ def _lines_of_group(text: str) -> Iterator[str]:
 
 
 def _text(content: bytes, file: str) -> str:
-    """The content as text; Damaged if it is too large, or no text."""
+    """The content of ``file`` as text. Raises Damaged if it has more than MOST_BYTES bytes or is not UTF-8."""
     if len(content) > MOST_BYTES:
         raise Damaged(f"{file} is larger than {MOST_BYTES} bytes")
     try:
@@ -146,16 +149,16 @@ def _text(content: bytes, file: str) -> str:
 
 
 def _content(distribution: Distribution, file: str) -> bytes | None:
-    """The first MOST_BYTES of a file that pip wrote, and one byte more if it is longer.
+    """The first MOST_BYTES + 1 bytes of a metadata file; None if there is no such file. Raises Damaged.
 
-    None if there is no such file.
+    The extra byte shows that a file is too long.
     """
     folder = getattr(distribution, "_path", None)
     try:
-        if not isinstance(folder, Path):  # it is in an archive, or where another finder keeps it
+        if not isinstance(folder, Path):  # in an archive, or provided by another finder
             text = distribution.read_text(file)
             return None if text is None else text.encode()[: MOST_BYTES + 1]
-        # without waiting for a FIFO's writer
+        # O_NONBLOCK: opening a FIFO must not wait for its writer
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
         descriptor = os.open(os.path.join(folder, file), flags)
         try:

@@ -1,9 +1,8 @@
-"""Which plugins are installed, and what became of each.
+"""Finds the installed plugins and loads their light modules; the result is one record for each plugin.
 
-The loop over the entry points is our own, because pluggy's stops at the first plugin that fails. Whatever a plugin does
-when it is imported (raise, exit, return nonsense) ends up in its record, and so does a damaged installation; other
-plugins do not notice. Nothing is imported, and no METADATA read, before DELEGRAPH_PLUGINS and DELEGRAPH_DISABLE_PLUGINS
-were consulted.
+A failure of one plugin does not affect the others. If its import raises or exits, if its hooks return something wrong,
+or if its installation is damaged, its record says so. (pluggy's own loop stops at the first plugin that fails.)
+DELEGRAPH_PLUGINS and DELEGRAPH_DISABLE_PLUGINS apply before anything of a plugin is imported and its METADATA is read.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ from .record import ALLOW, DENY, Fault, PluginDefect, PluginRecord, Status, advi
 from .validate import read_declarations
 
 Key = tuple[str, str]
-"""Names of a distribution and of its entry point."""
+"""(name of a plugin's distribution, name of its entry point)"""
 
 
 class Discovery(NamedTuple):
-    """The records of all plugins, and remarks that belong to none of them."""
+    """The records of all plugins, and ``notes``: remarks that concern no single plugin."""
 
     records: tuple[PluginRecord, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 Candidate = tuple[EntryPoint | None, PluginRecord, Distribution]
-"""An entry point of which nothing is imported yet, its record, and the distribution that it belongs to, if any.
+"""An entry point that is not imported yet, its record, and its distribution (None if not known).
 
-The entry point is None if the distribution is so damaged that its entry points are not known.
+The entry point is None if the distribution is damaged in such a way that its entry points cannot be read.
 """
 
 
@@ -45,9 +44,10 @@ def discover(
     environ: Mapping[str, str] = os.environ,
     refused: Mapping[Key, Fault] | None = None,
 ) -> Discovery:
-    """Load the light modules of all plugins that the environment allows; never raises for a fault of a plugin.
+    """Load the light modules of all plugins that the environment allows. Faults of plugins are recorded, not raised.
 
-    Plugins in ``refused`` are not loaded, and get that fault: another process saw that loading them ends it.
+    ``entry_points``: the plugins to load; None: all that are installed. ``refused``: plugins that must not be loaded,
+    because loading them ended another process, with the fault to record for each.
     """
     selection, records = Selection.of(environ), []
     for entry, record in _select(entry_points, selection):
@@ -60,7 +60,7 @@ def discover(
 
 
 def loadable(entry_points: Iterable[EntryPoint] | None) -> list[tuple[EntryPoint, PluginRecord]]:
-    """The plugins that ``discover`` would load, without importing any."""
+    """The plugins that ``discover`` would load, with their records so far. Imports nothing."""
     selected = _select(entry_points, Selection.of(os.environ))
     return [(entry, record) for entry, record in selected if entry is not None and record.status is Status.OK]
 
@@ -68,14 +68,14 @@ def loadable(entry_points: Iterable[EntryPoint] | None) -> list[tuple[EntryPoint
 def _select(
     entry_points: Iterable[EntryPoint] | None, selection: Selection
 ) -> Iterator[tuple[EntryPoint | None, PluginRecord]]:
-    """Each entry point with its record, which has failed if the plugin must not or cannot be loaded.
+    """Each entry point with its record, which already has a fault if the plugin must not or cannot be loaded.
 
-    They are the entry points given, or those of everything installed.
+    ``entry_points``: None for all that are installed. An entry point in the result is None if it could not be read.
     """
     for entry, record, distribution in _read_installed() if entry_points is None else map(_candidate, entry_points):
         try:
             spec = find(entry.module) if entry is not None else None
-        except (AttributeError, ImportError, OSError, ValueError):  # no such module: loading it will say so
+        except (AttributeError, ImportError, OSError, ValueError):  # no such module: ``load`` records the error
             spec = None
         located = replace(record, location=spec.origin) if spec and spec.has_location and spec.origin else record
         fault = selection.fault(record)
@@ -86,7 +86,7 @@ def _select(
 
 
 def _read_installed() -> Iterator[Candidate]:
-    """The candidates of each installed distribution; of several copies only the first one on the path."""
+    """The candidates of all installed distributions; of several copies of one, only the first on the path."""
     for first, *others in copies().values():
         record = _record(first)
         try:
@@ -100,7 +100,7 @@ def _read_installed() -> Iterator[Candidate]:
 
 
 def _candidate(entry: EntryPoint) -> Candidate:
-    """An entry point that the caller gave, as a candidate."""
+    """The candidate for an entry point that the caller of ``discover`` passed."""
     distribution = getattr(entry, "dist", None)
     if distribution is None:
         return entry, PluginRecord(entry.name, entry.value.partition(".")[0], "", entry.value), None
@@ -108,34 +108,37 @@ def _candidate(entry: EntryPoint) -> Candidate:
 
 
 def _record(distribution: Distribution) -> PluginRecord:
-    """The record of a distribution as far as its folder's name tells."""
+    """A record with the facts that a distribution's folder tells; the plugin's name is still the distribution's."""
     name, version = name_and_version(distribution)
     return PluginRecord(canonical(name), canonical(name), version, place(distribution))
 
 
 def _second_copy(distribution: Distribution) -> Fault:
-    """The warning for a second copy of a distribution."""
+    """The warning for a second installed copy of a distribution, which is not used."""
     name, version = name_and_version(distribution)
     error = f"a second copy at {place(distribution)} ({version}) is not used: the first on the path counts"
     return Fault(Status.OK, error, f"remove one of them, as with: python -m pip uninstall {canonical(name)}")
 
 
 def _add_metadata(record: PluginRecord, distribution: Distribution) -> PluginRecord:
-    """The record with what METADATA says. It is damaged if that belongs to another distribution than the folder."""
+    """``record`` with the name, version and requirements in METADATA.
+
+    The installation is damaged if METADATA names another distribution than the folder's name does.
+    """
     if distribution is None or record.status is not Status.OK:
         return record
     try:
-        said = head(distribution)
-        if said.name and canonical(said.name) != record.distribution:
-            raise Damaged(f"METADATA is that of {said.name!r}; its folder is called {record.distribution!r}")
+        metadata = head(distribution)
+        if metadata.name and canonical(metadata.name) != record.distribution:
+            raise Damaged(f"METADATA is that of {metadata.name!r}; its folder is called {record.distribution!r}")
     except Damaged as e:
         return _mark_damaged(record, e)
-    name, version = said.name or record.distribution, said.version or record.version
-    return replace(record, distribution=name, version=version, requirements=said.requirements)
+    name, version = metadata.name or record.distribution, metadata.version or record.version
+    return replace(record, distribution=name, version=version, requirements=metadata.requirements)
 
 
 def _mark_damaged(record: PluginRecord, error: Damaged) -> PluginRecord:
-    """The record of a plugin whose installation is damaged."""
+    """``record`` with the fault that its installation is damaged by ``error``."""
     hint = f"reinstall {record.distribution}, or remove what is left of it; {without(record)}"
     return record.failed(Fault(Status.BROKEN, f"its installation is damaged: {error}", hint))
 
@@ -144,19 +147,22 @@ def _mark_damaged(record: PluginRecord, error: Damaged) -> PluginRecord:
 
 
 class Selection(NamedTuple):
-    """The two environment variables: names of distributions or entry points, or ``distribution/entry point``."""
+    """The names in DELEGRAPH_PLUGINS (``allowed``) and DELEGRAPH_DISABLE_PLUGINS (``denied``).
+
+    A name is that of a distribution or of an entry point, or ``distribution/entry point``.
+    """
 
     allowed: tuple[str, ...]
     denied: tuple[str, ...]
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Selection:
-        """The selection that the variables in ``environ`` make; an empty variable counts as unset."""
+        """Read the two variables from ``environ``. An empty variable counts as unset."""
         allowed, denied = (tuple(n.strip() for n in environ.get(v, "").split(",") if n.strip()) for v in (ALLOW, DENY))
         return cls(allowed, denied)
 
     def fault(self, record: PluginRecord) -> Fault | None:
-        """Why the plugin must not be imported; None if it may be. Denied wins over allowed."""
+        """Why the plugin must not be imported; None if it may be. A plugin in both variables is denied."""
         if any(_is_named(n, record) for n in self.denied):
             return Fault(Status.DISABLED, f"{DENY} names it", f"take it out of {DENY} to use it")
         if self.allowed and not any(_is_named(n, record) for n in self.allowed):
@@ -164,7 +170,7 @@ class Selection(NamedTuple):
         return None
 
     def unknown(self, records: Iterable[PluginRecord]) -> tuple[str, ...]:
-        """A remark for every name in the variables that no plugin has."""
+        """A remark for each name in the variables that none of ``records`` has."""
         listed = list(records)
         named = [*((ALLOW, n) for n in self.allowed), *((DENY, n) for n in self.denied)]
         absent = [(variable, n) for variable, n in named if not any(_is_named(n, r) for r in listed)]
@@ -172,7 +178,7 @@ class Selection(NamedTuple):
 
 
 def _is_named(name: str, record: PluginRecord) -> bool:
-    """Whether ``name``, from a variable, means this plugin."""
+    """Whether ``name``, taken from an environment variable, means the plugin of ``record``."""
     distribution, entry = canonical(record.distribution), canonical(record.name)
     return canonical(name) in (distribution, entry, f"{distribution}/{entry}")
 
@@ -181,7 +187,7 @@ def _is_named(name: str, record: PluginRecord) -> bool:
 
 
 def load(entry: EntryPoint, record: PluginRecord) -> PluginRecord:
-    """Import one light module and collect what it declares; a failure ends up in the record."""
+    """Import one light module; returns ``record`` with its declarations, or with the fault if that fails."""
     with ImportWatch(record) as watch, exits_raise():
         try:
             if not entry.pattern.match(entry.value):

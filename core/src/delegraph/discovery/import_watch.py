@@ -1,4 +1,4 @@
-"""Watches the import of light modules: which imports torch or numpy, and by which line; which takes long or hangs."""
+"""Watches the import of light modules: finds those that import torch or numpy, and those that are slow or hang."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from .record import Fault, PluginRecord, Status
 
 HEAVY = ("torch", "numpy")
 SLOW = 0.5
-"""In seconds. Every command imports all light modules, so a slow one is felt in each command."""
+"""Seconds after which an import counts as slow. Every command imports all light modules, so each slow one matters."""
 _underway: dict[int, tuple[PluginRecord, float]] = {}
-_teller: Callable[[PluginRecord | None], None] | None = None
+_watch: Callable[[PluginRecord | None], None] | None = None
 
 
 def underway() -> list[tuple[PluginRecord, float]]:
-    """Plugins whose light module some thread is importing now, with the ``time.monotonic()`` at which it began."""
+    """The plugins whose light modules are being imported now, each with the ``time.monotonic()`` of its begin."""
     return list(_underway.values())
 
 
 @contextmanager
-def imports_told(tell: Callable[[PluginRecord | None], None]) -> Iterator[None]:
-    """A block in which ``tell`` is called with a plugin before its light module is imported, and with None after it."""
-    global _teller
-    before, _teller = _teller, tell
+def watched_imports(watch: Callable[[PluginRecord | None], None]) -> Iterator[None]:
+    """A block in which ``watch`` is called with a plugin before its light module is imported, and with None after."""
+    global _watch
+    before, _watch = _watch, watch
     try:
         yield
     finally:
-        _teller = before
+        _watch = before
 
 
-def _tell(record: PluginRecord | None) -> None:
-    if _teller is not None:
-        _teller(record)
+def _report(record: PluginRecord | None) -> None:
+    if _watch is not None:
+        _watch(record)
 
 
 class ImportWatch:
-    """Watches imports while a light module is loaded.
+    """A block around the import of a light module that records slow imports and imports of heavy modules.
 
-    It is a finder on ``sys.meta_path`` that never finds anything, but sees who asks for which module. Modules that were
-    imported before are not asked for; that is why ``delegraph doctor`` uses a fresh interpreter.
+    It is a finder on ``sys.meta_path`` that finds no module, but sees each import of one. It does not see imports of
+    modules that are already loaded, which is why ``delegraph doctor`` uses a fresh interpreter.
     """
 
     def __init__(self, record: PluginRecord) -> None:
@@ -61,30 +61,33 @@ class ImportWatch:
         self._begun = time.monotonic()
         _underway[threading.get_ident()] = self._record, self._begun
         sys.meta_path.insert(0, self)
-        _tell(self._record)
+        _report(self._record)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: object, traceback: TracebackType | None) -> None:
-        _tell(None)
+        _report(None)
         sys.meta_path.remove(self)
         _underway.pop(threading.get_ident(), None)
         self._seconds = time.monotonic() - self._begun
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
-        """Note the lines that lead to the import of a heavy module.
+        """Record the lines that lead to the import of a heavy module.
 
-        Mere look-ups by others than ``import`` do not count.
+        Direct calls of this method that only look a module up (``loading.find``) are ignored.
         """
         caller = sys._getframe(1)
         if name in HEAVY and caller.f_code.co_filename.startswith("<frozen importlib"):
             self._lines.setdefault(name, _importing_lines(caller))
 
     def warnings(self) -> list[Fault]:
-        """A warning for the first heavy module that was imported (torch imports numpy), or else for a slow import."""
-        found = [m for m in (*self._lines, *HEAVY) if m in sys.modules and m not in self._before]
-        if found:
-            lines = self._lines.get(found[0])
-            error = f"its light module imports {found[0]}, which slows every listing down"
+        """A warning for the first heavy module that was imported, else for a slow import; empty if all is well.
+
+        One is enough: torch imports numpy, and both are slow.
+        """
+        heavy = [m for m in (*self._lines, *HEAVY) if m in sys.modules and m not in self._before]
+        if heavy:
+            lines = self._lines.get(heavy[0])
+            error = f"its light module imports {heavy[0]}, which slows every listing down"
             error += f" ({' -> '.join(lines)})" if lines else ""
             return [Fault(Status.OK, error, "for its authors: import it in the modules that the targets name")]
         if self._seconds <= SLOW:
@@ -94,7 +97,7 @@ class ImportWatch:
 
 
 def _importing_lines(frame: FrameType | None) -> list[str]:
-    """The lines from the light module to the import, outermost first, without those of delegraph and pluggy."""
+    """``file:line`` of each frame from the light module to the import, outermost first, without ``_CALLERS``."""
     lines: list[str] = []
     while frame is not None and frame.f_globals.get("__name__") != f"{__package__}.entry_points":
         file = frame.f_code.co_filename
@@ -105,4 +108,4 @@ def _importing_lines(frame: FrameType | None) -> list[str]:
 
 
 _CALLERS = tuple(os.path.dirname(module.__file__ or "") + os.sep for module in (errors, pluggy, importlib))
-"""Folders of code that imports a plugin or calls its hooks, and so is not the plugin's."""
+"""Folders of delegraph, pluggy and importlib, which import plugins and call their hooks."""

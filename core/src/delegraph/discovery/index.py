@@ -1,4 +1,4 @@
-"""Look-up by name: an immutable index of everything that plugins declare."""
+"""An immutable index of everything that plugins declare, for look-up by name."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ DELEGRAPH = PluginRecord("delegraph", "delegraph", "", "itself")
 
 
 class BackendEntry(NamedTuple):
-    """A declared backend, the record of the plugin that declares it, and why it cannot be used, if so."""
+    """A declared backend and the record of its plugin. ``fault``: why it cannot be used; None if it can."""
 
     spec: BackendSpec
     record: PluginRecord
@@ -57,14 +57,14 @@ class BackendEntry(NamedTuple):
 
     @property
     def keys(self) -> set[str]:
-        """All names by which it is found."""
+        """All names by which the backend is found: short name and backend id, each with and without distribution."""
         names, owner = {self.spec.name, self.spec.backend_id}, canonical(self.record.distribution)
         return names | {f"{owner}/{n}" for n in names}
 
 
 @dataclass(frozen=True)
 class BackendInfo:
-    """One row of ``delegraph.backends()``."""
+    """One row of ``delegraph.backends()``. ``error`` and ``hint`` are "" if the backend can be used."""
 
     name: str
     backend_id: str
@@ -95,9 +95,10 @@ class BackendInfo:
 
 
 class Index:
-    """Everything that is declared, by name. A registry makes a new index whenever something changes.
+    """All declarations, by name. Never changes: a registry creates a new index when a plugin is added or removed.
 
-    ``_by_key`` has backends by all of their names. ``_declared`` has all other declarations by kind and key.
+    ``_by_key``: any name of a backend -> the backends with that name. ``_declared``: (kind, key) -> the other
+    declarations of that kind and key. ``entries``: all backends, each with its conflict if another has the same name.
     """
 
     def __init__(self, discovery: Discovery) -> None:
@@ -117,7 +118,7 @@ class Index:
         self.notes = (*discovery.notes, *self._orphans())
 
     def _add(self, spec: Declaration, record: PluginRecord) -> None:
-        """Enter one declaration of a plugin."""
+        """Add one declaration of the plugin ``record``."""
         if isinstance(spec, BackendSpec):
             entry = BackendEntry(spec, record, record.faults.get(spec.name))
             for key in entry.keys:
@@ -131,7 +132,7 @@ class Index:
             self._declared[type(spec), f"{canonical(record.distribution)}/{key}"] = [(spec, record)]
 
     def _with_conflict(self, entry: BackendEntry) -> BackendEntry:
-        """The entry, with a fault if another plugin offers the same bare name, usable or not."""
+        """``entry``, with a fault if another backend has the same name or id, whether that one can be used or not."""
         for name in (entry.spec.name, entry.spec.backend_id):
             if len(self._by_key[name]) > 1:
                 error = _backend_conflict(name, self._by_key[name])
@@ -139,14 +140,14 @@ class Index:
         return entry
 
     def _orphans(self) -> Iterable[str]:
-        """Remarks on declarations for a backend that is not installed."""
-        for (kind, key), found in self._declared.items():
+        """A remark for each declaration for a backend that is not installed."""
+        for (kind, key), declared in self._declared.items():
             if not kind.alone and key not in self._by_key:
-                owners = " and ".join(record.owner for _, record in found)
+                owners = " and ".join(record.owner for _, record in declared)
                 yield f"{owners} declares a {kind.noun} of {key!r}, which is not installed"
 
     def info(self, entry: BackendEntry) -> BackendInfo:
-        """The backend as ``delegraph.backends()`` lists it."""
+        """The row of ``delegraph.backends()`` for a backend."""
         spec, record, fault = entry.spec, entry.record, entry.fault or Fault(Status.OK, "")
         return BackendInfo(
             name=spec.name,
@@ -169,25 +170,29 @@ class Index:
         )
 
     def find(self, name: str) -> BackendEntry:
-        """The backend that ``name`` means (short name, backend id or ``distribution/name``), usable or not."""
-        found = self._by_key.get(_key_of(name), [])
-        if len(found) > 1:
-            raise _backend_conflict(name, found)
-        if not found:
+        """The backend called ``name`` (short name, backend id or ``distribution/name``), whether it can be used or not.
+
+        Raises PluginConflict if several have that name; if none has it, BackendNotFound, or the error for a plugin of
+        that name that cannot be used.
+        """
+        entries = self._by_key.get(_key_of(name), [])
+        if len(entries) > 1:
+            raise _backend_conflict(name, entries)
+        if not entries:
             raise self._not_found(name)
-        return found[0]
+        return entries[0]
 
     def usable(self, name: str) -> BackendEntry:
-        """As ``find``; raises PluginIncompatible or PluginUnavailable if the backend cannot be used."""
+        """As ``find``, but raises PluginIncompatible, PluginUnavailable or PluginConflict if it cannot be used."""
         entry = self.find(name)
         if entry.fault is not None:
             raise _unusable(entry.record, entry.fault)
         return entry
 
     def preferring(self, names: Iterable[str]) -> Index:
-        """An index in which bare names mean the backends that ``names`` gives as ``distribution/name``.
+        """An index that resolves ambiguous bare names to the backends that ``names`` has as ``distribution/name``.
 
-        Raises PluginConflict if two of these have the same bare name.
+        Bare names in ``names`` have no effect. Raises PluginConflict if two of the backends have the same bare name.
         """
         chosen: dict[str, BackendEntry] = {}
         for entry in (self.find(n) for n in names if "/" in n):
@@ -203,13 +208,14 @@ class Index:
         return view
 
     def taken(self, spec: BackendSpec) -> BackendEntry | None:
-        """The backend that already has a bare name of ``spec``; None if the names are free."""
+        """The backend that already has the name or id of ``spec``; None if both are free."""
         return next((o for n in (spec.name, spec.backend_id) for o in self._by_key.get(n, [])), None)
 
     def partitioner(self, name: str) -> tuple[BackendEntry, PartitionerSpec, PluginRecord]:
-        """A backend, its partitioner, and the record of the plugin that declares the partitioner.
+        """(backend, its partitioner, record of the plugin that declares the partitioner).
 
-        ``name`` is a backend, of which it is the default partitioner, or else the name of a partitioner.
+        ``name``: of a backend, for its default partitioner, or else of a partitioner. Raises what ``usable`` does, and
+        PluginBroken if the backend has no partitioner, or several without exactly one default.
         """
         if _key_of(name) not in self._by_key:
             for record in self.records:
@@ -217,73 +223,72 @@ class Index:
                     if isinstance(d, PartitionerSpec) and d.name == name:
                         return self.usable(d.backend), d, record
         entry = self.usable(name)
-        found = self.of_backend(PartitionerSpec, entry)
-        marked = [(spec, record) for spec, record in found if spec.default] or found
-        if len(marked) == 1:
-            return entry, *marked[0]
-        if not found:
+        declared = self.of_backend(PartitionerSpec, entry)
+        defaults = [(spec, record) for spec, record in declared if spec.default] or declared
+        if len(defaults) == 1:
+            return entry, *defaults[0]
+        if not declared:
             raise PluginBroken("plugin-broken", f"backend {entry.full_name} declares no partitioner")
-        names = ", ".join(spec.name for spec, _ in marked)
+        names = ", ".join(spec.name for spec, _ in defaults)
         text = f"backend {entry.full_name} has several partitioners and not one default: {names}"
         raise PluginBroken("plugin-broken", text, hint="ask for one of them by its own name")
 
     def only(self, kind: type[D], entry: BackendEntry) -> Declared[D] | None:
-        """The declaration of a kind (runtime, quantizer) that a backend may have only once; None if there is none.
+        """The declaration of a kind of which a backend has at most one (runtime, quantizer); None if it has none.
 
-        That of the backend's own distribution comes first, otherwise the only one of another distribution.
+        Raises PluginConflict if ``of_backend`` finds several.
         """
-        found = self.of_backend(kind, entry)
-        if len(found) > 1:
-            owners = " and ".join(r.owner for _, r in found)
-            text = f"backend {entry.full_name} has {len(found)} {kind.noun}s: {owners}"
+        declared = self.of_backend(kind, entry)
+        if len(declared) > 1:
+            owners = " and ".join(r.owner for _, r in declared)
+            text = f"backend {entry.full_name} has {len(declared)} {kind.noun}s: {owners}"
             raise PluginConflict("plugin-conflict", text, hint=f"set {DENY} to all of them but one")
-        return found[0] if found else None
+        return declared[0] if declared else None
 
     def of_backend(self, kind: type[D], entry: BackendEntry) -> list[Declared[D]]:
-        """What the backend's own distribution declares for it.
+        """The declarations of a kind for a backend: those of its own distribution or, if it has none, those of others.
 
-        If nothing, what others declare that have no such backend.
+        A distribution that has a backend of the same name itself declares for that one, so it does not count.
         """
-        meant = [found for key in sorted(entry.keys) for found in self._declared.get((kind, key), [])]
+        by_name = [declared for key in sorted(entry.keys) for declared in self._declared.get((kind, key), [])]
         owner = canonical(entry.record.distribution)
-        own = [(d, r) for d, r in meant if canonical(r.distribution) == owner]
-        return own or [(d, r) for d, r in meant if all(d.key not in (b.name, b.backend_id) for b in r.backends)]
+        own = [(d, r) for d, r in by_name if canonical(r.distribution) == owner]
+        return own or [(d, r) for d, r in by_name if all(d.key not in (b.name, b.backend_id) for b in r.backends)]
 
     def owner(self, kind: type) -> PluginRecord | None:
-        """The plugin that declares the class ``kind``.
+        """The plugin that declares the class ``kind``, else the only one with a target in the same top-level package.
 
-        If none does, the only one with a target in the class's package.
+        None if there is neither.
         """
         package = kind.__module__.partition(".")[0]
         for start in (f"{kind.__module__}:{kind.__qualname__}", f"{package}.", f"{package}:"):
-            found = [r for r in self.records if any(d.target.startswith(start) for d in r.declarations)]
-            if len({r.distribution for r in found}) == 1:
-                return found[0]
+            owners = [r for r in self.records if any(d.target.startswith(start) for d in r.declarations)]
+            if len({r.distribution for r in owners}) == 1:
+                return owners[0]
         return None
 
     def all(self, kind: type[D]) -> list[Declared[D]]:
-        """Every declaration of a kind by plugins, sorted by name and distribution.
-
-        Delegraph's own are not among them.
-        """
-        found = [(d, r) for r in self.records for d in r.declarations if isinstance(d, kind)]
-        return sorted(found, key=lambda pair: (pair[0].key, pair[1].distribution))
+        """All declarations of a kind by plugins, sorted by name and distribution; delegraph's own are left out."""
+        declared = [(d, r) for r in self.records for d in r.declarations if isinstance(d, kind)]
+        return sorted(declared, key=lambda pair: (pair[0].key, pair[1].distribution))
 
     def get(self, kind: type[D], asked: str) -> Declared[D]:
-        """The declaration that ``asked`` means, a name, a file with a suffix, or ``distribution/name``, and its plugin.
+        """The declaration of a kind that ``asked`` names, and its plugin.
 
-        Raises PluginConflict, PluginUnavailable, or what ``_not_declared`` returns.
+        ``asked``: a name, ``distribution/name``, or a file's name, of which the suffix counts. Raises PluginConflict if
+        several plugins declare it, PluginUnavailable if it needs a module that is not installed, and if no plugin
+        declares it the error of ``_not_declared``.
         """
-        # also suffixes that could be installed: r.nodes.json must not be taken for r.json just because none has it
+        # PROVIDERS, too: without delegraph-analysis, r.nodes.json is an error, and not a .json file
         known = self._declared.keys() | PROVIDERS.keys()
         meant = next((k for k in (asked, *kind.meant_by(asked)) if (kind, k) in known), asked)
-        found = self._declared.get((kind, meant))
-        if found is None:
+        declared = self._declared.get((kind, meant))
+        if declared is None:
             raise self._not_declared(kind, asked)
-        if len(found) > 1:
-            full_names = [f"{canonical(r.distribution)}/{d.key}" for d, r in found]
-            raise _conflict(f"the {found[0][0].title}", [r for _, r in found], full_names)
-        ((spec, record),) = found
+        if len(declared) > 1:
+            full_names = [f"{canonical(r.distribution)}/{d.key}" for d, r in declared]
+            raise _conflict(f"the {declared[0][0].title}", [r for _, r in declared], full_names)
+        ((spec, record),) = declared
         if absent := missing(spec.requires):
             text = f"the {spec.title} of {record.owner} needs {', '.join(absent)}, which is not installed"
             hint = spec.install_hint or f"install what provides {', '.join(absent)}"
@@ -291,7 +296,7 @@ class Index:
         return spec, record
 
     def suffix_for(self, runtime: str) -> str:
-        """The suffix of the files that ``runtime`` executes. Raises NoRuntime if no plugin names that runtime."""
+        """The suffix of the files that the runtime ``runtime`` executes. Raises NoRuntime if no plugin declares it."""
         specs = [spec for spec, _ in self.all(FormatSpec)]
         suffix = next((spec.suffix for spec in specs if runtime in spec.runtimes), None)
         if suffix is None:
@@ -300,9 +305,9 @@ class Index:
         return suffix
 
     def _not_declared(self, kind: type[Declaration], asked: str) -> DelegraphError:
-        """The error for something that nobody declares.
+        """The error for a name that no usable plugin declares.
 
-        It names the distribution that would provide it: one that is installed but cannot be used, or one to install.
+        If delegraph knows which distribution has it, the error says why that one cannot be used or how to install it.
         """
         distribution = next((PROVIDERS[kind, k] for k in kind.meant_by(asked) if (kind, k) in PROVIDERS), None)
         what = f"{kind.noun} for {asked!r}" if issubclass(kind, BySuffix) else f"{kind.noun} {asked!r}"
@@ -319,7 +324,7 @@ class Index:
         return error(code, text, hint="`delegraph doctor` lists plugins that are broken")
 
     def _not_found(self, name: str) -> DelegraphError:
-        """The error for a backend that is not there; about a plugin that cannot be used, if ``name`` means that."""
+        """The error for a name that no backend has; if an unusable plugin has it, the reason why that is unusable."""
         for record in self.records:
             distribution = canonical(record.distribution)
             names_it = (
@@ -337,23 +342,23 @@ class Index:
 
 
 def _key_of(name: str) -> str:
-    """A name, its distribution (if it has one) in canonical form."""
+    """``name`` as ``_by_key`` has it: ``distribution/name`` with the distribution in canonical form, else unchanged."""
     distribution, slash, rest = name.partition("/")
     return f"{canonical(distribution)}/{rest}" if slash else name
 
 
 def _backend_conflict(name: str, entries: Sequence[BackendEntry]) -> PluginConflict:
-    """The error for a name that several backends have; it offers those that can be used, if any can."""
+    """The error for a name that several backends have. The hint offers those that can be used, or all if none can."""
     usable = [e for e in entries if e.fault is None and e.record.status in (Status.OK, Status.CONFLICT)]
     offered = {repr(e.full_name) for e in usable or entries}
     error = _conflict(f"a backend {name!r}", [e.record for e in entries], offered)
     faults = ((e, e.fault) for e in entries if e not in usable)
-    told = "".join(f"; {e.full_name} cannot be used: {fault.error if fault else e.record.error}" for e, fault in faults)
-    return PluginConflict(error.code, f"{error.message}{told}", hint=error.hint)
+    why = "".join(f"; {e.full_name} cannot be used: {fault.error if fault else e.record.error}" for e, fault in faults)
+    return PluginConflict(error.code, f"{error.message}{why}", hint=error.hint)
 
 
 def _conflict(what: str, records: Sequence[PluginRecord], full_names: Iterable[str]) -> PluginConflict:
-    """The error for something (``what``) that several plugins offer."""
+    """The error for several plugins that offer ``what``; the hint suggests ``full_names`` instead."""
     owners = " and ".join(sorted(r.address for r in records))
     hint = f"ask for {' or '.join(sorted(full_names))}, or set {DENY} to one of them, such as {records[0].distribution}"
     return PluginConflict("plugin-conflict", f"{len(records)} plugins offer {what}: {owners}", hint=hint)
@@ -363,7 +368,7 @@ _NOT_DECLARED: dict[type[Declaration], tuple[type[DelegraphError], str]] = {
     FormatSpec: (FormatNotFound, "format-not-found"),
     ReportSpec: (FormatNotFound, "format-not-found"),
 }
-"""Kind -> class and code of the error if it is not declared; all others are UsageError."""
+"""Kind -> class and code of the error for a name that is not declared. UsageError for all other kinds."""
 _ERRORS: dict[Status, tuple[type[DelegraphError], str]] = {
     Status.INCOMPATIBLE: (PluginIncompatible, "plugin-incompatible"),
     Status.UNAVAILABLE: (PluginUnavailable, "plugin-unavailable"),
@@ -371,11 +376,14 @@ _ERRORS: dict[Status, tuple[type[DelegraphError], str]] = {
     Status.DISABLED: (BackendNotFound, "backend-not-found"),
     Status.BROKEN: (PluginBroken, "plugin-broken"),
 }
-"""Status of a plugin -> class and code of the error for using it."""
+"""Status of a plugin -> class and code of the error for an attempt to use it."""
 
 
 def _unusable(record: PluginRecord, fault: Fault, what: str = "") -> DelegraphError:
-    """The error for using a plugin that has a fault; ``what`` begins the message if it is not the plugin itself."""
+    """The error for an attempt to use a plugin that has a fault.
+
+    ``what``: the beginning of the message; "" for one that names the plugin.
+    """
     kind, code = _ERRORS[fault.status]
     who = what or f"plugin {record.name!r} of {record.owner}"
     error = kind(code, f"{who} is {fault.status}: {fault.error}", hint=fault.hint)

@@ -1,4 +1,4 @@
-"""From ``"package.module:Name"`` to the object, without ever importing from the working directory."""
+"""Imports the object that ``"package.module:Name"`` names, but never from the working directory."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ _STANDARD_LIBRARY = os.path.dirname(os.__file__)
 
 
 class ShadowedByWorkingDirectory(ImportError):
-    """The module would be loaded from the working directory, although nobody installed it or put it on the path."""
+    """The module would be loaded from the working directory, where it is neither installed nor put on the path."""
 
 
 class TargetMissing(AttributeError):
-    """The module can be imported, but has nothing of that name."""
+    """The module can be imported, but has no attribute of the target's name."""
 
 
 class ProcessExit(BaseException):
-    """Imported code called ``os._exit``, which would have ended the process without a word."""
+    """Imported code called ``os._exit``, which would have ended the process without any message."""
 
 
 def installed_path() -> list[str]:
-    """``sys.path`` without the working directory, unless somebody asked for that.
+    """``sys.path`` without the working directory, unless the user put that on the path on purpose.
 
-    Python puts it (or the script's folder) in front for scripts, ``-m``, ``-c`` and sessions. An entry behind the
-    standard library comes from the installation (an editable install's ``.pth`` file) and stays, and so does one in
-    PYTHONPATH.
+    Python puts the working directory (or the script's folder) first for scripts, ``-m``, ``-c`` and interactive
+    sessions; that entry is removed. It stays if PYTHONPATH has it, or if it comes after the standard library, because
+    entries there come from the installation (the ``.pth`` file of an editable install).
     """
     here = _working_directory()
-    own = sys.path.index(_STANDARD_LIBRARY) if _STANDARD_LIBRARY in sys.path else len(sys.path)
-    asked = {os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p}
-    kept = [p for p in sys.path[:own] if os.path.abspath(p or os.curdir) != here or here in asked]
-    return [p for p in kept + sys.path[own:] if p not in ("", os.curdir)]
+    standard = sys.path.index(_STANDARD_LIBRARY) if _STANDARD_LIBRARY in sys.path else len(sys.path)
+    wanted = {os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p}
+    kept = [p for p in sys.path[:standard] if os.path.abspath(p or os.curdir) != here or here in wanted]
+    return [p for p in kept + sys.path[standard:] if p not in ("", os.curdir)]
 
 
 def _working_directory() -> str:
@@ -49,7 +49,10 @@ def _working_directory() -> str:
 
 
 def find(module: str) -> ModuleSpec | None:
-    """The import spec of ``module`` outside of the working directory; None if there is none. Imports nothing."""
+    """The import spec of ``module``, which is not searched in the working directory; None if not found.
+
+    Imports nothing, not even parent packages.
+    """
     name, *rest = module.split(".")
     spec = _top_level(name, installed_path())
     for part in rest:
@@ -61,9 +64,9 @@ def find(module: str) -> ModuleSpec | None:
 
 
 def _top_level(name: str, path: list[str]) -> ModuleSpec | None:
-    """The spec of a top-level module, from the first finder that has it.
+    """The spec of a top-level module, from the first finder on ``sys.meta_path`` that has it; None if none has.
 
-    ``path`` is for the finder of files; others (built-in modules, some editable installs) have maps of their own.
+    Only the finder of files uses ``path``. Others (built-in modules, some editable installs) have tables of their own.
     """
     for finder in sys.meta_path:
         find_spec = getattr(finder, "find_spec", None)
@@ -74,20 +77,23 @@ def _top_level(name: str, path: list[str]) -> ModuleSpec | None:
 
 
 def missing(modules: Iterable[str]) -> list[str]:
-    """Those of ``modules`` that cannot be found, without importing any."""
+    """Those of ``modules`` that are not installed. Imports nothing."""
     return [m for m in modules if not (sys.modules.get(m) or (m not in sys.modules and find(m)))]
 
 
 def import_installed(module: str) -> Any:
-    """Import ``module``. Raises ShadowedByWorkingDirectory if its code lies there without being installed."""
+    """Import ``module`` and return it. Raises what the import raises.
+
+    Raises ShadowedByWorkingDirectory if it would come from the working directory without being installed there.
+    """
     top = module.partition(".")[0]
     loaded = sys.modules.get(top)
     spec = loaded.__spec__ if loaded is not None else _top_level(top, list(sys.path))
-    where = _location(spec) if spec is not None else None
-    if where is not None and os.path.dirname(where) == _working_directory():
+    location = _location(spec) if spec is not None else None
+    if location is not None and os.path.dirname(location) == _working_directory():
         installed = find(top)
-        if installed is None or _location(installed) != where:
-            text = f"module {top!r} would be loaded from the working directory ({where}); "
+        if installed is None or _location(installed) != location:
+            text = f"module {top!r} would be loaded from the working directory ({location}); "
             raise ShadowedByWorkingDirectory(text + "plugins are only loaded from where they are installed")
     return importlib.import_module(module)
 
@@ -102,16 +108,16 @@ def _location(spec: ModuleSpec) -> str | None:
 # --- code that ends the process ---------------------------------------------------------------------------------------
 
 _guarded: dict[int, int] = {}
-"""Thread in which ``os._exit`` raises -> the process in which it does."""
+"""Thread in which ``os._exit`` raises -> id of the process in which it does (a fork has the same threads' ids)."""
 _guarding = threading.Lock()
 _real_exit = os._exit
 
 
 @contextlib.contextmanager
 def exits_raise() -> Iterator[None]:
-    """A block in which ``os._exit`` raises ProcessExit in this thread.
+    """A block in which ``os._exit`` raises ProcessExit if this thread calls it.
 
-    In other threads, and in processes that the block forks, it ends the process as usual.
+    In other threads, and in processes that are forked inside the block, it ends the process as usual.
     """
     global _real_exit
     thread = threading.get_ident()
@@ -131,7 +137,7 @@ def exits_raise() -> Iterator[None]:
 
 
 def _raise_or_exit(status: int) -> NoReturn:
-    """Takes the place of ``os._exit``."""
+    """Replaces ``os._exit`` while any thread is in ``exits_raise``."""
     if _guarded.get(threading.get_ident()) == os.getpid():
         caller = sys._getframe(1)
         raise ProcessExit(f"os._exit({status!r}) was called ({caller.f_code.co_filename}:{caller.f_lineno})")
@@ -142,19 +148,20 @@ def _raise_or_exit(status: int) -> NoReturn:
 
 
 def load(target: str, installed: bool = True) -> Any:
-    """The object that ``"package.module:Qualified.name"`` names. Raises what the import raises, or TargetMissing.
+    """Import and return the object that ``target`` (``"package.module:Qualified.name"``) names.
 
-    ``installed=False`` also imports from the working directory: that is for what this program itself registered.
+    ``installed=False`` allows imports from the working directory, for targets that the program itself registered.
+    Raises what the import raises, or TargetMissing if the module lacks the name.
     """
     module, _, qualified = target.partition(":")
-    found = import_installed(module) if installed else importlib.import_module(module)
+    value = import_installed(module) if installed else importlib.import_module(module)
     for part in qualified.split("."):
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             from difflib import get_close_matches
 
             file = getattr(sys.modules[module], "__file__", None) or "built in"
-            close = get_close_matches(part, [n for n in dir(found) if not n.startswith("_")], n=1)
+            close = get_close_matches(part, [n for n in dir(value) if not n.startswith("_")], n=1)
             alike = f"; it has {close[0]!r}" if close else ""
             raise TargetMissing(f"module {module!r} ({file}) has no {qualified!r}{alike}")
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value

@@ -1,4 +1,4 @@
-"""A backend's options: from text or Python values to keyword arguments for its partitioner."""
+"""Checks and converts a backend's options, which become keyword arguments of its partitioner."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from .record import suggestion
 
 
 def complete_options(specs: Sequence[OptionSpec], given: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """``given`` checked against ``specs``, plus the defaults of the other options; ``owner`` is for messages.
+    """The options in ``given``, checked against ``specs``, and the defaults of the others.
 
-    An option without a default, and one that is given as None, is left out, for the partitioner to decide. Raises
-    OptionError.
+    A value of None counts as not given. An option that is not given and has no default is left out of the result, so
+    that the partitioner decides. ``owner`` names the backend in errors. Raises OptionError for an unknown option or a
+    value of the wrong type.
     """
     known = {s.name: s for s in specs}
     checked = {name: _value(_option(known, name, owner), value, owner) for name, value in given.items()}
@@ -26,20 +27,26 @@ def complete_options(specs: Sequence[OptionSpec], given: Mapping[str, Any], owne
 
 
 def from_text(specs: Sequence[OptionSpec], texts: Mapping[str, str], owner: str) -> dict[str, Any]:
-    """The texts that the command line has for options, converted to the options' types. Raises OptionError."""
+    """Texts of the command line, by option, converted to the types in ``specs``. ``owner`` names the backend in errors.
+
+    Raises OptionError for an unknown option or a text that cannot be converted.
+    """
     known = {s.name: s for s in specs}
     return {name: _parse(_option(known, name, owner), text, owner) for name, text in texts.items()}
 
 
 def assigned_backends(assignments: Iterable[str]) -> list[str]:
-    """The backends that texts of the form ``BACKEND.OPTION=VALUE`` name, in order."""
+    """The backends named in texts of the form ``BACKEND.OPTION=VALUE``, each once, in order."""
     named = (text.partition("=")[0].rpartition(".")[0] for text in assignments)
     return list(dict.fromkeys(filter(None, named)))
 
 
 def split_assignments(assignments: Iterable[str], backends: Sequence[str]) -> dict[str, dict[str, str]]:
-    """``["tosa.spec=TOSA-1.0"]`` -> ``{"tosa": {"spec": "TOSA-1.0"}}``; for a single backend ``spec=...`` is enough."""
-    found: dict[str, dict[str, str]] = {}
+    """``["tosa.spec=TOSA-1.0"]`` -> ``{"tosa": {"spec": "TOSA-1.0"}}``; for a single backend ``spec=...`` is enough.
+
+    Raises OptionError for another form, or for a backend that is not in ``backends``.
+    """
+    texts: dict[str, dict[str, str]] = {}
     for text in assignments:
         path, equals, value = text.partition("=")
         backend, _, option = path.rpartition(".")
@@ -51,12 +58,12 @@ def split_assignments(assignments: Iterable[str], backends: Sequence[str]) -> di
                 f"--option {text!r}: backend {target!r} is not asked for (asked for: {', '.join(backends) or 'none'})"
             )
             raise OptionError("option-invalid", text, hint=f"add --backend {target}")
-        found.setdefault(target, {})[option] = value
-    return found
+        texts.setdefault(target, {})[option] = value
+    return texts
 
 
 def _option(known: Mapping[str, OptionSpec], name: str, owner: str) -> OptionSpec:
-    """The option of that name; OptionError if there is none."""
+    """The option called ``name``. Raises OptionError if ``known`` has none."""
     if name not in known:
         listed = f"it takes {', '.join(known)}" if known else "it takes none"
         raise OptionError("option-invalid", f"{owner} has no option {name!r}{suggestion(name, known)} ({listed})")
@@ -64,7 +71,7 @@ def _option(known: Mapping[str, OptionSpec], name: str, owner: str) -> OptionSpe
 
 
 def _value(spec: OptionSpec, value: Any, owner: str) -> Any:
-    """A value in the option's type; OptionError if it has another one."""
+    """``value`` converted to the option's type; None stays None. Raises OptionError if it is of another type."""
     if value is None:
         return None
     if spec.type is str and isinstance(value, os.PathLike):
@@ -75,8 +82,8 @@ def _value(spec: OptionSpec, value: Any, owner: str) -> Any:
 
 
 def _parse(spec: OptionSpec, text: str, owner: str) -> Any:
-    """The value that ``text`` means; OptionError if it means none."""
-    value: Any = text  # text that cannot be converted is refused as text
+    """``text`` converted to the option's type. Raises OptionError if it cannot be converted."""
+    value: Any = text  # stays a str if it cannot be converted; ``_value`` refuses that
     with contextlib.suppress(ValueError, KeyError):
         value = _PARSERS[spec.type](text)
     return _value(spec, value, owner)

@@ -1,4 +1,4 @@
-"""Delegraph's own declarations, made like those of plugins; and which distribution has what delegraph lacks."""
+"""The core's own declarations, and the distributions that have what the core lacks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ COMMANDS = (
     CommandSpec("lower", "delegraph.cli.lowering:Lower", "lower a model and write what a backend makes of it"),
     CommandSpec("completion", "delegraph.cli.completion:Completion", "print a script that completes in a shell"),
 )
-"""Commands are found here before any plugin is read."""
+"""The core's commands. They are looked up here first, so that they work without reading any plugin."""
 
 REPORTS = (
     ReportSpec(".txt", "delegraph.report.formats:TextReport", "as it is printed"),
     ReportSpec(".json", "delegraph.report.formats:JsonReport", "for programs"),
 )
 OWN: tuple[Declaration, ...] = (*COMMANDS, *REPORTS)
-"""All of them. A plugin's declaration of the same name is found only as ``distribution/name``."""
+"""All declarations of the core. A plugin's declaration of the same name is found only as ``distribution/name``."""
 
 
 PROVIDERS: Mapping[tuple[type[Declaration], str], str] = {
@@ -35,13 +35,13 @@ PROVIDERS: Mapping[tuple[type[Declaration], str], str] = {
     (CommandSpec, "quantize"): "delegraph-quantize",
     **{(ReportSpec, suffix): "delegraph-analysis" for suffix in (".html", ".htm", ".junit.xml", ".nodes.json")},
 }
-"""Something that may be asked for -> the distribution that has it, for the error if that is not installed."""
+"""(kind, name) -> the first-party distribution that declares it, for the error if that is not installed."""
 
 
 def provided(target: str, what: str) -> Any:
-    """The object of another distribution that a name of delegraph's stands for; ``what`` calls it in the error.
+    """Import and return ``target``, an object of another first-party distribution.
 
-    Raises PluginUnavailable, with the pip command, if that distribution is not installed.
+    Raises PluginUnavailable, with the pip command as hint, if that is not installed; ``what`` begins the error's text.
     """
     package = target.partition(":")[0].partition(".")[0]
     if missing([package]):

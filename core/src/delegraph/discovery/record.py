@@ -1,4 +1,4 @@
-"""What became of a plugin: its record, its faults, and how a fault is put into words."""
+"""The record of a plugin with its status and faults, and the texts that describe these."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALLOW, DENY = "DELEGRAPH_PLUGINS", "DELEGRAPH_DISABLE_PLUGINS"
 
 
 class Status(str, Enum):
-    """What became of a plugin, or of one of its backends."""
+    """The result of loading a plugin, or the state of one of its backends."""
 
     OK = "ok"
     DISABLED = "disabled"
@@ -34,9 +34,9 @@ class Status(str, Enum):
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with a backend or a whole plugin, and what to do about it.
+    """What is wrong with a backend or a whole plugin (``error``), and what to do about it (``hint``).
 
-    ``status`` is what the fault makes of the plugin. It is ``ok`` for a warning: the plugin can be used all the same.
+    ``status`` is the status of a plugin with this fault. It is ``ok`` for a warning, after which the plugin is usable.
     """
 
     status: Status
@@ -46,10 +46,12 @@ class Fault:
 
 @dataclass(frozen=True)
 class PluginRecord:
-    """One entry point, and what became of it.
+    """One plugin, which is one entry point of a distribution, and the result of loading it.
 
-    ``name`` is the entry point's. ``location`` is the file of the light module, or the distribution's folder if the
-    file is not known. ``faults`` maps the short names of backends that cannot be used to the reason.
+    ``name``: name of the entry point. ``location``: file of the light module, or the distribution's folder if the file
+    is not known. ``error``, ``hint``, ``exception``: of the fault that makes the whole plugin unusable; empty if it is
+    usable. ``faults``: short name of a backend that cannot be used -> why. ``manager``: has the plugin's event hooks;
+    None if it was not loaded.
     """
 
     name: str
@@ -64,9 +66,9 @@ class PluginRecord:
     faults: Mapping[str, Fault] = field(default_factory=dict)
     warnings: tuple[Fault, ...] = ()
     requirements: tuple[str, ...] = ()
-    """What its distribution requires, as METADATA says it."""
+    """The requirements of the plugin's distribution, as METADATA has them."""
     objects: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    """Target -> object, for what was registered in this process."""
+    """Target -> object, for objects that were registered in this process and need no import."""
     manager: pluggy.PluginManager | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -76,17 +78,17 @@ class PluginRecord:
 
     @property
     def modules(self) -> list[str]:
-        """The plugin's light module, by its file, and the modules that its targets name."""
+        """The file of the plugin's light module, and the names of the modules of its targets."""
         return [self.location, *(d.target.partition(":")[0] for d in self.declarations)]
 
     @property
     def backends(self) -> list[BackendSpec]:
-        """The backends that it declares."""
+        """The backends that the plugin declares."""
         return [d for d in self.declarations if isinstance(d, BackendSpec)]
 
     @property
     def events(self) -> list[str]:
-        """The events that it listens to."""
+        """The names of the event hooks that the plugin implements."""
         return [e for e in EVENTS if self.manager and getattr(self.manager.hook, e).get_hookimpls()]
 
     @property
@@ -95,12 +97,12 @@ class PluginRecord:
         return f"{self.owner} ({self.location})"
 
     def failed(self, fault: Fault, exception: BaseException | None = None) -> PluginRecord:
-        """The same plugin, with a fault that makes it unusable."""
+        """A copy of the record with ``fault`` as the fault of the whole plugin."""
         return replace(self, status=fault.status, error=fault.error, hint=fault.hint, exception=exception)
 
 
 class PluginDefect(Exception):
-    """A plugin does not keep to ``delegraph.plugin``; ``remedy`` tells its authors what to change."""
+    """A plugin violates the rules of ``delegraph.plugin``; ``remedy`` says what its authors must change."""
 
     def __init__(self, message: str, remedy: str) -> None:
         super().__init__(message)
@@ -112,16 +114,17 @@ class PluginDefect(Exception):
 
 _LONGEST = 1000
 _INNOCENT = {*sys.stdlib_module_names, "delegraph"} - {"__main__"}
-"""Packages in which a plugin's fault may show although they are not to blame."""
+"""Packages whose lines are not shown for a plugin's error: its own call of them is the interesting line."""
 
 
 def describe(error: BaseException, own: Collection[str] = ()) -> str:
-    """An exception in one line, with the innermost line of code in the plugin's packages.
+    """An exception in one line of text, with the file and line of the plugin's code that raised it.
 
-    If none is there, it is the innermost one that is not in Python's library. ``own`` are modules of the plugin, or
-    their files, as far as they are known; what counts is their package.
+    That is the innermost line of the traceback in the plugin's packages or, if there is none, in a package that is
+    neither Python's library nor delegraph. ``own``: known modules of the plugin, or their files; their top-level
+    packages are the plugin's.
     """
-    try:  # the plugin's own code may make the message, and fail
+    try:  # ``__str__`` may be the plugin's code, and fail
         text = repr(error.args) if isinstance(error, KeyError) else str(error).strip().partition("\n")[0]
     except KeyboardInterrupt:
         raise
@@ -136,14 +139,14 @@ def describe(error: BaseException, own: Collection[str] = ()) -> str:
 
 
 def _plugin_line(error: BaseException, own: Collection[str]) -> str | None:
-    """The innermost line in the plugin's packages, or else in any package that may be to blame."""
+    """``file:line`` of the plugin's code that ``describe`` shows; None if the traceback has no such line."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}" if error.filename else None
     frames = [(f.f_code.co_filename, str(f.f_globals.get("__name__")), n) for f, n in walk_tb(error.__traceback__)]
     packages = {_package(module) for file, module, _ in frames if file in own} | {*map(_package, own)}
-    others = [f for f in frames if not f[0].startswith("<") and _package(f[1]) not in _INNOCENT]
-    theirs = [f for f in frames if _package(f[1]) in packages]
-    return next((f"{file}:{line}" for file, _, line in reversed(theirs or others)), None)
+    possible = [f for f in frames if not f[0].startswith("<") and _package(f[1]) not in _INNOCENT]
+    certain = [f for f in frames if _package(f[1]) in packages]
+    return next((f"{file}:{line}" for file, _, line in reversed(certain or possible)), None)
 
 
 def _package(module: str) -> str:
@@ -152,10 +155,7 @@ def _package(module: str) -> str:
 
 
 def advice(error: BaseException, record: PluginRecord) -> str:
-    """What the user of a plugin can do about ``error``, by its kind.
-
-    For a defect, also what its authors have to change.
-    """
+    """A hint for the error with which a plugin failed: what the user can do and, for a defect, what its authors can."""
     owner = record.distribution
     if isinstance(error, PluginDefect):
         return f"for the authors of {owner}: {error.remedy}; {without(record)}"
@@ -174,12 +174,12 @@ def advice(error: BaseException, record: PluginRecord) -> str:
 
 
 def without(record: PluginRecord) -> str:
-    """How to go on without the plugin."""
+    """The hint how to disable the plugin."""
     return f"to go on without it, set {DENY}={record.distribution}"
 
 
 def _absent_module(name: str, record: PluginRecord) -> str:
-    """What to do about a missing module: the plugin's installation is incomplete, or it depends on something else."""
+    """The hint for the missing module ``name``: reinstall the plugin if the module is its own, else install it."""
     top = name.partition(".")[0]
     own = any(d.target.startswith((f"{top}.", f"{top}:")) for d in record.declarations)
     if own or f"{os.sep}{top}" in os.path.splitext(record.location)[0] or not record.location.endswith(".py"):
@@ -188,10 +188,7 @@ def _absent_module(name: str, record: PluginRecord) -> str:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"`` for the name in ``known`` that is closest to ``name``, ignoring case.
-
-    "" if none is close.
-    """
+    """``"; did you mean 'x'?"``, where x is the name in ``known`` closest to ``name``; "" if none is. Ignores case."""
     from difflib import get_close_matches
 
     by_lower: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The backends of this process: those that are installed, and those that were registered here. Works without torch."""
+"""The registry of installed and registered plugins: finds their backends, commands and formats. Imports no torch."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _warned: set[tuple[str, str]] = set()
 
 
 class Registry:
-    """Backends by name: short name, backend id, or ``distribution/name``.
+    """Finds what plugins declare, by name. A backend's name is its short name, its id, or ``distribution/name``.
 
-    ``discover=False`` starts empty and reads nothing. ``entry_points`` are read in place of the installed ones. Plugins
-    are read when the registry is first used. All methods may be called from any thread.
+    ``discover=False``: start without plugins. ``entry_points``: read these plugins and not the installed ones. Plugins
+    are read at the first use. All methods may be called from any thread.
     """
 
     def __init__(self, discover: bool = True, entry_points: Iterable[EntryPoint] | None = None) -> None:
@@ -60,78 +60,82 @@ class Registry:
         return [index.info(entry) for entry in index.entries]
 
     def plugins(self) -> list[PluginRecord]:
-        """One record for each plugin that is installed or registered."""
+        """One record for each installed or registered plugin, usable or not."""
         return list(self._index().records)
 
     def notes(self) -> list[str]:
-        """Remarks that belong to no plugin, such as unknown names in the environment variables."""
+        """Remarks that concern no single plugin, such as unknown names in the environment variables."""
         return list(self._index().notes)
 
     def spec(self, name: str) -> BackendSpec:
-        """What the backend declares. Raises BackendNotFound or PluginConflict."""
+        """The declaration of the backend ``name``. Raises BackendNotFound or PluginConflict."""
         return self._index().find(name).spec
 
     def full_name(self, name: str) -> str:
-        """``distribution/name`` of the backend."""
+        """``distribution/name`` of the backend ``name``. Raises what ``spec`` does."""
         return self._index().find(name).full_name
 
     def producer(self, name: str) -> tuple[str, str]:
-        """The distribution that provides the backend, and its version."""
+        """(distribution, version) that declare the backend ``name``. Raises what ``spec`` does."""
         record = self._index().find(name).record
         return record.distribution, record.version
 
     def owner(self, kind: type) -> PluginRecord | None:
-        """The plugin that declares the class; else the only one that declares something of the class's package."""
+        """The plugin that declares the class ``kind``, else the only one with a target in its top-level package.
+
+        None if there is neither.
+        """
         return self._index().owner(kind)
 
     def preferring(self, names: Iterable[str]) -> Registry:
-        """A view in which bare names and ids mean the backends that ``names`` gives as ``distribution/name``.
+        """A view that resolves ambiguous bare names to the backends that ``names`` has as ``distribution/name``.
 
-        Programs store bare backend ids, and two distributions may have the same. Raises PluginConflict if two of
-        ``names`` do.
+        It is needed because programs store bare backend ids, and two distributions may have backends of the same id.
+        Bare names in ``names`` have no effect. Raises PluginConflict if two of the backends have the same bare name.
         """
-        full = tuple(n for n in names if "/" in n)
-        return _View(self, full) if full else self
+        full_names = tuple(n for n in names if "/" in n)
+        return _View(self, full_names) if full_names else self
 
     def doctor(self, seconds: float | None = None) -> DoctorReport:
-        """Probe every plugin and all of its targets, each plugin in a process of its own for at most ``seconds``.
+        """Examine every plugin and all of its targets, each plugin in a child process for at most ``seconds``.
 
-        A plugin that ends such a process is not loaded into this one either, if this registry has not been used before.
+        ``seconds``: None for the default. If this registry has not been used before, plugins whose light module ended
+        the child are not loaded into this process.
         """
         from .doctor import probe, report
 
-        found = loadable(self._entry_points) if self._discovers else []
-        probed = probe.probe(found, seconds or probe.SECONDS)
+        plugins = loadable(self._entry_points) if self._discovers else []
+        probed = probe.probe(plugins, seconds or probe.SECONDS)
         if self._found is None:
             self._read({key: result.fatal for key, result in probed.items() if result.fatal is not None})
         return report.report(self.plugins(), self.notes(), probed)
 
     def refuse(self, ended: Mapping[Key, str]) -> None:
-        """Do not load light modules that ended or held up another process; call this before the first use.
+        """Do not load the light modules of the plugins in ``ended``. To be called before the first use.
 
-        ``ended`` says how each of them did.
+        ``ended``: plugin -> how its light module ended or delayed another process, for the plugin's record.
         """
         for (distribution, name), how in ended.items():
-            wayout = without(PluginRecord(name, distribution, "", ""))
-            hint = f"`delegraph doctor` says at which line; upgrade {distribution} or tell its authors; {wayout}"
+            disabling = without(PluginRecord(name, distribution, "", ""))
+            hint = f"`delegraph doctor` says at which line; upgrade {distribution} or tell its authors; {disabling}"
             self._refused[distribution, name] = Fault(Status.BROKEN, f"importing its light module {how}", hint)
 
     def usable_backends(self) -> list[BackendInfo]:
-        """The backends that can be used. Raises BackendNotFound, with what is wrong, if there are none."""
-        there = self.backends()
-        usable = [b for b in there if b.usable]
+        """The backends that can be used, by name. Raises BackendNotFound, with the reasons, if there are none."""
+        declared = self.backends()
+        usable = [b for b in declared if b.usable]
         if not usable:
-            raise none_usable(self.plugins(), there)
+            raise none_usable(self.plugins(), declared)
         return usable
 
     def default_backends(
         self, optioned: Iterable[str] = (), suits: Callable[[BackendInfo], bool] = lambda info: True
     ) -> DefaultBackends:
-        """The backends of a call that names none.
+        """Choose the backends of a call that names none.
 
-        They are those that options (``optioned``) are given for; else the only usable backend; else the one that its
-        plugin declares as ``default``, among those for which ``suits`` holds (whether they can do what else is wanted).
-        Raises BackendNotFound if no backend can be used, OptionError if it is not clear which one is meant.
+        These are all in ``optioned``, the backends for which the user gave options. If that is empty, the only usable
+        backend, or the one declared as ``default``; of several, those for which ``suits`` is false are passed over.
+        Raises BackendNotFound if no backend can be used, OptionError unless exactly one can be chosen.
         """
         if chosen := list(optioned):
             return DefaultBackends(chosen, f"no backend was named; the options are for {', '.join(chosen)}")
@@ -140,65 +144,72 @@ class Registry:
     # --- what it resolves to
 
     def get_backend(self, name: str) -> type[BackendDetails]:
-        """The backend's class.
+        """The class of the backend ``name``, imported. Another backend is never chosen in its place.
 
-        Raises BackendNotFound, PluginConflict, PluginIncompatible, PluginUnavailable or PluginBroken: a call that names
-        a backend gets that one or an error.
+        Raises BackendNotFound, PluginConflict, PluginIncompatible, PluginUnavailable or PluginBroken.
         """
         entry = self._index().usable(name)
         backend: type[BackendDetails] = self.resolve(entry.spec, entry.record)
         return backend
 
     def get_partitioner(self, name: str, /, **options: Any) -> Partitioner:
-        """The backend's default partitioner (or the partitioner called ``name``), constructed with its options.
+        """Construct the default partitioner of the backend ``name``, or the partitioner of that name, with ``options``.
 
-        Raises OptionError, or what ``get_backend`` raises.
+        Options that are not passed get their declared defaults. Raises OptionError for wrong options, and what
+        ``get_backend`` raises.
         """
         entry, spec, record = self._index().partitioner(name)
         values = complete_options(entry.spec.options, options, f"backend {entry.spec.name!r}")
-        found = self.resolve(spec, record)
-        if not isinstance(found, type):  # registered ready made
-            ready: Partitioner = found
-            return ready
+        target = self.resolve(spec, record)
+        if not isinstance(target, type):  # an instance was registered
+            instance: Partitioner = target
+            return instance
         try:
-            inspect.signature(found).bind(**values)
+            inspect.signature(target).bind(**values)
         except TypeError as e:
-            text = f"partitioner {found.__name__} of {record.owner} does not take the options that are declared: {e}"
+            text = f"partitioner {target.__name__} of {record.owner} does not take the options that are declared: {e}"
             raise PluginBroken("plugin-broken", text) from e
-        with AtWork(found, "constructor", registry=self):
-            made: Partitioner = found(**values)
-        return made
+        with AtWork(target, "constructor", registry=self):
+            partitioner: Partitioner = target(**values)
+        return partitioner
 
     def runtime_for(self, name: str) -> type[BackendRuntime]:
-        """The class that runs the backend's blobs on this host. Raises NoRuntime if there is none."""
+        """The class that runs blobs of the backend ``name`` on this host.
+
+        Raises NoRuntime if none is declared or a module that it needs is missing, and what ``get_backend`` raises.
+        """
         entry = self._index().usable(name)
-        found = self._index().only(RuntimeSpec, entry)
+        declared = self._index().only(RuntimeSpec, entry)
         who = f"backend {entry.spec.name!r} of {entry.record.owner}"
-        if found is None:
+        if declared is None:
             hint = "on_missing_runtime='eager' runs the original operators instead, and the report says so"
             raise NoRuntime("no-runtime", f"{who} declares no runtime for this host", hint=hint)
-        absent = missing(found[0].requires)
+        absent = missing(declared[0].requires)
         if absent:
             text = f"the runtime of {who} needs {', '.join(absent)}, which is not installed"
             raise NoRuntime("no-runtime", text, hint=entry.spec.install_hint or None)
-        runtime: type[BackendRuntime] = self.resolve(*found)
+        runtime: type[BackendRuntime] = self.resolve(*declared)
         return runtime
 
     def get_quantizer(self, name: str) -> Any:
-        """The backend's quantizer class. OptionError if it declares none, PluginUnavailable without its modules."""
+        """The quantizer class of the backend ``name``.
+
+        Raises OptionError if none is declared, PluginUnavailable if a module that it needs is missing, and what
+        ``get_backend`` raises.
+        """
         entry = self._index().usable(name)
-        found = self._index().only(QuantizerSpec, entry)
-        if found is None:
+        declared = self._index().only(QuantizerSpec, entry)
+        if declared is None:
             hint = "quantizer=... takes any of torchao's"
             raise OptionError("option-invalid", f"backend {entry.full_name} declares no quantizer", hint=hint)
-        spec = found[0]
+        spec = declared[0]
         if absent := missing(spec.requires):
             text = f"the quantizer of backend {entry.full_name} needs {', '.join(absent)}, which is not installed"
             raise PluginUnavailable("plugin-unavailable", text, hint=spec.install_hint or None)
-        return self.resolve(*found)
+        return self.resolve(*declared)
 
     def get_format(self, path: str | os.PathLike[str]) -> type[ProgramFormat]:
-        """The format that the suffix of ``path`` chooses.
+        """The class of the file format that the suffix of ``path`` chooses.
 
         Raises FormatNotFound, PluginConflict, PluginUnavailable or PluginBroken.
         """
@@ -206,28 +217,31 @@ class Registry:
         return kind
 
     def get(self, kind: type[Declaration], asked: str) -> Any:
-        """The object that is declared as ``asked``: a command's class by its name, a format's by the name of a file.
+        """Import and return the target of a declaration that belongs to no backend: a command, format, report or model.
 
-        For everything that belongs to no backend: formats, reports, commands, models. Raises PluginConflict,
-        PluginUnavailable, PluginBroken, and if nobody declares it FormatNotFound or UsageError, which say what to
-        install.
+        ``kind``: the declaration's class. ``asked``: its name, ``distribution/name``, or a file's name, of which the
+        suffix counts. Raises PluginConflict, PluginUnavailable or PluginBroken; if no plugin declares it,
+        FormatNotFound or UsageError, whose hint names what to install.
         """
         return self.resolve(*self._index().get(kind, asked))
 
     def find(self, kind: type[D], asked: str) -> D:
-        """The declaration that ``get`` would import. Raises the same errors, without PluginBroken."""
+        """The declaration whose target ``get`` would import. Raises the same errors except PluginBroken."""
         return self._index().get(kind, asked)[0]
 
     def declared(self, kind: type[D]) -> list[Declared[D]]:
-        """Every declaration of a kind by plugins, with the plugin's record, by name."""
+        """All declarations of a kind by plugins, each with the plugin's record, sorted by name."""
         return self._index().all(kind)
 
     def suffix_for(self, runtime: str) -> str:
-        """The suffix of the files that a runtime of a format executes. Raises NoRuntime."""
+        """The suffix of the files that the runtime ``runtime`` executes. Raises NoRuntime if no plugin declares it."""
         return self._index().suffix_for(runtime)
 
     def resolve(self, spec: Declaration, record: PluginRecord) -> Any:
-        """The object that a declaration names, imported once and checked. Raises PluginBroken with the cause."""
+        """The target of ``spec``, which the plugin ``record`` declares: imported at the first call, checked and cached.
+
+        Raises PluginBroken if it cannot be imported or is of the wrong kind.
+        """
         if spec.target in record.objects:
             return record.objects[spec.target]
         key = (type(spec).__name__, record.distribution, spec.target)
@@ -236,7 +250,7 @@ class Registry:
         return self._resolved[key]
 
     def attributing(self, plugin: Any, doing: str) -> AtWork:
-        """``with registry.attributing(quantizer, "annotation"):`` errors that are raised inside name the plugin."""
+        """A block that adds the plugin's name to errors: ``with registry.attributing(quantizer, "annotation"):``."""
         return AtWork(plugin, doing, registry=self)
 
     # --- what is registered in this process
@@ -250,11 +264,12 @@ class Registry:
         name: str | None = None,
         options: Sequence[OptionSpec] = (),
     ) -> Registration:
-        """Add a backend to this process: its class, its BackendSpec, or an object with hook implementations.
+        """Add a backend to this registry: its class, its BackendSpec, or an object with hook implementations.
 
-        ``partitioner`` and ``runtime`` are classes (or ``"module:Name"``); a Partitioner instance will do for a backend
-        without options. ``name`` is the class's name in lower case unless given. The result unregisters, as
-        ``with register(...):`` or ``.unregister()``. Raises PluginConflict if the name is taken.
+        ``partitioner`` and ``runtime``: classes, or ``"module:Name"``. For a backend without options, ``partitioner``
+        may also be an instance. ``name``: by default the class's name in lower case. The result removes the backend
+        again, at the end of ``with register(...):`` or by ``.unregister()``. Raises PluginConflict if the name is
+        taken, PluginBroken for an object of the wrong kind.
         """
         if isinstance(spec_or_class, (type, BackendSpec)):
             return self._add(in_process(spec_or_class, partitioner, runtime, name, tuple(options)))
@@ -263,7 +278,7 @@ class Registry:
         )
 
     def _add(self, record: PluginRecord) -> Registration:
-        """Add a plugin that is registered in this process; PluginConflict if a name is taken."""
+        """Add the record of a registered plugin. Raises PluginConflict if the name of a backend is taken."""
         self._index()
         with self._lock:
             for spec in record.backends:
@@ -275,7 +290,7 @@ class Registry:
         return Registration(self, record)
 
     def _remove(self, record: PluginRecord) -> None:
-        """Take a registered plugin out again."""
+        """Remove the record of a registered plugin; does nothing if it was removed before."""
         with self._lock:
             self._registered = [r for r in self._registered if r is not record]
             self._current = None
@@ -283,15 +298,16 @@ class Registry:
     # --- events
 
     def notify(self, event: str, payload: Any) -> list[str]:
-        """Tell all plugins about an event (``"after_partition"`` or ``"after_lower"``).
+        """Call the hook of an event (``"after_partition"`` or ``"after_lower"``) in all plugins with ``payload``.
 
-        Returns their errors as text.
+        Returns a text for each plugin whose hook failed; these errors are not raised. Raises ValueError for an unknown
+        event.
         """
         hook = event if event in EVENTS else f"delegraph_{event}"
         if hook not in EVENTS:
             raise ValueError(f"no event {event!r}; there are {', '.join(EVENTS)}")
         argument = "report" if hook == "delegraph_after_partition" else "result"
-        failed = []
+        errors = []
         for record in self._index().records:
             try:
                 if record.manager is not None:
@@ -300,46 +316,46 @@ class Registry:
             except KeyboardInterrupt:
                 raise
             except BaseException as e:  # the user gets the result even if a listener fails
-                failed.append(f"{record.name} of {record.owner}: {hook} failed: {describe(e, record.modules)}")
-        return failed
+                errors.append(f"{record.name} of {record.owner}: {hook} failed: {describe(e, record.modules)}")
+        return errors
 
     # --- reading the plugins
 
     def _index(self) -> Index:
-        """The index of everything declared; reads the plugins if that has not been done."""
+        """The current index. The first call reads the plugins."""
         if self._found is None:
             self._read()
         with self._lock:
             return self._current_index()
 
     def _current_index(self) -> Index:
-        """The index, made anew if something was registered or removed. The caller holds the lock."""
+        """The index, rebuilt if a plugin was registered or removed since. The caller must hold the lock."""
         if self._current is None:
-            found = self._found or Discovery()
-            self._current = Index(found._replace(records=(*found.records, *self._registered)))
+            discovery = self._found or Discovery()
+            self._current = Index(discovery._replace(records=(*discovery.records, *self._registered)))
         return self._current
 
     def _read(self, refused: Mapping[Key, Fault] | None = None) -> None:
-        """Read the plugins. This must not hold the lock.
+        """Read the installed plugins; those in ``refused`` are not loaded and get that fault.
 
-        Importing a plugin may wait for a thread that waits for the lock.
+        The caller must not hold the lock: importing a plugin may wait for a thread that waits for the lock.
         """
         if getattr(_reading, "busy", False):
             raise PluginBroken("plugin-broken", "a light module used the registry while plugins are being read")
         _reading.busy = True
         try:
-            found = discover(self._entry_points, refused={**self._refused, **(refused or {})})
+            discovery = discover(self._entry_points, refused={**self._refused, **(refused or {})})
         finally:
             _reading.busy = False
         with self._lock:
-            first, self._found = self._found is None, self._found or found
+            first, self._found = self._found is None, self._found or discovery  # another thread may have been first
             self._current = None
         if first:
-            _warn(found.records)
+            _warn(discovery.records)
 
 
 class _View(Registry):
-    """A registry with preferences (``Registry.preferring``). Everything else is that of the registry ``base``."""
+    """The view that ``Registry.preferring`` returns: the registry ``base``, but ``preferred`` decides bare names."""
 
     def __init__(self, base: Registry, preferred: tuple[str, ...]) -> None:
         super().__init__(discover=False)
@@ -355,7 +371,7 @@ class _View(Registry):
 
 
 class Registration:
-    """What ``register`` returns. It unregisters the backend once, as a ``with`` block or by ``unregister()``."""
+    """The result of ``register``. Removes the backend at the end of a ``with`` block or by ``unregister()``."""
 
     def __init__(self, registry: Registry, record: PluginRecord) -> None:
         self._registry, self._record = registry, record
@@ -372,10 +388,7 @@ class Registration:
 
 
 def _warn(records: Iterable[PluginRecord]) -> None:
-    """Warn about installed plugins that cannot be used, once in a process.
-
-    Asking for one by name raises an error anyway.
-    """
+    """Warn about installed plugins that are broken or incompatible, about each only once in this process."""
     bad = [r for r in records if r.status in (Status.BROKEN, Status.INCOMPATIBLE)]
     new = [r for r in bad if (r.distribution, r.name) not in _warned]
     _warned.update((r.distribution, r.name) for r in new)
@@ -390,7 +403,7 @@ _default = Registry()
 
 
 def default_registry() -> Registry:
-    """The registry that ``delegraph.lower`` uses unless it is given another."""
+    """The registry of this process, which ``delegraph.lower`` and others use by default."""
     return _default
 
 
@@ -400,17 +413,17 @@ def backends() -> list[BackendInfo]:
 
 
 def get_backend(name: str) -> type[BackendDetails]:
-    """The class of the backend of that short name, id or ``distribution/name``; see ``Registry.get_backend``."""
+    """The class of the backend ``name`` (short name, id or ``distribution/name``); see ``Registry.get_backend``."""
     return _default.get_backend(name)
 
 
 def get_partitioner(name: str, /, **options: Any) -> Partitioner:
-    """The backend's default partitioner, made with its options; see ``Registry.get_partitioner``."""
+    """Construct the default partitioner of the backend ``name`` with ``options``; see ``Registry.get_partitioner``."""
     return _default.get_partitioner(name, **options)
 
 
 def get_runtime(name: str) -> type[BackendRuntime]:
-    """The class that runs the backend's blobs on this host; see ``Registry.runtime_for``."""
+    """The class that runs blobs of the backend ``name`` on this host; see ``Registry.runtime_for``."""
     return _default.runtime_for(name)
 
 
@@ -422,5 +435,5 @@ def register(
     name: str | None = None,
     options: Sequence[OptionSpec] = (),
 ) -> Registration:
-    """Add a backend to this process; see ``Registry.register``."""
+    """Add a backend to the registry of this process; see ``Registry.register``."""
     return _default.register(spec_or_class, partitioner=partitioner, runtime=runtime, name=name, options=options)

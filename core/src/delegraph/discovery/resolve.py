@@ -1,4 +1,4 @@
-"""From a declaration to the object that it names, which is checked to be what the declaration says."""
+"""Imports the object that a declaration names, and checks that it is of the declared kind."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from .validate import fault_of
 
 
 def resolve(spec: Declaration, record: PluginRecord) -> Any:
-    """Import the target. Raises PluginBroken, with the cause, if that fails or the object is of the wrong kind."""
+    """Import and return the target of ``spec``, which the plugin ``record`` declares.
+
+    Raises PluginBroken if the import fails (its error is the cause) or the object is not of the declared kind.
+    """
     what = f"{spec.noun} {spec.target!r} of {record.owner}"
     try:
         with exits_raise(), working(f"importing {what}"):
-            found = load(spec.target, installed=record.distribution != IN_PROCESS)
-            reason = _why_not(spec, found)
+            target = load(spec.target, installed=record.distribution != IN_PROCESS)
+            reason = _why_not(spec, target)
     except KeyboardInterrupt:
         raise
     except BaseException as e:  # also SystemExit
@@ -31,29 +34,32 @@ def resolve(spec: Declaration, record: PluginRecord) -> Any:
         rules = ", and ".join(filter(None, (base, spec.rule)))
         hint = f"for the authors of {record.distribution}: {rules}; {without(record)}"
         raise PluginBroken("plugin-broken", f"{what} {reason}", hint=hint)
-    return found
+    return target
 
 
-def _why_not(spec: Declaration, found: Any) -> str | None:
-    """Why the object is not what the declaration says; None if it is."""
-    if spec.base and not (isinstance(found, type) and issubclass(found, load(spec.base, installed=False))):
-        module = sys.modules.get(getattr(found, "__module__", None) or "")
-        file = getattr(module, "__file__", None) if isinstance(found, type) or callable(found) else None
-        shown = f"{type(found).__name__} {found!r:.60}" + (f" of {file}" if file else "")
+def _why_not(spec: Declaration, target: Any) -> str | None:
+    """Why the object ``target`` is not of the kind that ``spec`` declares; None if it is."""
+    if spec.base and not (isinstance(target, type) and issubclass(target, load(spec.base, installed=False))):
+        module = sys.modules.get(getattr(target, "__module__", None) or "")
+        file = getattr(module, "__file__", None) if isinstance(target, type) or callable(target) else None
+        shown = f"{type(target).__name__} {target!r:.60}" + (f" of {file}" if file else "")
         return f"is no subclass of {spec.base.replace(':', '.')} but {shown}"
-    return spec.why_not(found)
+    return spec.why_not(target)
 
 
 # --- registering objects ----------------------------------------------------------------------------------------------
 
 
 def in_process(
-    given: Any, partitioner: Any, runtime: Any, name: str | None, options: tuple[OptionSpec, ...]
+    backend: Any, partitioner: Any, runtime: Any, name: str | None, options: tuple[OptionSpec, ...]
 ) -> PluginRecord:
-    """The record of a backend that is registered as its class or its declaration. Raises PluginBroken."""
-    objects: dict[str, Any] = {}
-    spec = _spec_of(given, name, options, objects)
-    # ``objects`` keeps the given objects under the target by which they are looked up
+    """The record of a backend that ``Registry.register`` adds; the arguments are those of ``register``.
+
+    ``backend``: its class or BackendSpec. Raises PluginBroken for an object of the wrong kind, and for options with a
+    partitioner instance.
+    """
+    objects: dict[str, Any] = {}  # target -> object, see ``_target``
+    spec = _spec_of(backend, name, options, objects)
     declarations: list[Declaration] = [spec]
     if partitioner is not None:
         declarations.append(PartitionerSpec(spec.name, spec.name, _target(partitioner, objects), default=True))
@@ -71,19 +77,19 @@ def in_process(
     return replace(record, declarations=tuple(declarations), objects=objects, faults=faults)
 
 
-def _spec_of(given: Any, name: str | None, options: tuple[OptionSpec, ...], objects: dict[str, Any]) -> BackendSpec:
-    """The declaration of a backend that is given as a declaration or as a class."""
-    if isinstance(given, BackendSpec):
-        return replace(given, name=name or given.name, options=options or given.options)
-    backend_id = given.__name__
-    return BackendSpec(name or backend_id.lower(), _target(given, objects), backend_id, API_VERSION, options=options)
+def _spec_of(backend: Any, name: str | None, options: tuple[OptionSpec, ...], objects: dict[str, Any]) -> BackendSpec:
+    """The declaration of ``backend``, a class or BackendSpec; ``name`` and ``options`` apply unless empty."""
+    if isinstance(backend, BackendSpec):
+        return replace(backend, name=name or backend.name, options=options or backend.options)
+    backend_id = backend.__name__
+    return BackendSpec(name or backend_id.lower(), _target(backend, objects), backend_id, API_VERSION, options=options)
 
 
-def _expect_fitting(declaration: Declaration, given: Any) -> None:
-    """Raise PluginBroken unless ``given`` is of the declared kind; a partitioner may also be an instance."""
-    ready_made = isinstance(declaration, PartitionerSpec) and not isinstance(given, type)
-    reason = _why_not(declaration, type(given) if ready_made else given)
-    if reason is not None and ready_made and callable(given):
+def _expect_fitting(declaration: Declaration, value: Any) -> None:
+    """Raise PluginBroken unless ``value`` is of the declared kind; a partitioner may also be an instance."""
+    ready_made = isinstance(declaration, PartitionerSpec) and not isinstance(value, type)
+    reason = _why_not(declaration, type(value) if ready_made else value)
+    if reason is not None and ready_made and callable(value):
         text = f"a partitioner is a class or an instance of one, and {declaration.target!r} is a function"
         hint = "call it and give what it returns, or derive a class from the Partitioner, which options are given to"
         raise PluginBroken("plugin-broken", text, hint=hint)
@@ -91,11 +97,11 @@ def _expect_fitting(declaration: Declaration, given: Any) -> None:
         raise PluginBroken("plugin-broken", f"{declaration.noun} {declaration.target!r} {reason}")
 
 
-def _target(given: Any, objects: dict[str, Any]) -> str:
-    """The target of a given object, under which it is put into ``objects``; a text is a target already."""
-    if isinstance(given, str):
-        return given
-    named = given if isinstance(given, type) else type(given)
-    target = f"{named.__module__}:{named.__qualname__}"
-    objects[target] = given
+def _target(value: Any, objects: dict[str, Any]) -> str:
+    """The target that stands for ``value``: itself if it is a str, else a new key of ``objects``, which keeps it."""
+    if isinstance(value, str):
+        return value
+    kind = value if isinstance(value, type) else type(value)
+    target = f"{kind.__module__}:{kind.__qualname__}"
+    objects[target] = value
     return target

@@ -1,6 +1,7 @@
-"""Settings of torch that belong to the user. If a plugin changes one, it is restored, and a warning names the plugin.
+"""Restores settings of torch that a plugin changed, and warns with the plugin's name.
 
-torch has one default dtype for all threads. If another thread changes it in the meantime, the plugin gets the blame.
+The default dtype belongs to the process. If another thread changes it while a plugin works, the warning names the
+plugin by mistake.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from typing import Any
 from ..errors import DelegraphWarning
 
 Settings = tuple[Any, bool, int]
-"""Default dtype, whether gradients are recorded, number of threads."""
+"""(default dtype, whether gradients are recorded, number of threads)"""
 _NAMES = ("default dtype", "recording of gradients", "number of threads")
 _local = threading.local()
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 def remember() -> None:
-    """A plugin begins to work in this thread: remember the settings. Costs half a microsecond."""
+    """Push the current settings on this thread's stack; called when a plugin begins to work. Takes 0.5 microseconds."""
     try:
         _local.before.append(_settings())
     except AttributeError:
@@ -28,25 +29,28 @@ def remember() -> None:
 
 
 def put_back(who: Any) -> None:
-    """The plugin is done: restore the settings that it changed, with a warning that names ``who.text``."""
+    """Pop the settings that ``remember`` pushed, and restore those that changed, with a warning.
+
+    Called when the plugin's work is done; ``who.text`` describes the work in the warning. Each warning is shown once.
+    """
     before = _local.before.pop()
     now = _settings()
     if now == before or now is None:
         return
     torch: Any = sys.modules["torch"]
-    wanted = before or (torch.float32, True, now[2])  # as they are when torch is imported
+    wanted = before or (torch.float32, True, now[2])  # torch was imported in the meantime: its initial settings
     setters = torch.set_default_dtype, torch.set_grad_enabled, torch.set_num_threads
-    for name, mine, theirs, set_again in zip(_NAMES, wanted, now, setters, strict=True):
-        if mine != theirs:
-            set_again(mine)
-            text = f"{who.text}, changed torch's {name} from {mine} to {theirs}; it is {mine} again"
-            if text not in _told:  # a runtime may do it in each call, and one warning is enough
-                _told.add(text)
+    for name, old, new, restore in zip(_NAMES, wanted, now, setters, strict=True):
+        if old != new:
+            restore(old)
+            text = f"{who.text}, changed torch's {name} from {old} to {new}; it is {old} again"
+            if text not in _warned:  # a runtime may do it in each call, and one warning is enough
+                _warned.add(text)
                 warnings.warn(text, DelegraphWarning, stacklevel=3)
 
 
 def _settings() -> Settings | None:
-    """The settings now; None if torch is not imported."""
+    """The current settings; None if torch is not imported."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None

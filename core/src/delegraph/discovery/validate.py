@@ -1,4 +1,4 @@
-"""Checks what a plugin declares, so that no mistake of its author is silently ignored."""
+"""Reads and checks the declarations of a plugin, so that no mistake of its author is silently ignored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SUPPORTED_APIS = tuple(v for v in (API_VERSION - 1, API_VERSION) if v > 0)
 
 
 class _Manager(pluggy.PluginManager):
-    """The manager of one plugin. It skips names with ``__`` when it looks for hooks, which takes half of the time."""
+    """The pluggy manager of one plugin. Skips names with ``__`` in its search for hooks, which saves half the time."""
 
     def parse_hookspec_opts(self, module_or_class: Any, name: str) -> pluggy.HookspecOpts | None:
         return None if name.startswith("__") else super().parse_hookspec_opts(module_or_class, name)
@@ -25,7 +25,11 @@ class _Manager(pluggy.PluginManager):
 
 
 def read_declarations(plugin: Any, record: PluginRecord) -> PluginRecord:
-    """``record`` with the declarations of ``plugin``, whose hook implementations are checked. Raises PluginDefect."""
+    """Check the hook implementations of ``plugin`` (a module or an object); returns ``record`` with its declarations.
+
+    Raises PluginDefect for hooks or declarations that violate ``delegraph.plugin``. Backends that cannot be used here
+    are recorded as faults.
+    """
     manager = _Manager(PROJECT)
     manager.add_hookspecs(Hooks)
     try:
@@ -50,9 +54,9 @@ _SIGNATURES = "give the hook the arguments that it has in delegraph.plugin.Hooks
 
 
 def _collect(manager: pluggy.PluginManager, hook: str) -> list[Any]:
-    """The declarations that the plugin's implementation of ``hook`` returns.
+    """The declarations that the plugin's implementation of ``hook`` returns; empty if it does not implement the hook.
 
-    PluginDefect if it returns something else.
+    Raises PluginDefect if it returns anything but a list of the hook's kind of declaration.
     """
     caller, wanted = getattr(manager.hook, hook), DECLARATION_OF[hook].__name__
     answers = caller()
@@ -63,22 +67,22 @@ def _collect(manager: pluggy.PluginManager, hook: str) -> list[Any]:
         if not isinstance(answer, (list, tuple)):
             remedy = f"return [{wanted}(...)], a list even for one"
             raise PluginDefect(f"{hook} returned {_shown(answer)}; it returns a list of {wanted}", remedy)
-    found = [item for answer in answers for item in answer]
-    for item in found:
+    declarations = [item for answer in answers for item in answer]
+    for item in declarations:
         if not isinstance(item, DECLARATION_OF[hook]):
             remedy = f"declare it with delegraph.plugin.{wanted}, which names the object by its target"
             raise PluginDefect(f"{hook} returned a list with {_shown(item)}; each item is a {wanted}", remedy)
-    return found
+    return declarations
 
 
 def _shown(value: Any) -> str:
-    """A value, shortened, with its type."""
+    """The ``repr`` of a value, cut after 60 characters, and the name of its type."""
     text = repr(value)
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
 
 
 def _expect_known_hooks(manager: pluggy.PluginManager, plugin: Any) -> None:
-    """Raise PluginDefect for a hook name that nobody calls, or a hook without the decorator: both would be ignored."""
+    """Raise PluginDefect for an unknown hook name, and for a hook without its decorator: pluggy ignores both."""
     known = [n for n, caller in vars(manager.hook).items() if caller.has_spec()]
     for name, caller in vars(manager.hook).items():
         if name not in known and not all(i.optionalhook for i in caller.get_hookimpls()):
@@ -90,9 +94,9 @@ def _expect_known_hooks(manager: pluggy.PluginManager, plugin: Any) -> None:
 
 
 def _expect_different_names(declarations: list[Declaration]) -> None:
-    """Raise PluginDefect if a plugin declares two things of one kind under one name.
+    """Raise PluginDefect if two declarations of one kind have the same key.
 
-    Partitioners of a backend may share it.
+    The key of a partitioner is its backend, which may have several.
     """
     seen: set[tuple[type, str]] = set()
     for declared in declarations:
@@ -104,7 +108,7 @@ def _expect_different_names(declarations: list[Declaration]) -> None:
 
 
 def fault_of(spec: BackendSpec, record: PluginRecord) -> Fault | None:
-    """Why this backend of the plugin ``record`` cannot be used here; None if it can. Imports nothing."""
+    """Why a backend that the plugin ``record`` declares cannot be used here; None if it can. Imports nothing."""
     if spec.api not in SUPPORTED_APIS:
         ours = " and ".join(map(str, SUPPORTED_APIS))
         error = f"backend {spec.name!r} was written for plugin API {spec.api}; this delegraph speaks {ours}"

@@ -1,1 +1,1 @@
-"""What ``delegraph doctor`` finds out, by examining each plugin in a process of its own."""
+"""``delegraph doctor``: examines each plugin in a process of its own, and reports what is wrong."""

@@ -1,7 +1,7 @@
-"""Examines each plugin in a process of its own, so that nothing that a plugin does can end the process that asks.
+"""Examines each plugin in a child process, so that a plugin that crashes or exits does not end this process.
 
-The child process imports the light module in a fresh interpreter, and then every target. It writes what it is about to
-do and what is wrong to a file, one line of JSON each. If the child dies, the last line says what killed it.
+The child imports the light module in a fresh interpreter, and then every target. To a file, it writes one line of JSON
+for each step before it begins, and for each fault. If the child dies, the last line says in which step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..record import Fault, PluginRecord, Status, without
 from ..resolve import resolve
 
 SECONDS = 60.0
-"""How long one plugin may take. Importing torch alone takes some seconds from a cold disk."""
+"""Seconds that one plugin may take. The import of torch alone takes several from a cold disk."""
 _LIGHT, _DONE = "importing its light module", "done"
 _DELEGRAPH = str(Path(__file__).absolute().parents[2]) + os.sep
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
@@ -39,21 +39,24 @@ _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What is wrong with a plugin. ``fatal``: its process did not survive the import of the light module."""
+    """What is wrong with a plugin.
+
+    ``fatal``: the fault that the child ended during the import of the light module; None if it did not.
+    """
 
     faults: tuple[Fault, ...] = ()
     warnings: tuple[Fault, ...] = ()
     fatal: Fault | None = None
 
     @classmethod
-    def of(cls, found: Sequence[Fault], *more: Fault) -> ProbeResult:
-        """The result with the faults in ``found``; those with status ok, and ``more``, are warnings."""
-        wrong = tuple(f for f in found if f.status is not Status.OK)
-        return cls(wrong, (*(f for f in found if f.status is Status.OK), *more))
+    def of(cls, faults: Sequence[Fault], *warnings: Fault) -> ProbeResult:
+        """The result with ``faults``, of which those with status ok become warnings, and with more ``warnings``."""
+        wrong = tuple(f for f in faults if f.status is not Status.OK)
+        return cls(wrong, (*(f for f in faults if f.status is Status.OK), *warnings))
 
 
 def probe(plugins: Sequence[tuple[EntryPoint, PluginRecord]], seconds: float = SECONDS) -> dict[Key, ProbeResult]:
-    """Examine plugins, as many at a time as there are processors; each may take ``seconds``."""
+    """Examine plugins in child processes, as many at a time as there are processors; each may take ``seconds``."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         try:
             results = list(pool.map(lambda plugin: _probe_in_child(plugin[0], plugin[1], seconds), plugins))
@@ -79,11 +82,14 @@ def _probe_in_child(entry: EntryPoint, record: PluginRecord, seconds: float) -> 
 
 
 def _run_child(folder: str, seconds: float) -> str:
-    """Run the child, and say how it ended. Its output goes to a file, because a pipe could block it."""
+    """Run the child for the job in ``folder``; returns how it ended, as text that continues "importing ...".
+
+    Its output goes to a file in the folder, because it would block at a full pipe.
+    """
     path = [p for p in sys.path if isinstance(p, str)]
     program = f"import sys; sys.path[:] = {path!r}; from {__name__} import main; main({folder!r})"
     command = [sys.executable, "-u", "-X", "faulthandler", "-c", program]
-    # The import of torch would search all distributions for torch's own plugins, which are not probed here.
+    # Importing torch would otherwise import torch's own plugins, which are not examined here.
     environment = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **os.environ}
     with open(os.path.join(folder, "output"), "wb") as output:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
@@ -103,10 +109,10 @@ def _run_child(folder: str, seconds: float) -> str:
 
 
 def _conclude(lines: Sequence[dict[str, Any]], end: str, record: PluginRecord) -> ProbeResult:
-    """The result from the lines that the child wrote. If it did not finish, ``end`` says how it ended."""
+    """The result from the lines of JSON that the child wrote. ``end``: how it ended, if it did not finish."""
     faults = [Fault(Status(i["status"]), i["error"], i["hint"]) for i in lines if "error" in i]
-    last = next((i for i in reversed(lines) if "doing" in i), {"doing": "starting Python to examine it", "left": 0})
-    if (doing := last["doing"]) == _DONE:
+    step = next((i for i in reversed(lines) if "doing" in i), {"doing": "starting Python to examine it", "left": 0})
+    if (doing := step["doing"]) == _DONE:
         return ProbeResult.of(faults)
     hint = f"upgrade {record.distribution} or tell its authors; {without(record)}"
     if end.startswith("took"):
@@ -114,22 +120,20 @@ def _conclude(lines: Sequence[dict[str, Any]], end: str, record: PluginRecord) -
     death = Fault(Status.BROKEN, f"{doing} {end}", hint)
     if doing == _LIGHT:
         return ProbeResult(warnings=ProbeResult.of(faults).warnings, fatal=death)
-    rest = f"{last['left']} more of its targets were not examined"
-    skipped = [Fault(Status.OK, rest, "run doctor again when this is mended")] if last["left"] else []
+    rest = f"{step['left']} more of its targets were not examined"
+    skipped = [Fault(Status.OK, rest, "run doctor again when this is mended")] if step["left"] else []
     return ProbeResult.of([*faults, death], *skipped)
 
 
 def _is_library(file: str) -> bool:
-    """Whether a file is delegraph's or of Python's own library.
-
-    Installed packages lie below that, but are not part of it.
-    """
+    """Whether a file belongs to delegraph or to Python's standard library."""
+    # the folder of the standard library also contains that of installed packages
     packages = any(part in file for part in ("site-packages", "dist-packages"))
     return file.startswith(("<", _DELEGRAPH)) or (file.startswith(_STANDARD_LIBRARY) and not packages)
 
 
 def _text(folder: str, name: str) -> str:
-    """The text of a file in the folder; "" if there is none."""
+    """The text of the file ``name`` in ``folder``; "" if it does not exist."""
     path = Path(folder) / name
     return path.read_text(errors="replace") if path.exists() else ""
 
@@ -138,35 +142,35 @@ def _text(folder: str, name: str) -> str:
 
 
 def main(folder: str) -> None:
-    """Examine the plugin that the job in ``folder`` names, and end this process without waiting for its threads."""
+    """The child: examine the plugin that the file "job" in ``folder`` names, then exit without waiting for threads."""
     job = json.loads(_text(folder, "job"))
     (name, value), origin = job["entry"], job["record"]
     with open(os.path.join(folder, "answer"), "a") as answer:
 
-        def say(**fields: Any) -> None:
+        def write(**fields: Any) -> None:
             print(json.dumps(fields), file=answer, flush=True)
 
-        say(doing=_LIGHT, left=0)
-        # Output goes to a file and is not buffered, so that the size also counts what native code writes.
+        write(doing=_LIGHT, left=0)
+        # stdout is an unbuffered file (``_run_child``), so its size also counts what native code prints.
         before = os.fstat(1).st_size
         record = load(EntryPoint(name, value, PROJECT), PluginRecord(name, *origin))
         if os.fstat(1).st_size > before:
             hint = f"for the authors of {record.distribution}: every command imports it, and its output is not yours"
-            say(**asdict(Fault(Status.OK, "its light module prints when it is imported", hint)))
+            write(**asdict(Fault(Status.OK, "its light module prints when it is imported", hint)))
         for warning in record.warnings:
-            say(**asdict(warning))
-        for fault in target_faults(record, lambda target, left: say(doing=f"importing {target}", left=left)):
-            say(**asdict(fault))
-        say(doing=_DONE, left=0)
+            write(**asdict(warning))
+        for fault in target_faults(record, lambda target, left: write(doing=f"importing {target}", left=left)):
+            write(**asdict(fault))
+        write(doing=_DONE, left=0)
     os._exit(0)
 
 
 def target_faults(
     record: PluginRecord, begin: Callable[[str, int], None] = lambda target, left: None
 ) -> Iterator[Fault]:
-    """Import all targets of a plugin, without those of backends that cannot be used; yields what is wrong.
+    """Import all targets of a plugin, except those of backends that cannot be used; yields a fault for each failure.
 
-    Before each target, ``begin`` is called with it and with the number of targets that are left after it.
+    Before each import, ``begin`` is called with the target and the number of targets that come after it.
     """
     declared = record.declarations if record.status in (Status.OK, Status.CONFLICT, Status.UNAVAILABLE) else ()
     usable = [d for d in declared if _backend_of(d) not in record.faults]
@@ -182,14 +186,14 @@ def target_faults(
 
 
 def _backend_of(declaration: Declaration) -> str | None:
-    """The short name of the backend that a declaration is, or belongs to; None if it belongs to none."""
+    """The backend that ``declaration`` declares, or that it belongs to; None for declarations without a backend."""
     return declaration.name if isinstance(declaration, BackendSpec) else getattr(declaration, "backend", None)
 
 
 def _absent(declaration: Declaration) -> Fault | None:
-    """A warning if a declaration needs modules that are not installed.
+    """The warning for a declaration that needs modules that are not installed; None if all are there.
 
-    For a backend that is a fault in its record already.
+    Backends are left out: the record has that fault already.
     """
     needs = ", ".join(missing(declaration.requires))
     if not needs or isinstance(declaration, BackendSpec):

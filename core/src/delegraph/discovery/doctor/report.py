@@ -1,4 +1,4 @@
-"""The doctor's report: what is wrong with this installation, which plugin is to blame, and what to do about it."""
+"""The report of ``delegraph doctor``: each plugin with its problems, and what to do about them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _DEPENDENCIES = tuple("delegraph torch numpy pluggy importlib-metadata packaging
 
 @dataclass(frozen=True)
 class PluginRow:
-    """One plugin: its status after all targets were imported, what is wrong, and what is odd but does no harm."""
+    """One plugin, with its status after the import of all its targets.
+
+    ``problems`` prevent the use of the plugin or a part of it; ``warnings`` do not.
+    """
 
     name: str
     distribution: str
@@ -42,7 +45,7 @@ class PluginRow:
 
 
 def _lines(kind: str, fault: Fault) -> Iterator[str]:
-    """A fault as lines of text."""
+    """The lines of text for a fault; ``kind`` is "problem" or "warning"."""
     yield f"  {kind}: {fault.error}"
     if fault.hint:
         yield f"  what to do: {fault.hint}"
@@ -50,7 +53,7 @@ def _lines(kind: str, fault: Fault) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """Versions, one row for each plugin, and remarks that belong to none."""
+    """The result of ``delegraph doctor``. ``versions``: name of a dependency -> its version, or "not installed"."""
 
     versions: dict[str, str]
     plugins: tuple[PluginRow, ...]
@@ -62,10 +65,10 @@ class DoctorReport:
         return all(p.status in (Status.OK, Status.DISABLED) for p in self.plugins)
 
     def to_json(self) -> dict[str, Any]:
-        """As a dictionary."""
-        found = asdict(self)
-        found["plugins"] = [row | row.pop("offers") for row in found["plugins"]]
-        return {**found, "healthy": self.healthy}
+        """The report as a dictionary; each plugin's offers become keys of its row."""
+        fields = asdict(self)
+        fields["plugins"] = [row | row.pop("offers") for row in fields["plugins"]]
+        return {**fields, "healthy": self.healthy}
 
     def __str__(self) -> str:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
@@ -76,9 +79,9 @@ class DoctorReport:
 
 
 def report(records: Sequence[PluginRecord], notes: Sequence[str], probed: Mapping[Key, ProbeResult]) -> DoctorReport:
-    """The report from the records of this process and the results of probing plugins in processes of their own.
+    """Build the report from the records of this process and the results of ``probe``.
 
-    Plugins that were not probed, because they were registered in this process, have their targets imported here.
+    Plugins without a result were registered in this process; their targets are imported here.
     """
     installed = copies()
     rows = tuple(_row(r, probed.get((r.distribution, r.name)), records, installed) for r in records)
@@ -90,18 +93,18 @@ def report(records: Sequence[PluginRecord], notes: Sequence[str], probed: Mappin
 def _row(
     record: PluginRecord, probed: ProbeResult | None, all_records: Sequence[PluginRecord], installed: Installed
 ) -> PluginRow:
-    """The row of one plugin."""
-    found = ProbeResult.of(list(target_faults(record))) if probed is None else probed
+    """The row of one plugin. ``probed``: None for a plugin that was registered in this process."""
+    result = ProbeResult.of(list(target_faults(record))) if probed is None else probed
     own = [Fault(record.status, record.error, record.hint)] if record.status is not Status.OK else []
-    fatal = [found.fatal] if found.fatal else []
+    fatal = [result.fatal] if result.fatal else []
     unmet = [f for text in record.requirements for f in _unmet(text, record, installed)]
     # faults of single backends are problems, unless the plugin is usable and they only lack an extra
     alone = record.faults.values() if record.status is Status.OK else ()
     lacking = [f for f in alone if f.status is Status.UNAVAILABLE]
-    listed = [f for f in record.faults.values() if f not in lacking]
-    faults = dict.fromkeys([*fatal, *own, *unmet, *listed, *found.faults])
+    of_backends = [f for f in record.faults.values() if f not in lacking]
+    faults = dict.fromkeys([*fatal, *own, *unmet, *of_backends, *result.faults])
     problems = tuple(f for f in faults if f.status is not Status.OK)
-    odd = [*(f for f in faults if f.status is Status.OK), *lacking, *record.warnings, *found.warnings]
+    odd = [*(f for f in faults if f.status is Status.OK), *lacking, *record.warnings, *result.warnings]
     odd += _same_name(record, all_records)
     if not record.declarations and not record.events and not problems:
         odd.append(Fault(Status.OK, "it declares nothing", _NOTHING))
@@ -120,7 +123,7 @@ def _row(
 
 
 def _unmet(text: str, record: PluginRecord, installed: Installed) -> Iterator[Fault]:
-    """What is wrong with ``text``, one requirement of the plugin's distribution."""
+    """A fault if ``text``, one requirement of the plugin's distribution, is not met or cannot be read; else nothing."""
     from packaging.requirements import Requirement
 
     try:
@@ -150,7 +153,7 @@ _NOTHING = "for its authors: the entry point names the module (or object) that h
 def _same_name(record: PluginRecord, all_records: Sequence[PluginRecord]) -> Iterator[Fault]:
     """A warning if another distribution has an entry point of the same name.
 
-    They are two plugins all the same; only someone who disables one by that name has to know.
+    Both plugins work. But that name in DELEGRAPH_PLUGINS or DELEGRAPH_DISABLE_PLUGINS means both.
     """
     others = [r for r in all_records if r.name == record.name and r.distribution != record.distribution]
     if others:
