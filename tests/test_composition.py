@@ -5,7 +5,6 @@ import pytest
 import torch
 from delegraph.backend import BackendDetails, CompileSpec
 from delegraph.errors import OptionError
-from delegraph.lowering import get_delegated_payload
 from delegraph.partitioner import (
     DelegationSpec,
     DontPartition,
@@ -14,6 +13,7 @@ from delegraph.partitioner import (
     WrappingPartitioner,
     tag_constant_data,
 )
+from delegraph_executorch.edge import get_delegated_payload
 from torch import nn
 
 aten = torch.ops.aten

@@ -14,9 +14,9 @@ from delegraph.backend import BackendDetails, NamedDataStore, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.formats import DelegateFormat, ProgramFormat
 from delegraph.host.files import FileFormat
-from delegraph.lowering import to_edge, to_edge_transform_and_lower
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.plugin import FormatSpec, hookimpl
+from delegraph_executorch.edge import to_edge, to_edge_transform_and_lower
 
 from .conftest import EchoBackend, EchoRuntime
 
@@ -443,7 +443,7 @@ class KeepingFormat(ProgramFormat):
 
 def test_to_executorch_writes_what_the_plugin_makes_of_it(registry, monkeypatch, tmp_path):
     registry.register(offering(FormatSpec(".pte", f"{__name__}:KeepingFormat")))
-    monkeypatch.setattr("delegraph.lowering.edge.default_registry", lambda: registry)
+    monkeypatch.setattr("delegraph_executorch.edge.manager.default_registry", lambda: registry)
     program = torch.export.export(TwoPartitions(), (torch.ones(3, 4),), {"flip": torch.ones(1)})
     edge = to_edge_transform_and_lower(
         program, partitioner=CapabilityPartitioner(lambda node: None, "EchoBackend"), constant_methods={"size": 3}

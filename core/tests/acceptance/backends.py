@@ -15,10 +15,10 @@ from delegraph.backend import BackendDetails, CompileSpec, DelegateMappingBuilde
 from delegraph.discovery.registry import default_registry
 from delegraph.errors import FormatError, Unsupported
 from delegraph.exported_program import constant_tensor, output_node, placeholders, user_inputs
-from delegraph.lowering import delegate_calls
 from delegraph.partitioner import CapabilityPartitioner, DelegationSpec, Partitioner, PartitionResult
 from delegraph.runtime import BackendRuntime
 from delegraph.source import source_of
+from delegraph_executorch.edge import delegate_calls
 from torch import nn
 from torch.fx import Node
 

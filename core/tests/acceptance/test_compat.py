@@ -4,7 +4,7 @@ import pytest
 import torch
 from delegraph.backend import CompileSpec
 from delegraph.errors import FormatError
-from delegraph.lowering import to_backend, to_edge
+from delegraph_executorch.edge import to_backend, to_edge
 
 from . import backends
 from .backends import close, everything, export, lowered_modules, on_host

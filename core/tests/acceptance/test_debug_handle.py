@@ -4,7 +4,7 @@ import delegraph
 import pytest
 import torch
 from delegraph.backend import BackendDetails, DelegateMappingBuilder, PreprocessResult
-from delegraph.lowering import delegate_calls, delegate_map, to_backend, to_edge
+from delegraph_executorch.edge import delegate_calls, delegate_map, to_backend, to_edge
 
 from . import backends
 from .backends import CALL, aten, export, lowered_modules, taking, wrapped

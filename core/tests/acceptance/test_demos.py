@@ -7,7 +7,7 @@ own making, and its runtime loads the blobs inside through their own backends' r
 import pytest
 import torch
 from delegraph.backend import CompileSpec
-from delegraph.lowering import to_backend, to_edge
+from delegraph_executorch.edge import to_backend, to_edge
 from torch import nn
 
 from . import backends

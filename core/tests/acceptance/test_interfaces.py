@@ -12,14 +12,14 @@ import pytest
 import torch
 from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult, enforcedmethod
 from delegraph.errors import BackendNotFound, ContractViolation, InputError, PluginConflict
-from delegraph.lowering import (
+from delegraph.runtime import BackendRuntime
+from delegraph_executorch.edge import (
     LoweredBackendModule,
     MethodProgramsPartitionerSpec,
     to_backend,
     to_edge,
     to_edge_transform_and_lower,
 )
-from delegraph.runtime import BackendRuntime
 from torch.utils import _pytree as pytree
 
 from . import backends

@@ -10,8 +10,8 @@ import pytest
 import torch
 from delegraph.backend import CompileSpec
 from delegraph.errors import BackendNotFound, ContractViolation, Unsupported
-from delegraph.lowering import get_lowered_submodules, to_backend, to_edge, to_edge_transform_and_lower
 from delegraph.partitioner import DelegationSpec, Partitioner, PartitionResult
+from delegraph_executorch.edge import get_lowered_submodules, to_backend, to_edge, to_edge_transform_and_lower
 from torch import nn
 from torch._higher_order_ops.map import map as torch_map
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.errors import InputError
-from delegraph.lowering import to_backend, to_edge
 from delegraph.runtime import BackendRuntime
+from delegraph_executorch.edge import to_backend, to_edge
 from torch import nn
 from torch.export.graph_signature import InputKind, OutputKind
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from delegraph.backend import BackendDetails, DelegateMappingBuilder, PreprocessResult
 from delegraph.errors import ContractViolation
-from delegraph.lowering import to_backend, to_edge
+from delegraph_executorch.edge import to_backend, to_edge
 from torch import nn
 
 from . import backends

@@ -7,7 +7,7 @@ import pytest
 import torch
 from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult
 from delegraph.errors import ContractViolation, InputError
-from delegraph.lowering import MethodProgramsPartitionerSpec, to_backend, to_edge
+from delegraph_executorch.edge import MethodProgramsPartitionerSpec, to_backend, to_edge
 from torch import nn
 
 from . import backends

@@ -5,7 +5,7 @@ import pytest
 import torch
 from delegraph.backend import BackendDetails, NamedDataStore, PreprocessResult, TensorLayout
 from delegraph.errors import ContractViolation, NamedDataError, NamedDataTypeError
-from delegraph.lowering import merged_named_data, to_backend, to_edge
+from delegraph_executorch.edge import merged_named_data, to_backend, to_edge
 
 from . import backends
 from .backends import aten, export, taking

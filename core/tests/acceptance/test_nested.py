@@ -3,7 +3,7 @@
 import pytest
 import torch
 from delegraph.backend import BackendDetails, PreprocessResult
-from delegraph.lowering import to_backend, to_edge
+from delegraph_executorch.edge import to_backend, to_edge
 from torch import nn
 
 from . import backends

@@ -6,18 +6,11 @@ import logging
 import weakref
 
 import delegraph
+import delegraph_executorch.edge
 import pytest
 import torch
 from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult
 from delegraph.errors import ContractViolation
-from delegraph.lowering import (
-    get_delegates,
-    get_lowered_backend_modules,
-    get_non_lowered_nodes,
-    to_backend,
-    to_edge,
-    to_edge_transform_and_lower,
-)
 from delegraph.partitioner import (
     AllNodePartitioner,
     CapabilityPartitioner,
@@ -29,6 +22,14 @@ from delegraph.partitioner import (
     PartitionResult,
     tag_constant_data,
     tag_mutated_buffer,
+)
+from delegraph_executorch.edge import (
+    get_delegates,
+    get_lowered_backend_modules,
+    get_non_lowered_nodes,
+    to_backend,
+    to_edge,
+    to_edge_transform_and_lower,
 )
 from torch import nn
 
@@ -393,7 +394,7 @@ def test_tag_mutated_buffer():
 def test_validation_switch():
     """Rows ``disable_validation``, ``validation_disabled``: the check is linear, so nothing turns it off."""
     parameters = inspect.signature(to_backend).parameters
-    assert not [p for p in (*parameters, *dir(delegraph.lowering)) if "valid" in p]
+    assert not [p for p in (*parameters, *dir(delegraph_executorch.edge)) if "valid" in p]
 
 
 class Model(nn.Module):

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from delegraph.lowering import get_lowered_backend_modules, to_backend
 from delegraph.partitioner import DelegationSpec, Partitioner, PartitionResult, tag_constant_data
+from delegraph_executorch.edge import get_lowered_backend_modules, to_backend
 from torch.export.graph_signature import InputKind
 
 from . import backends

@@ -6,8 +6,8 @@ The file's half of these rows is the ExecutorchProgramManager: its plans, memory
 import pytest
 import torch
 from delegraph import errors
-from delegraph.lowering import EdgeCompileConfig, to_edge, to_edge_transform_and_lower
 from delegraph.partitioner import DelegationSpec, Partitioner, PartitionResult
+from delegraph_executorch.edge import EdgeCompileConfig, to_edge, to_edge_transform_and_lower
 from torch import nn
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.fx.passes.infra.pass_manager import PassManager

@@ -6,7 +6,8 @@ import weakref
 import pytest
 import torch
 from delegraph.errors import ContractViolation
-from delegraph.lowering import (
+from delegraph.partitioner import Partitioner, PartitionResult, is_shape_dynamic, matches
+from delegraph_executorch.edge import (
     format_delegated_graph,
     get_delegated_payload,
     get_delegates,
@@ -17,7 +18,6 @@ from delegraph.lowering import (
     to_backend,
     to_edge,
 )
-from delegraph.partitioner import Partitioner, PartitionResult, is_shape_dynamic, matches
 from torch import nn
 from torch.fx import symbolic_trace
 

@@ -12,7 +12,6 @@ from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.engine.pipeline import Lowering, Round, run
 from delegraph.errors import ContractViolation, NotFullyDelegated, PluginFailed, Unsupported
-from delegraph.lowering import extract_partition, to_backend
 from delegraph.partitioner import (
     CapabilityPartitioner,
     DelegationSpec,
@@ -24,6 +23,7 @@ from delegraph.partitioner import (
     tag_mutated_buffer,
 )
 from delegraph.runtime import BackendRuntime
+from delegraph_executorch.edge import extract_partition, to_backend
 from torch import nn
 
 from core.tests.conftest import COMPILED, EchoRuntime

@@ -16,7 +16,6 @@ from delegraph.backend import (
     PreprocessResult,
 )
 from delegraph.errors import ContractViolation
-from delegraph.lowering import to_backend
 from delegraph.partitioner import (
     CapabilityPartitioner,
     DelegationSpec,
@@ -25,6 +24,7 @@ from delegraph.partitioner import (
     tag_mutated_buffer,
 )
 from delegraph.runtime import BackendRuntime
+from delegraph_executorch.edge import to_backend
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 

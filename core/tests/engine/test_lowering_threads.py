@@ -22,10 +22,10 @@ from delegraph.exported.gc_pause import pause_collection
 from delegraph.exported.tracing import TRACING, unlogged
 from delegraph.formats import ProgramFormat
 from delegraph.host.files import FileFormat
-from delegraph.lowering import ExecutorchProgramManager, to_edge
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.plugin import FormatSpec, hookimpl
 from delegraph.runtime import BackendRuntime
+from delegraph_executorch.edge import ExecutorchProgramManager, to_edge
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 aten = torch.ops.aten

@@ -1,22 +1,21 @@
 """The steps of a lowering: one tuple, one driver, and faces that contain no second one."""
 
-import sys
-
 import delegraph
+import delegraph_executorch.edge as edge
 import pytest
 import torch
-from delegraph import api, lowering
+from delegraph import api
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.engine import pipeline
-from delegraph.lowering import (
+from delegraph.partitioner import CapabilityPartitioner
+from delegraph_executorch.edge import (
     EdgeProgramManager,
     MethodProgramsPartitionerSpec,
     to_backend,
     to_edge,
     to_edge_transform_and_lower,
 )
-from delegraph.partitioner import CapabilityPartitioner
 from torch import nn
 
 STEPS = ["export", "normalize", "decompose-and-partition", "extract", "compile", "insert", "finish"]
@@ -134,7 +133,7 @@ def test_blobs_stay_unread(module):
         lowered.exported_program().validate()
 
 
-@pytest.mark.parametrize("face", [api, lowering, sys.modules["delegraph.lowering.edge"]])
+@pytest.mark.parametrize("face", [api, edge, edge.manager])
 def test_faces_take_nothing_from_the_steps_themselves(face):
     steps = ("plan", "partition", "order", "state", "snapshot", "extract", "compile", "insert", "decompose")
     inside = (

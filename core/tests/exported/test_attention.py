@@ -1,6 +1,6 @@
 """Attention that is decomposed looks for rows that see nothing only where there may be some."""
 
-import delegraph.lowering as lowering
+import delegraph_executorch.edge as lowering
 import pytest
 import torch
 from torch import nn

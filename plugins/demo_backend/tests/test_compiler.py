@@ -9,9 +9,9 @@ import torch
 from delegraph import cli
 from delegraph.backend import CompileSpec, NamedDataStore
 from delegraph.errors import BackendNotFound, DelegraphError, InputError, OptionError, Unsupported
-from delegraph.lowering import to_backend
 from delegraph_demo.compiler.partitioner import CompilerDemoPartitioner
 from delegraph_demo.compiler.runtime import ValueOutOfRange
+from delegraph_executorch.edge import to_backend
 from torch import nn
 from torch.nn import functional as F
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from delegraph.api import lower
 from delegraph.errors import NoRuntime, Unsupported
-from delegraph.lowering import to_backend
 from delegraph_demo.backend import BackendWithDelegateMappingDemo
 from delegraph_demo.partitioner import DelegateMappingDemoPartitioner
+from delegraph_executorch.edge import to_backend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

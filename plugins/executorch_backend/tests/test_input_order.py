@@ -15,8 +15,8 @@ import delegraph
 import pytest
 import torch
 from delegraph.backend import BackendDetails, PreprocessResult
-from delegraph.lowering import to_backend, to_edge_transform_and_lower
 from delegraph.partitioner import DelegationSpec, Partitioner, PartitionResult
+from delegraph_executorch.edge import to_backend, to_edge_transform_and_lower
 from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule, Node

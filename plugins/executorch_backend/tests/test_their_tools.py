@@ -10,7 +10,7 @@ from typing import Any
 import delegraph
 import pytest
 import torch
-from delegraph.lowering import to_edge
+from delegraph_executorch.edge import to_edge
 from delegraph_executorch.serialize.reader import read_program
 
 from .support.judge import device_halves, expect_equal, lower, stock_runtime

@@ -171,10 +171,3 @@ class DelegateInfo:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the blob to ``path``, completely or not at all."""
         write_whole(path, self.module.blob)
-
-
-def delegates_of(method: str, program: ExportedProgram) -> list[DelegateInfo]:
-    """The delegates that a method calls, without the operators from which they were compiled."""
-    names = {module: name for name, module in program.graph_module.named_modules()}
-    modules = dict.fromkeys(module for _, module in delegate_calls(program))
-    return [DelegateInfo(method, names[module], module, ()) for module in modules]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +15,6 @@ from torch.fx import GraphModule, Node
 from ..backend import Blob, CompileSpec, NamedDataStoreOutput, PreprocessResult
 from ..exported_program import CALL_DELEGATE, STATE_WRITES, is_validating
 from ..io.blob import join
-from .whole_call import WholeCall
 
 
 @dataclass(frozen=True)
@@ -57,9 +56,9 @@ class LoweredBackendModule(torch.nn.Module):
     In ``original_module`` they are buffers, and their new values are the first outputs, as mutations in its signature.
     A runtime starts with their values there in every load, and keeps them from call to call.
 
-    A module that ``to_backend(backend_id, program)`` made is called like that program, with arguments and results in
-    its structure (``whole``). Any other takes its inputs one by one and returns a tuple. A copy shares the blob and all
-    tensors but those of its state.
+    It takes its inputs one by one and returns a tuple. ``whole(delegate, args, kwargs)``, if a face sets it, calls the
+    delegate as the whole program is called that it stands for, with arguments and results in that one's structure. A
+    copy shares the blob and all tensors but those of its state.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class LoweredBackendModule(torch.nn.Module):
         self.meta: dict[str, Any] = {}
         self.blob: bytes | Blob = b""
         self._named_data_store_output: NamedDataStoreOutput | None = None
-        self.whole: WholeCall | None = None
+        self.whole: Callable[..., Any] | None = None
 
     def belongs_to(self, backend_id: str) -> None:
         """Record the backend's class name; the partitioner may have used another name of the backend."""
@@ -176,7 +175,7 @@ class LoweredBackendModule(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self.whole is not None:
-            return self.whole.call(partial(CALL_DELEGATE, self), args, kwargs)
+            return self.whole(partial(CALL_DELEGATE, self), args, kwargs)
         return CALL_DELEGATE(self, *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LoweredBackendModule:

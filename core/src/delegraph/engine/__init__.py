@@ -1,1 +1,9 @@
-"""The work of a lowering; ``pipeline`` lists its steps."""
+"""The work of a lowering; ``pipeline`` lists its steps.
+
+The names below are public, for other faces of the one pipeline and for support checks; the modules are not.
+"""
+
+from .before_plan import extract_partition
+from .pipeline import lower_programs
+
+__all__ = ["extract_partition", "lower_programs"]

@@ -1,7 +1,7 @@
 """The steps of a lowering, in order, and the one driver that runs and times them.
 
-``delegraph.lower``, ``to_backend``, ``to_edge`` and ``EdgeProgramManager`` each make a ``Lowering``, call ``run`` for
-all steps or for some of them, and read the results from it.
+``delegraph.lower`` makes a ``Lowering``, calls ``run`` for all steps, and reads the results from it. Other faces, such
+as ExecuTorch's ``to_edge`` and ``to_backend`` in a plugin, call ``lower_programs``, which runs some of them.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from concurrent.futures import Executor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import count, groupby
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node
@@ -22,7 +24,7 @@ from torch.fx import Node
 from ..delegates.delegates import DelegateInfo
 from ..delegates.lowered_module import Argument
 from ..discovery.attribution import attributing
-from ..discovery.registry import Registry
+from ..discovery.registry import Registry, default_registry
 from ..errors import ContractViolation
 from ..exported.call_spec import VARYING
 from ..exported.functionalize.normalize import normalize
@@ -333,3 +335,36 @@ def run(lowering: Lowering, first: str = "export", last: str = "finish") -> Lowe
                 if repeated and lowering.notifies:
                     lowering.notes += lowering.registry.notify("delegraph_after_partition", lowering.report())
     return lowering
+
+
+def lower_programs(
+    programs: Mapping[str, ExportedProgram],
+    turns: Sequence[Mapping[str, Partitioner]] = (),
+    *,
+    transforms: Mapping[str, Sequence[Transform]] = MappingProxyType({}),
+    decompose: bool = False,
+    keep: Collection[OpOverload] = (),
+    whole: bool = False,
+    registry: Registry | None = None,
+) -> dict[str, ExportedProgram]:
+    """Method -> its program, normalized, with everything that partitioners tag delegated. For faces beside ``lower``.
+
+    ``turns``: for each backend, in order of preference, the partitioner of each method that it is asked about; without
+    any, the programs are only normalized. ``transforms``: run on the normalized program, by method. ``decompose``:
+    operators that no backend keeps are decomposed for the backends, and in the end what is left to the host becomes
+    core ATen, apart from operators to ``keep`` whole. ``whole``: the one delegate of a method takes all inputs of its
+    program, in their order. The programs that are given never change.
+
+    There is no report: a partition that its compiler refuses is an error, and so is everything else that goes wrong.
+    """
+    lowering = Lowering(
+        registry or default_registry(),
+        programs=dict(programs),
+        transforms=transforms,
+        rounds=[Round(f"choice {k + 1}", partitioners) for k, partitioners in enumerate(turns)],
+        decomposed=decompose,
+        in_core_aten=decompose,
+        keep=keep,
+        whole=whole,
+    )
+    return run(lowering, "normalize", "finish" if decompose else "insert").programs

@@ -4,10 +4,12 @@ The names below are public; the modules are not.
 """
 
 from .call_names import EXPORTED, LEFT, count_operators, is_operator, operator_name, unpacked
+from .call_spec import VARYING, is_fixed, wrong_input
 from .checks import erase, find_checks
 from .constant_values import ConstantValues
 from .decompose.tables import RECURRENT, to_core
 from .gc_pause import pause_collection
+from .graph_equality import same_arguments
 from .opaque import Opaque
 from .schema import bound_arguments, is_random
 from .subgraphs import all_nodes
@@ -19,6 +21,7 @@ __all__ = [
     "LEFT",
     "RECURRENT",
     "TRACING",
+    "VARYING",
     "ConstantValues",
     "ExampleInputs",
     "Opaque",
@@ -29,10 +32,13 @@ __all__ = [
     "count_operators",
     "erase",
     "find_checks",
+    "is_fixed",
     "is_operator",
     "is_random",
     "operator_name",
     "pause_collection",
+    "same_arguments",
     "to_core",
     "unpacked",
+    "wrong_input",
 ]

@@ -119,7 +119,7 @@ class Support(Protocol):
         """Refusals that show only when a partition is complete, and all but constants arrives at run time.
 
         {} if there are none. If this returns nothing for a partition, it should compile, as far as that can be known
-        without compiling: ``delegraph.lowering.extract_partition`` gives the program that ``preprocess`` would get.
+        without compiling: ``delegraph.engine.extract_partition`` gives the program that ``preprocess`` would get.
         """
 
 

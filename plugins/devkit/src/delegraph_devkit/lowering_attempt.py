@@ -14,8 +14,8 @@ import delegraph
 import torch
 from delegraph.backend import CompileSpec
 from delegraph.errors import ContractViolation, Unsupported
-from delegraph.lowering import get_non_lowered_nodes
 from delegraph.partitioner import Partitioner, PartitionResult
+from delegraph.reports import host_calls
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -80,8 +80,7 @@ class LoweringAttempt:
     def host_calls(self) -> list[Node]:
         """The calls that the host computes, without casts at the borders of delegates."""
         assert self.lowered is not None
-        left = get_non_lowered_nodes(self.lowered.exported_program().graph)
-        return [n for n in left if "boundary" not in n.meta]
+        return host_calls(self.lowered.exported_program().graph.nodes)
 
     @property
     def failed(self) -> str:

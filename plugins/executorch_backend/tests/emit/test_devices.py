@@ -14,9 +14,9 @@ import pytest
 import torch
 from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult
 from delegraph.errors import OptionError
-from delegraph.lowering import to_edge
 from delegraph.partitioner import DelegationSpec, Partitioner, PartitionResult
 from delegraph.runtime import BackendRuntime
+from delegraph_executorch.edge import to_edge
 from delegraph_executorch.emit import EmitOptions, emit_program
 from delegraph_executorch.memory.verify import find_conflicts
 from delegraph_executorch.program.tables import DelegateCall, KernelCall, Tensor

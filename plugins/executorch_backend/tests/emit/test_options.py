@@ -11,7 +11,7 @@ import delegraph
 import pytest
 import torch
 from delegraph.errors import DelegraphError, InputError, OptionError
-from delegraph.lowering import to_edge
+from delegraph_executorch.edge import to_edge
 from delegraph_executorch.emit import EmitOptions, emit_program
 from delegraph_executorch.program.tables import Location, Tensor
 from delegraph_executorch.run.stock import StockProgram

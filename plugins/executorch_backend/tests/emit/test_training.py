@@ -10,8 +10,8 @@ import delegraph
 import pytest
 import torch
 from delegraph.backend import BackendDetails, PreprocessResult
-from delegraph.lowering import to_backend, to_edge
 from delegraph.partitioner import CapabilityPartitioner
+from delegraph_executorch.edge import to_backend, to_edge
 from torch.export.experimental import _export_forward_backward
 
 from ..support.judge import device_halves, expect_equal, stock_runtime

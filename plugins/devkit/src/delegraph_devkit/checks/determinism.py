@@ -18,8 +18,8 @@ from typing import Any
 import delegraph
 import torch
 from delegraph import Registry
+from delegraph.delegates import LoweredBackendModule
 from delegraph.errors import BackendNotFound
-from delegraph.lowering import LoweredBackendModule
 from torch.utils import _pytree as pytree
 
 from ..backend_under_test import BackendUnderTest

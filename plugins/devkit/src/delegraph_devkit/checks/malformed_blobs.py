@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 import torch
+from delegraph.delegates import LoweredBackendModule
 from delegraph.errors import DelegraphError
-from delegraph.lowering import LoweredBackendModule
 
 from ..backend_under_test import BackendUnderTest
 from ..check import check

@@ -12,23 +12,19 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import torch
+from delegraph import default_registry
+from delegraph.delegates import DelegateInfo, MethodPrograms, delegate_calls
+from delegraph.engine import lower_programs
+from delegraph.errors import InputError, OptionError, UnknownMethod
+from delegraph.exported import TRACING, Transform, all_nodes
+from delegraph.formats import join, write_files, write_whole
+from delegraph.host import FileFormat
+from delegraph.io.paths import as_path
+from delegraph.partitioner import Partitioner
+from delegraph.reports import left_operators
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
-from ..delegates.delegates import DelegateInfo, MethodPrograms, delegates_of
-from ..discovery.registry import default_registry
-from ..engine.pipeline import Lowering, Round, run
-from ..errors import InputError, OptionError, UnknownMethod
-from ..exported.subgraphs import all_nodes
-from ..exported.tracing import TRACING
-from ..exported.types import Transform
-from ..formats import write_files
-from ..host.files import FileFormat
-from ..io.atomic_write import write_whole
-from ..io.blob import join
-from ..io.paths import as_path
-from ..partitioner import Partitioner
-from ..report.collect import left_operators
 from .passes import Pass, as_transform, verify
 
 Passes = Pass | Sequence[Pass] | Mapping[str, Pass | Sequence[Pass]]
@@ -65,13 +61,14 @@ class EdgeProgramManager(MethodPrograms):
         compile_config: EdgeCompileConfig | None = None,
     ) -> None:
         super().__init__(programs)
+        self._edge = dict(programs)
         self._constant_methods = dict(constant_methods or {})
         self.compile_config = compile_config or EdgeCompileConfig()
 
     @property
     def methods(self) -> KeysView[str]:
         """Names of the methods, in the order in which they were given."""
-        return self._programs.keys()
+        return self._edge.keys()
 
     @property
     def config_methods(self) -> KeysView[str]:
@@ -85,7 +82,7 @@ class EdgeProgramManager(MethodPrograms):
     @property
     def not_core(self) -> dict[str, list[str]]:
         """Method -> names of its operators that are not core ATen: preserved, or not decomposed."""
-        graphs = {m: all_nodes(p.graph_module) for m, p in self._programs.items()}
+        graphs = {m: all_nodes(p.graph_module) for m, p in self._edge.items()}
         called = {m: {n.target for n in nodes if isinstance(n.target, OpOverload)} for m, nodes in graphs.items()}
         return {m: sorted(str(op) for op in ops if torch.Tag.core not in op.tags) for m, ops in called.items()}
 
@@ -97,29 +94,31 @@ class EdgeProgramManager(MethodPrograms):
     @property
     def delegates(self) -> list[DelegateInfo]:
         """The delegates of all methods."""
-        return [d for method, program in self._programs.items() for d in delegates_of(method, program)]
+        return [d for method, program in self._edge.items() for d in _delegates_of(method, program)]
 
     @property
     def host_operators(self) -> int:
         """Number of the operators that no delegate computes."""
-        return sum(len(left_operators(all_nodes(p.graph_module))) for p in self._programs.values())
+        return sum(len(left_operators(all_nodes(p.graph_module))) for p in self._edge.values())
 
     def transform(self, passes: Passes) -> EdgeProgramManager:
         """Run passes, one or several, on every method, or by method. Each method's passes get a copy of its program."""
-        lists = _to_lists("passes are", passes, self._programs)
-        changed = {m: self._programs[m] for m, passes in lists.items() if passes}
-        lowering = Lowering(default_registry(), programs=changed, transforms=_transforms(lists, self.compile_config))
-        return self._next({**self._programs, **run(lowering, "normalize", "normalize").programs})
+        lists = _to_lists("passes are", passes, self._edge)
+        changed = {m: self._edge[m] for m, passes in lists.items() if passes}
+        normalized = lower_programs(
+            changed, transforms=_transforms(lists, self.compile_config), registry=default_registry()
+        )
+        return self._next({**self._edge, **normalized})
 
     def to_backend(self, partitioner: Partitioner | Mapping[str, Partitioner]) -> EdgeProgramManager:
         """Delegate what a partitioner tags, in every method or by method.
 
         Each backend is called once for all methods.
         """
-        named = partitioner if isinstance(partitioner, Mapping) else dict.fromkeys(self._programs, partitioner)
-        lowered = delegate(self._programs, named).programs
+        named = partitioner if isinstance(partitioner, Mapping) else dict.fromkeys(self._edge, partitioner)
+        lowered = delegate(self._edge, named)
         self._verify(lowered, "to_backend")
-        return self._next({**self._programs, **lowered})
+        return self._next({**self._edge, **lowered})
 
     def to_executorch(self, config: Mapping[str, Any] | None = None) -> ExecutorchProgramManager:
         """The program as a ``.pte`` file; ``config`` has options of that format.
@@ -236,32 +235,36 @@ def to_edge_transform_and_lower(
         own = [p for p in partitioners if type(p).transform_for_pre_decomposition is not unchanged]
         passes.setdefault(method, []).extend(p.transform_for_pre_decomposition for p in own)
     ranks = range(max(map(len, lists.values()), default=0))
-    lowering = Lowering(
-        default_registry(),
-        programs=methods,
+    lowered = lower_programs(
+        methods,
+        [{m: p[k] for m, p in lists.items() if k < len(p)} for k in ranks],
         transforms=_transforms(passes, config),
-        rounds=[Round(f"choice {k + 1}", {m: p[k] for m, p in lists.items() if k < len(p)}) for k in ranks],
-        in_core_aten=True,
+        decompose=True,
         keep=config.preserve_ops,
+        registry=default_registry(),
     )
-    edge = EdgeProgramManager(run(lowering, "normalize").programs, constant_methods, config)
-    edge._verify(lowering.programs, "lowering")
+    edge = EdgeProgramManager(lowered, constant_methods, config)
+    edge._verify(lowered, "lowering")
     return edge
 
 
 def delegate(
     programs: Mapping[str, ExportedProgram], partitioners: Mapping[str, Partitioner], whole: bool = False
-) -> Lowering:
+) -> dict[str, ExportedProgram]:
     """Delegate what is tagged. Only methods with a partitioner take part, and nothing is decomposed.
 
     ``whole``: the one delegate of a method takes all inputs of its program, in their order.
     """
     check_methods("a partitioner is", partitioners, programs)
     asked = {m: p for m, p in programs.items() if m in partitioners}
-    lowering = Lowering(
-        default_registry(), programs=asked, rounds=[Round("", partitioners)], decomposed=False, whole=whole
-    )
-    return run(lowering, "normalize", "insert")
+    return lower_programs(asked, [partitioners], whole=whole, registry=default_registry())
+
+
+def _delegates_of(method: str, program: ExportedProgram) -> list[DelegateInfo]:
+    """The delegates that a method calls, without the operators from which they were compiled."""
+    names = {module: name for name, module in program.graph_module.named_modules()}
+    modules = dict.fromkeys(module for _, module in delegate_calls(program))
+    return [DelegateInfo(method, names[module], module, ()) for module in modules]
 
 
 def _by_method(programs: Programs) -> dict[str, ExportedProgram]:

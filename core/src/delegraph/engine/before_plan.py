@@ -9,12 +9,12 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ..engine.extract import extract
-from ..engine.partition import Plan
-from ..engine.plan import connected_partitions
-from ..engine.snapshot import Snapshot
 from ..exported_program import constant_placeholders
 from ..partitioner.contract import DelegationSpec, PartitionResult
+from .extract import extract
+from .partition import Plan
+from .plan import connected_partitions
+from .snapshot import Snapshot
 
 
 def extract_partition(

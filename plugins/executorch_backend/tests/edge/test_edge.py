@@ -1,11 +1,9 @@
 """``to_edge``, ``to_edge_transform_and_lower`` and ``EdgeProgramManager``; docstrings name the acceptance rows."""
 
-import delegraph
 import pytest
 import torch
 from delegraph import errors
 from delegraph.discovery.registry import Registry
-from delegraph.lowering import EdgeCompileConfig, EdgeProgramManager, to_edge, to_edge_transform_and_lower
 from delegraph.partitioner import (
     CapabilityPartitioner,
     DelegationSpec,
@@ -13,19 +11,13 @@ from delegraph.partitioner import (
     PartitionResult,
     WrappingPartitioner,
 )
+from delegraph_executorch.edge import EdgeCompileConfig, EdgeProgramManager, to_edge, to_edge_transform_and_lower
 from torch import nn
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 aten = torch.ops.aten
 F = nn.functional
 _CALL = torch.ops.higher_order.executorch_call_delegate
-
-
-@pytest.fixture
-def installed(registry):
-    """EchoBackend in the process-wide registry, for as long as a test."""
-    with delegraph.register(registry.get_backend("EchoBackend"), runtime=registry.runtime_for("EchoBackend")):
-        yield
 
 
 class Keeps(Partitioner):
@@ -247,7 +239,7 @@ def test_bad_input_is_one_clear_error(act):
 
 def test_program_files_need_their_plugin(monkeypatch):
     """EdgeProgramManager.to_executorch."""
-    monkeypatch.setattr("delegraph.lowering.edge.default_registry", lambda: Registry(discover=False))
+    monkeypatch.setattr("delegraph_executorch.edge.manager.default_registry", lambda: Registry(discover=False))
     with pytest.raises(errors.FormatNotFound, match="pip install delegraph-executorch"):
         EdgeProgramManager({"forward": linear()}).to_executorch()
 

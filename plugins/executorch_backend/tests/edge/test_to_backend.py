@@ -1,29 +1,17 @@
 """``to_backend`` in its three forms, through the process-wide registry."""
 
-import delegraph
 import pytest
 import torch
 from delegraph.backend import CompileSpec
 from delegraph.errors import InputError
-from delegraph.lowering import LoweredBackendModule, MethodProgramsPartitionerSpec, to_backend
 from delegraph.partitioner import CapabilityPartitioner
+from delegraph_executorch.edge import LoweredBackendModule, MethodProgramsPartitionerSpec, to_backend
 from torch import nn
 
 
 class Sine(nn.Module):
     def forward(self, x):
         return torch.sin(x) * 2
-
-
-@pytest.fixture
-def installed(registry):
-    """EchoBackend in the process-wide registry, for as long as a test."""
-    from delegraph.runtime import BackendRuntime
-
-    spec = registry.spec("EchoBackend")
-    with delegraph.register(registry.get_backend("EchoBackend"), runtime=registry.runtime_for("EchoBackend")):
-        yield spec
-    assert issubclass(registry.runtime_for("EchoBackend"), BackendRuntime)
 
 
 def program():

@@ -6,14 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from torch.export import ExportedProgram
-from torch.export.graph_signature import OutputKind
-from torch.fx import Node
-from torch.utils import _pytree as pytree
-
-from ..errors import InputError
-from ..exported.call_spec import VARYING, is_fixed, wrong_input
-from ..exported_program import (
+from delegraph.errors import InputError
+from delegraph.exported import VARYING, is_fixed, wrong_input
+from delegraph.exported_program import (
     CALL_DELEGATE,
     MUTATIONS,
     STATE_WRITES,
@@ -23,6 +18,10 @@ from ..exported_program import (
     placeholders,
     user_inputs,
 )
+from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
+from torch.fx import Node
+from torch.utils import _pytree as pytree
 
 
 class ValueOrigin(NamedTuple):
@@ -51,7 +50,7 @@ class WholeCall:
     writes: tuple[tuple[int, ValueOrigin], ...]
     fixed: Mapping[int, tuple[str, Any]]
 
-    def call(self, delegate: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def __call__(self, delegate: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call ``delegate`` with the caller's arguments; returns the results in the program's own structure."""
         flat = flat_arguments(self.in_spec, args, kwargs)
         for position, (name, wanted) in self.fixed.items():

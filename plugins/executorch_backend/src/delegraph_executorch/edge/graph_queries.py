@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from delegraph.backend import CompileSpec
+from delegraph.delegates import LoweredBackendModule, delegate_calls
+from delegraph.exported import same_arguments, unpacked
+from delegraph.exported_program import CALL_DELEGATE
 from torch.fx import Graph, GraphModule, Node
-
-from ..backend import CompileSpec
-from ..delegates.delegates import delegate_calls
-from ..delegates.lowered_module import LoweredBackendModule
-from ..exported.call_names import unpacked
-from ..exported_program import CALL_DELEGATE
 
 
 def get_delegates(graph: Graph) -> list[Node]:
@@ -40,6 +38,27 @@ def get_delegated_payload(graph_module: GraphModule) -> dict[str, tuple[str, lis
     """Name of each delegate of the graph -> backend id, compile specs, and blob."""
     delegates = get_lowered_submodules(graph_module)
     return {name: (m.backend_id, list(m.compile_specs), m.processed_bytes) for name, m, _ in delegates}
+
+
+def is_identical_graph(left: GraphModule, right: GraphModule) -> bool:
+    """Whether both graphs have the same nodes in the same order: operations, targets and arguments.
+
+    Names and metadata are not compared; the graphs of branches and loops are. Takes linear time.
+    """
+    ours, theirs = list(left.graph.nodes), list(right.graph.nodes)
+    pairs = dict(zip(ours, theirs, strict=False))
+    return len(ours) == len(theirs) and all(_is_alike(a, b, pairs.get) for a, b in pairs.items())
+
+
+def _is_alike(ours: Node, theirs: Node, counterpart: Callable[[Node], Node | None]) -> bool:
+    """Whether two nodes have the same operation, target, subgraph and arguments; ``counterpart`` maps operands."""
+    if ours.op != theirs.op or (ours.op != "output" and ours.target != theirs.target):
+        return False
+    if ours.op == "get_attr":
+        our_module, their_module = (getattr(n.graph.owning_module, str(n.target), None) for n in (ours, theirs))
+        graphs = isinstance(our_module, GraphModule) and isinstance(their_module, GraphModule)
+        return not graphs or is_identical_graph(our_module, their_module)  # type: ignore[arg-type]
+    return same_arguments((ours.args, ours.kwargs), (theirs.args, theirs.kwargs), counterpart)
 
 
 def format_delegated_graph(graph_module: GraphModule) -> str:

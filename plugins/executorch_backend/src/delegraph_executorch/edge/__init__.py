@@ -1,4 +1,7 @@
-"""``to_backend``: hand a program, or the parts of it that a partitioner tags, to a backend (names as in ExecuTorch)."""
+"""ExecuTorch's names for delegraph's pipeline: ``to_edge``, ``to_backend``, and questions about lowered graphs.
+
+``to_backend`` hands a program, or the parts of it that a partitioner tags, to a backend.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
+from delegraph.backend import CompileSpec
+from delegraph.delegates import (
+    DelegateDebug,
+    LoweredBackendModule,
+    delegate_calls,
+    delegate_map,
+    merged_named_data,
+)
+from delegraph.engine import extract_partition
+from delegraph.errors import InputError
+from delegraph.partitioner import AllNodePartitioner, Partitioner
 from torch.export import ExportedProgram
 
-from ..backend import CompileSpec
-from ..delegates.delegates import DelegateDebug, delegate_calls, delegate_map, merged_named_data
-from ..delegates.lowered_module import LoweredBackendModule
-from ..delegates.whole_call import whole_call
-from ..errors import InputError
-from ..exported.graph_equality import is_identical_graph
-from ..partitioner import AllNodePartitioner, Partitioner
-from .edge import (
-    EdgeCompileConfig,
-    EdgeProgramManager,
-    ExecutorchProgramManager,
-    delegate,
-    to_edge,
-    to_edge_transform_and_lower,
-)
-from .extract import extract_partition
 from .graph_queries import (
     format_delegated_graph,
     get_delegated_payload,
@@ -31,7 +29,17 @@ from .graph_queries import (
     get_lowered_backend_modules,
     get_lowered_submodules,
     get_non_lowered_nodes,
+    is_identical_graph,
 )
+from .manager import (
+    EdgeCompileConfig,
+    EdgeProgramManager,
+    ExecutorchProgramManager,
+    delegate,
+    to_edge,
+    to_edge_transform_and_lower,
+)
+from .whole_call import whole_call
 
 __all__ = [
     "DelegateDebug",
@@ -85,16 +93,17 @@ def to_backend(target: Any, program: Any = None, compile_specs: Sequence[Compile
     all. The programs that are passed in never change.
     """
     if isinstance(target, str) and isinstance(program, ExportedProgram):
-        lowered = delegate({"forward": program}, {"forward": AllNodePartitioner(target, compile_specs)}, whole=True)
-        call = whole_call(lowered.programs["forward"])
-        module = lowered.delegates[0].module
+        everything = {"forward": AllNodePartitioner(target, compile_specs)}
+        lowered = delegate({"forward": program}, everything, whole=True)["forward"]
+        call = whole_call(lowered)
+        (_, module), *_ = delegate_calls(lowered)
         module.whole = call
         return module
     if isinstance(target, ExportedProgram) and isinstance(program, Partitioner):
-        return delegate({"forward": target}, {"forward": program}).programs["forward"]
+        return delegate({"forward": target}, {"forward": program})["forward"]
     if isinstance(target, MethodProgramsPartitionerSpec) and program is None:
         programs = target.method_to_edge_program
-        return {**programs, **delegate(programs, target.method_to_partitioner).programs}
+        return {**programs, **delegate(programs, target.method_to_partitioner)}
     forms = (
         "(backend_id, ExportedProgram, compile_specs), (ExportedProgram, Partitioner), (MethodProgramsPartitionerSpec)"
     )

@@ -8,18 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from delegraph.errors import ContractViolation
+from delegraph.exported import Transform, all_nodes
+from delegraph.exported_program import build_program, name_outputs, output_node, root_call
+from delegraph.source import source_of
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase
 from torch.fx.passes.infra.pass_manager import PassManager
-
-from ..errors import ContractViolation
-from ..exported.functionalize.normalize import number_calls
-from ..exported.subgraphs import all_nodes, graphs, next_handles
-from ..exported.types import Transform
-from ..exported_program import build_program, name_outputs, output_node, root_call
-from ..source import source_of
 
 Pass = Callable[[Any], Any]
 """A function from ExportedProgram to ExportedProgram, or a ``PassBase`` or ``PassManager`` of torch.
@@ -39,11 +36,8 @@ def as_transform(each: Pass, method: str, check: bool) -> Transform:
                 text = f"pass {name} returned {type(program).__name__}, not an ExportedProgram"
                 raise ContractViolation("contract-violation", text)
             module = program.graph_module
-        handles = next_handles(module)
-        for graph in graphs(module):
-            number_calls(graph, handles)
         if check:
-            verify(module, f"after pass {name}, method {method}")
+            verify(module, f"after pass {name}, method {method}", numbered=False)
         return _with_signature(program, module)
 
     return transform
@@ -56,16 +50,19 @@ def _with_signature(program: ExportedProgram, module: GraphModule) -> ExportedPr
     return build_program(module, module.graph, signature.input_specs, outputs, program, root_call(program))
 
 
-def verify(module: GraphModule, where: str) -> None:
-    """Raise ContractViolation, which names the node and the rule, if ``module`` is not that of an edge program."""
+def verify(module: GraphModule, where: str, numbered: bool = True) -> None:
+    """Raise ContractViolation, which names the node and the rule, if ``module`` is not that of an edge program.
+
+    ``numbered``: calls have debug handles. What a pass added gets its handles when its result is normalized.
+    """
     for node in all_nodes(module):
-        broken = _broken_rule(node)
+        broken = _broken_rule(node, numbered)
         if broken:
             text = f"{where}: node {node.name} ({node.target}) {broken}"
             raise ContractViolation("contract-violation", text, node, source_of(node))
 
 
-def _broken_rule(node: Node) -> str | None:
+def _broken_rule(node: Node, numbered: bool) -> str | None:
     """The rule that a node breaks, in words; None if it keeps all."""
     if node.op in ("call_module", "call_method"):
         return f"is a {node.op}; edge programs call functions"
@@ -79,4 +76,4 @@ def _broken_rule(node: Node) -> str | None:
         return "is no operator overload"
     if "val" not in node.meta:
         return "has no type (meta['val'])"
-    return None if "debug_handle" in node.meta else "has no debug handle"
+    return None if "debug_handle" in node.meta or not numbered else "has no debug handle"

@@ -1,0 +1,14 @@
+"""ExecuTorch's names for the pipeline are in ``delegraph_executorch.edge``; those of this module forward there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if not TYPE_CHECKING:  # hidden from type checkers, which would otherwise accept any name
+
+    def __getattr__(name: str) -> Any:
+        if name.startswith("__"):  # asked by imports and by pickle
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from .discovery.own import provided
+
+        return provided(f"delegraph_executorch.edge:{name}", f"{__name__}.{name}")
