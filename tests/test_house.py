@@ -55,6 +55,13 @@ def test_the_contract_for_tosa_lists_all_that_is_not_public():
     assert set(re.findall(r'"delegraph_tosa\.(\w+)",', _contract("composing"))) == modules
 
 
+def test_the_contract_of_the_core_lists_all_modules_behind_public_names():
+    core = ROOT / "core/src/delegraph"
+    packages = ("command", "delegates", "engine", "exported", "host")
+    behind = {f"{p}.{m.stem}" for p in packages for m in (core / p).iterdir() if not m.name.startswith("__")}
+    assert set(re.findall(r'"delegraph\.(\w+\.\w+)",', _contract("contract"))) == behind
+
+
 def _contract(name):
     """The lines of a contract in pyproject.toml."""
     return next(part for part in (ROOT / "pyproject.toml").read_text().split("[[") if f'id = "{name}"' in part)
