@@ -1,7 +1,7 @@
 """Rules for ATen operators, one file for each family. Importing a family registers its rules (``@lowers``).
 
-A rule is called as its operator, and its docstring begins with the shapes of its tensors: N is the batch, C and O are
-channels, D, H, W are depth, height, width, K a kernel or a table's rows, and ``*S`` stands for any number of axes.
+A rule has the name of its operator. Its docstring begins with the shapes of its tensors: N is the batch, C and O are
+channels, D, H, W are depth, height, width, K is a kernel or the rows of a table, ``*S`` is any number of axes.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ Importing it takes nearly as long as all other families together.
 
 
 def import_quantize() -> None:
-    """Import the rules for ``quantized_decomposed`` if a program may call its operators.
+    """Import the rules for the ``quantized_decomposed`` operators if torch has defined these operators.
 
-    It may once torch knows them: whoever exported the program has imported the module that defines them.
+    A program can only call them after ``_REGISTERS_QUANTIZE`` was imported. Until then the slow import is skipped.
     """
     if _REGISTERS_QUANTIZE in sys.modules:
         import_module(".quantize", __name__)

@@ -1,4 +1,4 @@
-"""Activation functions. Those with a kink keep infinities and NaN as torch does."""
+"""Activation functions. Infinities and NaN give what they give in torch."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ inf = math.inf
 
 
 def limited(t: Tosa, x: Value, low: float | None, high: float | None) -> Value:
-    """x limited to ``low`` .. ``high``, where None is no limit.
+    """x clamped to ``low`` .. ``high``; None means no limit.
 
-    If ``low`` is above ``high``, all is ``high``, as in torch.
+    If ``low`` is above ``high``, every element becomes ``high``, as in torch. Raises Unsupported if x has integers and
+    a limit is a float.
     """
     if low is not None and high is not None and low > high:
         low = high
@@ -36,7 +37,7 @@ def limited(t: Tosa, x: Value, low: float | None, high: float | None) -> Value:
 
 @lowers(aten.relu.default)
 def relu(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; the upper limit is infinity, not the largest number: relu(inf) is inf"""
+    """[*S] -> [*S]; relu(inf) is inf: the upper limit of the CLAMP is infinity, not the largest finite number"""
     return limited(t, self, 0, None)
 
 
@@ -72,7 +73,7 @@ def clamp_max(t: Tosa, self: Value, max: float) -> Value:
 
 @lowers(aten.clamp.Tensor)
 def clamp_tensor(t: Tosa, self: Value, min: Value | None, max: Value | None) -> Value:
-    """[*S], [*S], [*S] -> [*S]"""
+    """self [*S], min [*S], max [*S] -> [*S]; they broadcast"""
     x: Operand = self
     if min is not None:
         x = t.maximum(*promoted(t, x, min))
@@ -90,7 +91,7 @@ def sigmoid(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.tanh.default)
 def tanh(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; to an absolute 6e-8: near 0, TOSA's TANH need not be as exact as its results are small"""
+    """[*S] -> [*S]; the absolute error is up to 6e-8: TOSA does not bound the relative error of TANH near 0"""
     return t.tanh(_as_floats(t, self))
 
 
@@ -103,7 +104,8 @@ def silu(t: Tosa, self: Value) -> Value:
 @lowers(aten.mish.default)
 def mish(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]; x * tanh(log(1 + exp(x))), which is x * n / (n + 2) with n = exp(x) * (exp(x) + 2)"""
-    e = t.exp(t.minimum(self, 5.0 if self.dtype is DType.FP16 else 20.0))  # from there on the quotient is 1
+    # n / (n + 2) rounds to 1 above this limit, and exp(x)^2 would overflow further up
+    e = t.exp(t.minimum(self, 5.0 if self.dtype is DType.FP16 else 20.0))
     n = t.mul(e, t.add(e, 2))
     return t.mul(self, t.mul(n, t.reciprocal(t.add(n, 2))))
 
@@ -122,8 +124,9 @@ def hardswish(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.leaky_relu.default)
 def leaky_relu(t: Tosa, self: Value, negative_slope: float) -> Value:
-    """[*S] -> [*S]; slope * x below 0, which for slopes up to 1 is the larger of x and slope * x"""
+    """[*S] -> [*S]; slope * x below 0"""
     sloped = t.mul(self, negative_slope)
+    # for a slope up to 1, the larger of x and slope * x is the result on both sides of 0
     if 0 < negative_slope <= 1:
         return t.maximum(self, sloped)
     return t.select(t.greater(self, 0), self, sloped)
@@ -131,7 +134,7 @@ def leaky_relu(t: Tosa, self: Value, negative_slope: float) -> Value:
 
 @lowers(aten.rrelu.default)
 def rrelu(t: Tosa, self: Value, lower: float, upper: float, training: bool, generator: Any) -> Value:
-    """[*S] -> [*S]; a leaky ReLU whose slope is the mean of ``lower`` and ``upper``; in training it would be random"""
+    """[*S] -> [*S]; a leaky ReLU whose slope is the mean of ``lower`` and ``upper``; refused for training"""
     t.require(not training, "it draws random numbers, which TOSA cannot")
     return leaky_relu(t, self, (lower + upper) / 2)
 
@@ -144,9 +147,9 @@ def prelu(t: Tosa, self: Value, weight: Value) -> Value:
 
 
 def slopes_shape(x: Value, weight: Value) -> Shape:
-    """The shape in which the slopes of a PReLU broadcast with its input x [N,C,*S].
+    """The shape [1,C,1,..] in which the slopes ``weight`` of a PReLU broadcast with its input x [N,C,*S].
 
-    One for all channels, or one for each.
+    ``weight`` is [C], or [1] for one slope of all channels; then the shape is [1,1,1,..].
     """
     return tuple([math.prod(weight.shape) if axis == 1 else 1 for axis in range(x.rank)])
 
@@ -154,8 +157,8 @@ def slopes_shape(x: Value, weight: Value) -> Shape:
 @lowers(aten.elu.default)
 def elu(t: Tosa, self: Value, alpha: float, scale: float, input_scale: float) -> Value:
     """[*S] -> [*S]; scale * x above 0, scale * alpha * (exp(input_scale * x) - 1) below; a zero keeps its sign"""
-    below = expm1_of(t, _times_factor(t, self, input_scale))
-    return t.select(t.greater(0.0, self), _times_factor(t, below, alpha * scale), _times_factor(t, self, scale))
+    negative = expm1_of(t, _times_factor(t, self, input_scale))
+    return t.select(t.greater(0.0, self), _times_factor(t, negative, alpha * scale), _times_factor(t, self, scale))
 
 
 @lowers(aten.celu.default)
@@ -166,12 +169,12 @@ def celu(t: Tosa, self: Value, alpha: float) -> Value:
 
 @lowers(aten.selu.default)
 def selu(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; the ELU that keeps mean and variance"""
+    """[*S] -> [*S]; ELU with the constants of self-normalizing networks"""
     return elu(t, self, 1.6732632423543772, 1.0507009873554805, 1)
 
 
 def _times_factor(t: Tosa, x: Value, factor: float) -> Value:
-    """x times a factor; no operator for 1."""
+    """x * factor, or x itself if the factor is 1."""
     result = scaled(t, x, factor)
     assert isinstance(result, Value)
     return result
@@ -179,25 +182,25 @@ def _times_factor(t: Tosa, x: Value, factor: float) -> Value:
 
 @lowers(aten.gelu.default)
 def gelu(t: Tosa, self: Value, approximate: str) -> Value:
-    """[*S] -> [*S]; x * P(X <= x), X normal; exactly by the error function, or by tanh: to 1e-7 of x. inf is inf"""
+    """[*S] -> [*S]; x / 2 * (1 + erf(x / sqrt(2))), or torch's formula with tanh; the error is up to 1e-7 of x"""
     if approximate == "tanh":
         cube = t.mul(t.mul(t.mul(self, self), self), 0.044715)
-        odd = t.tanh(t.mul(t.add(self, cube), math.sqrt(2 / math.pi)))
+        sigmoidal = t.tanh(t.mul(t.add(self, cube), math.sqrt(2 / math.pi)))
     else:
-        odd = t.erf(t.mul(self, math.sqrt(0.5)))
-    return t.mul(t.mul(self, 0.5), t.add(odd, 1))
+        sigmoidal = t.erf(t.mul(self, math.sqrt(0.5)))
+    return t.mul(t.mul(self, 0.5), t.add(sigmoidal, 1))
 
 
 @lowers(aten.softplus.default)
 def softplus(t: Tosa, self: Value, beta: float, threshold: float) -> Value:
     """[*S] -> [*S]; log(1 + exp(beta x)) / beta, and x where beta x is above the threshold"""
-    steep = _times_factor(t, self, beta)
-    curved = log1p_of(t, t.exp(t.minimum(steep, threshold)))
-    return t.select(t.greater(steep, threshold), self, _times_factor(t, curved, inverse(t, beta, self.dtype)))
+    exponent = _times_factor(t, self, beta)
+    logarithm = log1p_of(t, t.exp(t.minimum(exponent, threshold)))
+    return t.select(t.greater(exponent, threshold), self, _times_factor(t, logarithm, inverse(t, beta, self.dtype)))
 
 
 def _as_floats(t: Tosa, x: Value) -> Value:
-    """x as floats: integers and truth values as fp32, as torch does."""
+    """x as floats: integers and bools are cast to fp32, as in torch."""
     result = floating(t, x)
     assert isinstance(result, Value)
     return result

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention: two MATMULs around a softmax, before which a mask is added."""
+"""Scaled dot-product attention: MATMUL, mask, softmax, MATMUL."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def scaled_dot_product_attention(
     scale: float | None,
     enable_gqa: bool,
 ) -> Value:
-    """query [*B,L,E], key [*B,S,E], value [*B,S,V], mask [*B,L,S] -> [*B,L,V]; in fp32 between the products.
+    """query [*B,L,E], key [*B,S,E], value [*B,S,V], mask [*B,L,S] -> [*B,L,V]; the softmax is computed in fp32
 
-    A row whose mask hides everything is 0, as in torch.
+    As in torch, the result is 0 for a query whose mask hides every key.
     """
     t.require(dropout_p == 0, f"attention with dropout of {dropout_p} draws random numbers, which TOSA cannot")
     key, value = (repeated(t, v, query) if enable_gqa else v for v in (key, value))
@@ -54,32 +54,36 @@ def transposed(t: Tosa, x: Value) -> Value:
 
 
 def repeated(t: Tosa, x: Value, query: Value) -> Value:
-    """x [*B,H',S,E] -> [*B,H,S,E].
+    """x [*B,H',S,E], query [*B,H,L,E] -> [*B,H,S,E]; each head of x H / H' times in a row.
 
-    Grouped-query attention, where each head serves H / H' neighbouring heads of the query
+    In grouped-query attention, a head of the key or value serves H / H' neighbouring heads of the query.
     """
     *batch, heads, length, width = x.shape
     times = query.shape[-3] // heads
-    spread = t.tile(t.reshape(x, (*batch, heads, 1, length, width)), (*(1,) * len(batch), 1, times, 1, 1))
-    return t.reshape(spread, (*batch, heads * times, length, width))
+    copies = t.tile(t.reshape(x, (*batch, heads, 1, length, width)), (*(1,) * len(batch), 1, times, 1, 1))
+    return t.reshape(copies, (*batch, heads * times, length, width))
 
 
 def _causal_mask(t: Tosa, rows: int, columns: int) -> Value:
-    """[L,S] to be added to scores: 0, or -inf where a key comes after the query. Each row has a 0 at least."""
+    """A mask fp32 [L,S] to add to scores: -inf where the key comes after the query, else 0.
+
+    The first key is never hidden, so no row is all -inf, whose softmax would be NaN.
+    """
     return t.select(lower_triangle(t, (rows, columns)), 0.0, t.constant(-inf, DType.FP32, (1, 1)))
 
 
 def _masked_softmax(t: Tosa, scores: Value, mask: Value) -> Value:
-    """The softmax of scores fp32 [*B,L,S] under a mask: bool (whether a key is seen) or float (to be added).
+    """The softmax of scores fp32 [*B,L,S] over keys. The mask is bool (False hides a key) or float (added to scores).
 
-    A row in which no key is seen is 0, where the plain formula would give NaN.
+    A row in which every score is -inf gives 0.
     """
     if mask.dtype is DType.BOOL:
         scores = t.add(scores, t.select(mask, 0.0, t.constant(-inf, DType.FP32, (1,) * mask.rank)))
     else:
         scores = t.add(scores, converted(t, mask, DType.FP32))
     largest = t.reduce_max(scores, scores.rank - 1)
-    blind = t.equal(largest, -inf)
-    e = t.exp(t.sub(scores, t.select(blind, 0.0, largest)))
+    all_hidden = t.equal(largest, -inf)
+    # in such a row scores - largest would be -inf - -inf, NaN, and the total 0
+    e = t.exp(t.sub(scores, t.select(all_hidden, 0.0, largest)))
     total = t.reduce_sum(e, e.rank - 1)
-    return t.mul(e, t.reciprocal(t.select(blind, 1.0, total)))
+    return t.mul(e, t.reciprocal(t.select(all_hidden, 1.0, total)))

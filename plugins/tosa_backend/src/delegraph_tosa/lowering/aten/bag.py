@@ -1,4 +1,4 @@
-"""Embedding bags: runs of rows of a table that are summed, averaged or searched for maxima. Also rows cut to a norm."""
+"""Embedding bags: the sum, mean or maximum of selected rows of a table. Also ``embedding_renorm``."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ inf = math.inf
 
 SUM, MEAN, MAX = range(3)
 INDEXES = {"indices": rows("weight"), "offsets": beginnings("indices")}
-"""Which indices eager takes: rows of the table, and places in the list of indices where a bag begins."""
+"""The indices that eager accepts: ``indices`` are rows of the table, ``offsets`` are positions in ``indices``."""
 MEMBERS = 1 << 22
-"""The most elements that a rule compares, bags * rows * width: it looks at all rows for each bag."""
+"""The largest intermediate tensor, bags * indices * width elements: each bag is computed from all indices."""
 
 
 def bagged(
@@ -37,9 +37,10 @@ def bagged(
     include_last_offset: bool,
     padding_idx: int | None,
 ) -> Value:
-    """weight [K,C], indices [W], offsets [B] or [B+1], weights [W] -> [B,C]; rows of ``padding_idx`` do not count
+    """weight [K,C], indices [W], offsets [B] ([B+1] with ``include_last_offset``), per-sample weights [W] -> [B,C].
 
-    The indices are one list, and ``offsets`` says where in it each bag begins. ``mode`` is SUM, MEAN or MAX.
+    Bag b combines the table's rows ``indices[offsets[b] : offsets[b + 1]]``; ``mode`` is SUM, MEAN or MAX. Indices
+    equal to ``padding_idx`` are left out; None is no padding. Raises Unsupported for more elements than MEMBERS.
     """
     (count,), (rows, width) = indices.shape, weight.shape
     member = _members(t, offsets, count, include_last_offset)
@@ -48,22 +49,23 @@ def bagged(
         not exceeds(bags * count * width, MEMBERS), f"{bags} bags of {count} rows of {width} take too many comparisons"
     )
     if padding_idx is not None:
-        shown = t.logical_not(t.equal(indices, padding_idx))
-        member = t.logical_and(member, t.reshape(shown, (1, count, 1)))
-    picked = converted(t, taken(t, t.reshape(weight, (1, rows, width)), t.reshape(indices, (1, count))), DType.FP32)
+        not_padding = t.logical_not(t.equal(indices, padding_idx))
+        member = t.logical_and(member, t.reshape(not_padding, (1, count, 1)))
+    selected = converted(t, taken(t, t.reshape(weight, (1, rows, width)), t.reshape(indices, (1, count))), DType.FP32)
     if per_sample_weights is not None:
-        picked = t.mul(picked, t.reshape(converted(t, per_sample_weights, DType.FP32), (1, count, 1)))
-    return converted(t, t.reshape(_combined_bags(t, member, picked, mode), (bags, width)), weight.dtype)
+        selected = t.mul(selected, t.reshape(converted(t, per_sample_weights, DType.FP32), (1, count, 1)))
+    return converted(t, t.reshape(_combined_bags(t, member, selected, mode), (bags, width)), weight.dtype)
 
 
 def _members(t: Tosa, offsets: Value, count: int, include_last_offset: bool) -> Value:
-    """bool [B,W,1]: whether row w of the list belongs to bag b. A bag ends where the next one begins."""
+    """bool [B,W,1]: whether index w belongs to bag b, which ends where the next one begins. W is ``count``."""
     bags = offsets.shape[0] - include_last_offset
     begin = t.slice(offsets, (0,), (bags,))
+    # the last bag ends after all indices, unless the offsets have its end too
     end = t.slice(t.concat([offsets, t.constant(count, offsets.dtype, (1,))], 0), (1,), (bags,))
-    place = converted(t, counted(t, count, (1, count, 1)), offsets.dtype)
-    after, before = (t.reshape(v, (bags, 1, 1)) for v in (begin, end))
-    return t.logical_and(t.greater_equal(place, after), t.greater(before, place))
+    position = converted(t, counted(t, count, (1, count, 1)), offsets.dtype)
+    begin, end = (t.reshape(v, (bags, 1, 1)) for v in (begin, end))
+    return t.logical_and(t.greater_equal(position, begin), t.greater(end, position))
 
 
 def _combined_bags(t: Tosa, member: Value, rows: Value, mode: int) -> Value:
@@ -80,19 +82,18 @@ def _combined_bags(t: Tosa, member: Value, rows: Value, mode: int) -> Value:
 
 @lowers(aten.embedding_renorm.default, indexes={"indices": rows("self")})
 def embedding_renorm(t: Tosa, self: Value, indices: Value, max_norm: float, norm_type: float) -> Value:
-    """self [K,C], indices [*S] -> [K,C]; rows that an index names are scaled down to ``max_norm`` if their norm is
-    above it
-    """
+    """self [K,C], indices [*S] -> [K,C]; scales the indexed rows with a norm above ``max_norm`` to this norm"""
     count = math.prod(indices.shape)
     norm = norm_along(t, self, 1, norm_type)
+    # torch adds the same 1e-7
     scale = t.mul(t.reciprocal(t.add(norm, 1e-7)), max_norm)
     hit = hits(t, self, 0, t.reshape(indices, (count, 1)))
-    long = t.logical_and(t.reshape(t.reduce_any(hit, 1), (self.shape[0], 1)), t.greater(norm, max_norm))
-    return t.select(long, t.mul(self, scale), self)
+    too_long = t.logical_and(t.reshape(t.reduce_any(hit, 1), (self.shape[0], 1)), t.greater(norm, max_norm))
+    return t.select(too_long, t.mul(self, scale), self)
 
 
 Results = tuple[Value, None, None, None]
-"""The bags, and None for the three tensors that torch returns for its backward pass."""
+"""The bags, then None three times: the tensors that torch returns for its backward pass are not lowered."""
 
 
 @lowers(aten.embedding_bag.padding_idx, indexes=INDEXES)
@@ -142,6 +143,6 @@ def _embedding_bag(
     include_last_offset: bool,
     padding_idx: int,
 ) -> Results:
-    """weight [K,C], indices [W], offsets [B], weights [W] -> [B,C]; ``padding_idx`` -1 is none"""
+    """weight [K,C], indices [W], offsets [B], weights [W] -> [B,C]; a negative ``padding_idx`` is no padding"""
     padding = None if padding_idx < 0 else padding_idx
     return bagged(t, weight, indices, offsets, mode, per_sample_weights, include_last_offset, padding), None, None, None

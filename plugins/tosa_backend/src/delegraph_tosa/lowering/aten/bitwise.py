@@ -1,4 +1,4 @@
-"""Bits of integers; of truth values, the logical operator of the same name."""
+"""Bitwise operators and shifts. On bools they are the logical operators of the same name."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def bitwise_not(t: Tosa, self: Value) -> Value:
     return t.logical_not(self) if self.dtype is DType.BOOL else t.bitwise_not(self)
 
 
-def _is_truth(left: Operand, right: Operand) -> bool:
-    """Whether one operand is a tensor of truth values; both have one type."""
+def _are_bool(left: Operand, right: Operand) -> bool:
+    """Whether the operands, which are promoted to one type and of which one is a tensor, are bools."""
     return DType.BOOL in [v.dtype for v in (left, right) if isinstance(v, Value)]
 
 
@@ -31,7 +31,7 @@ def _is_truth(left: Operand, right: Operand) -> bool:
 def bitwise_and(t: Tosa, self: Operand, other: Operand) -> Value:
     """[*S], [*S] -> [*S]"""
     left, right = promoted(t, self, other)
-    return t.logical_and(left, right) if _is_truth(left, right) else t.bitwise_and(left, right)
+    return t.logical_and(left, right) if _are_bool(left, right) else t.bitwise_and(left, right)
 
 
 @lowers(aten.bitwise_or.Tensor, aten.bitwise_or.Scalar, aten.bitwise_or.Scalar_Tensor)
@@ -39,7 +39,7 @@ def bitwise_and(t: Tosa, self: Operand, other: Operand) -> Value:
 def bitwise_or(t: Tosa, self: Operand, other: Operand) -> Value:
     """[*S], [*S] -> [*S]"""
     left, right = promoted(t, self, other)
-    return t.logical_or(left, right) if _is_truth(left, right) else t.bitwise_or(left, right)
+    return t.logical_or(left, right) if _are_bool(left, right) else t.bitwise_or(left, right)
 
 
 @lowers(aten.bitwise_xor.Tensor, aten.bitwise_xor.Scalar, aten.bitwise_xor.Scalar_Tensor)
@@ -47,13 +47,13 @@ def bitwise_or(t: Tosa, self: Operand, other: Operand) -> Value:
 def bitwise_xor(t: Tosa, self: Operand, other: Operand) -> Value:
     """[*S], [*S] -> [*S]"""
     left, right = promoted(t, self, other)
-    return t.logical_xor(left, right) if _is_truth(left, right) else t.bitwise_xor(left, right)
+    return t.logical_xor(left, right) if _are_bool(left, right) else t.bitwise_xor(left, right)
 
 
 class _Shift(NamedTuple):
-    """``x``, the ``amount`` to shift it by, limited to what TOSA takes, and ``within``.
+    """``x``, the ``amount`` to shift it by, clamped to what TOSA takes, and the bool tensor ``within``.
 
-    Where it did not have to be limited.
+    ``within`` is true where clamping did not change the amount.
     """
 
     x: Value
@@ -62,18 +62,18 @@ class _Shift(NamedTuple):
 
 
 def _limited_shift(t: Tosa, left: Operand, right: Operand) -> _Shift:
-    """A shift of ``left`` by ``right``, in their common type. TOSA takes 0 up to one less than the number of bits."""
+    """A shift of ``left``, in the common type of both, by ``right``, clamped to TOSA's 0 .. bits - 1."""
     a, b = promoted(t, left, right)
     x = a if isinstance(a, Value) else t.like(a, b)  # type: ignore[arg-type]
-    wanted = converted(t, b if isinstance(b, Value) else t.like(b, x), DType.INT32)
-    amount = t.minimum(t.maximum(wanted, 0), 8 * BYTES[x.dtype] - 1)
-    return _Shift(x, amount, t.equal(wanted, amount))
+    requested = converted(t, b if isinstance(b, Value) else t.like(b, x), DType.INT32)
+    amount = t.minimum(t.maximum(requested, 0), 8 * BYTES[x.dtype] - 1)
+    return _Shift(x, amount, t.equal(requested, amount))
 
 
 @lowers(aten.bitwise_left_shift.Tensor, aten.bitwise_left_shift.Tensor_Scalar, aten.bitwise_left_shift.Scalar_Tensor)
 @lowers(aten.__lshift__.Tensor, aten.__lshift__.Scalar)
 def bitwise_left_shift(t: Tosa, self: Operand, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; 0 where the shift is negative or takes every bit away"""
+    """[*S], [*S] -> [*S]; 0 where the amount is negative or at least the number of bits"""
     x, amount, within = _limited_shift(t, self, other)
     return t.select(within, t.left_shift(x, converted(t, amount, x.dtype)), 0)
 
@@ -81,10 +81,10 @@ def bitwise_left_shift(t: Tosa, self: Operand, other: Operand) -> Value:
 @lowers(aten.bitwise_right_shift.Tensor, aten.bitwise_right_shift.Tensor_Scalar, aten.bitwise_right_shift.Scalar_Tensor)
 @lowers(aten.__rshift__.Tensor, aten.__rshift__.Scalar)
 def bitwise_right_shift(t: Tosa, self: Operand, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; the sign where the shift is negative or takes every bit away"""
+    """[*S], [*S] -> [*S]; 0 or -1, the sign, where the amount is negative or at least the number of bits"""
     x, amount, within = _limited_shift(t, self, other)
     amount = t.select(within, amount, 8 * BYTES[x.dtype] - 1)
     if x.dtype is DType.INT64 and x.constant is None and not t.has_int64:
-        # a shift by more gives the same for what fits into 32 bits
+        # computed as int32: for a number of 32 bits, a shift by more than 31 gives the same as one by 31
         amount = t.minimum(amount, 31)
     return t.right_shift(x, converted(t, amount, x.dtype))

@@ -19,15 +19,15 @@ aten = torch.ops.aten
 
 
 def to_torch(t: Tosa, x: Value, dtype: torch.dtype | None) -> Value:
-    """x as ``dtype``; as it is if that is None."""
+    """x cast to ``dtype``, or x itself if that is None."""
     return x if dtype is None else converted(t, x, dtype_of(dtype))
 
 
 def cast_to_torch(t: Tosa, x: Value, dtype: torch.dtype | None) -> Value:
-    """As ``to_torch``, for a cast that is a whole call.
+    """As ``to_torch``, for ATen operators that only cast.
 
-    A target without floats can still take integers cast to float32: the result is a lazy value, quantized in steps of
-    1.
+    On a target without floats, the cast of integers to float32 is a lazy value with a scale of 1, which no operator
+    computes: quantized operators can read it.
     """
     if dtype is not torch.float32 or x.dtype in FLOATS or x.constant is not None or "FP" in t.spec.profiles:
         return to_torch(t, x, dtype)
@@ -82,11 +82,11 @@ def to_device(
 
 @lowers(aten.to.other)
 def to_other(t: Tosa, self: Value, other: Type, non_blocking: bool, copy: bool, memory_format: Any) -> Value:
-    """[*S] -> [*S] of the other's type"""
+    """[*S] -> [*S] of the type of ``other``"""
     return converted(t, self, other.dtype)
 
 
 @lowers(aten.type_as.default)
 def type_as(t: Tosa, self: Value, other: Type) -> Value:
-    """[*S] -> [*S] of the other's type"""
+    """[*S] -> [*S] of the type of ``other``"""
     return converted(t, self, other.dtype)

@@ -1,4 +1,4 @@
-"""Comparisons and logic: truth values, and what they choose."""
+"""Comparisons, logical operators, and selection by a condition."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def where(t: Tosa, condition: Value, self: Operand, other: Operand) -> Value:
 
 @lowers(aten.where.Scalar)
 def where_of_numbers(t: Tosa, condition: Value, self: float, other: float) -> Value:
-    """condition [*S] -> [*S] of torch's default type for such numbers"""
+    """condition [*S] -> [*S] of the type to which torch promotes the two numbers"""
     dtype = dtype_of(torch.promote_types(dtype_of_number(self), dtype_of_number(other)))
     on_true, on_false = (t.constant(number, dtype, (1,) * condition.rank) for number in (self, other))
     return chosen(t, converted(t, condition, DType.BOOL), on_true, on_false)
@@ -106,7 +106,7 @@ def chosen(t: Tosa, condition: Value, on_true: Operand, on_false: Operand) -> Va
     quantized when it is added to quantized values.
     """
     parts = [v if isinstance(v, Value) else t.constant(v, DType.FP32, ()) for v in (on_true, on_false)]
-    # ``constant``: both choices are, and which one is taken is known at run time only
+    # with a constant condition, SELECT folds to a constant by itself
     constant = condition.constant is None and all(v.constant is not None and v.dtype is DType.FP32 for v in parts)
     if not constant or "FP" in t.spec.profiles:
         return t.select(condition, on_true, on_false)
@@ -114,6 +114,7 @@ def chosen(t: Tosa, condition: Value, on_true: Operand, on_false: Operand) -> Va
     def join(t: Tosa, parts: list[Value]) -> Value:
         return t.select(condition, *parts)
 
+    # the trial builder discards what it emits: only the shape of its result is used
     return Joined(parts, join, join(trial(), [Value(v.type) for v in parts]).shape)
 
 
@@ -133,13 +134,14 @@ def masked_fill_tensor(t: Tosa, self: Value, mask: Value, value: Value) -> Value
 
 
 def triangle(t: Tosa, x: Value, kept: Value) -> Value:
-    """x [*S,H,W] where the mask ``kept`` [H,W] is true, 0 elsewhere"""
+    """x [*S,H,W] where the bool mask ``kept`` [H,W] is true, 0 elsewhere"""
+    # with a constant mask the result folds to a constant, which needs all elements of x
     mask, x = t.ranked(kept, x.rank), _as_one_number(t, x) if kept.constant is None else x
     return t.logical_and(mask, x) if x.dtype is DType.BOOL else t.select(mask, x, 0)
 
 
 def _as_one_number(t: Tosa, x: Value) -> Value:
-    """x as a constant [1,..] if it is one that holds the same number everywhere: the file needs it only once."""
+    """A constant x whose elements are all equal as one element [1,..,1], to keep the file small; any other x as is."""
     if not isinstance(x.constant, Literal) or not x.constant.materialize().size:
         return x
     elements = x.constant.materialize()
@@ -150,19 +152,18 @@ def _as_one_number(t: Tosa, x: Value) -> Value:
 
 
 def lower_triangle(t: Tosa, shape: Sequence[int], diagonal: int = 0) -> Value:
-    """bool [H,W] for a tensor [*S,H,W]: whether an element is not above the diagonal.
+    """bool [H,W] for a tensor of ``shape`` (*S,H,W): whether row + diagonal >= column.
 
-    Numbers of rows and columns are compared. If the sizes are known that folds to a constant, unless it would be too
-    large for the file: then the device compares.
+    GREATER_EQUAL compares the numbers of rows and columns. If H and W are known, it folds to a constant, unless the
+    constant would be too large for the file.
     """
     rows, columns = shape[-2:]
     if is_dynamic(rows) or is_dynamic(columns):
         row = t.reshape(t.numbers(rows, DType.FP32), (rows, 1))
-        # sizes are known at run time only: so are the numbers
         return t.greater_equal(t.add(row, diagonal), t.numbers(columns, DType.FP32))
     dtype = DType.FP32 if "FP" in t.spec.profiles else DType.INT32
-    places = np.arange(rows)[:, None] + diagonal, np.arange(columns)[None]
-    row, column = (literal(of_axis, dtype, ARRAY_DTYPES[dtype]) for of_axis in places)
+    numbers = np.arange(rows)[:, None] + diagonal, np.arange(columns)[None]
+    row, column = (literal(of_axis, dtype, ARRAY_DTYPES[dtype]) for of_axis in numbers)
     return t.greater_equal(row, column)
 
 

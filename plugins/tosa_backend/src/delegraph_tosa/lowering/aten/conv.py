@@ -17,7 +17,11 @@ Numbers = Sequence[int]
 
 
 def convolve(t: Tosa, input: Value, weight: Value, bias: Value | None, axes: Sequence[Window], groups: int) -> Value:
-    """input [N,C,*S], weight [O,C/groups,*K], bias [O] -> [N,O,*S'], over two or three axes"""
+    """input [N,C,*S], weight [O,C/groups,*K], bias [O] -> [N,O,*S'], over two or three axes.
+
+    TOSA's convolutions have no groups. If each channel of a 2-D convolution is a group, it is DEPTHWISE_CONV2D; any
+    other grouped convolution is one operator for each group.
+    """
     t.expect_one_type("a convolution", input, weight, bias)
     bias = t.no_bias(input) if bias is None else bias
     x, pad = exact(t, t.transpose(input, channels_last(input.rank)), axes, fill=0)
@@ -35,7 +39,7 @@ def convolve(t: Tosa, input: Value, weight: Value, bias: Value | None, axes: Seq
 
 
 def depthwise_weight(t: Tosa, weight: Value, channels: int) -> Value:
-    """weight [C*M,1,KH,KW] -> [KH,KW,C,M]; in torch and in TOSA the output channel of c and m is c*M + m"""
+    """weight [C*M,1,KH,KW] -> [KH,KW,C,M]; torch and TOSA both number the output channels c * M + m"""
     outputs, _, height, width = weight.shape
     return t.reshape(t.transpose(weight, HWOI), (height, width, channels, outputs // channels))
 
@@ -45,7 +49,8 @@ def in_groups(
 ) -> list[tuple[Value, Value, Value]]:
     """(input, weight, bias) for each group of a grouped convolution.
 
-    ``input`` and ``weight`` are pairs: a value, and the axis along which it is split into groups.
+    ``input`` and ``weight`` are pairs: a value, and the axis along which it is split into groups. ``bias`` is [O], or
+    [1] for one bias of all groups.
     """
     biases = _split(t, bias, 0, groups) if bias.shape != (1,) else [bias] * groups
     return list(zip(_split(t, *input, groups), _split(t, *weight, groups), biases, strict=True))
@@ -63,7 +68,7 @@ def _split(t: Tosa, x: Value, axis: int, count: int) -> list[Value]:
 def joined(t: Tosa, values: Sequence[Value], axis: int) -> Value:
     """CONCAT of any number of values.
 
-    A target of level 8K takes 64 at once (MAX_TENSOR_LIST_SIZE), so they are nested.
+    Level 8K takes 64 tensors at once (MAX_TENSOR_LIST_SIZE), so more than 64 are concatenated in several steps.
     """
     while len(values) > 64:
         values = [t.concat(values[k : k + 64], axis) for k in range(0, len(values), 64)]
@@ -71,9 +76,10 @@ def joined(t: Tosa, values: Sequence[Value], axis: int) -> Value:
 
 
 def named_padding(name: str, kernel: Numbers, stride: Numbers, dilation: Numbers) -> list[Window]:
-    """Windows for padding "valid" (none) or "same" (as many outputs as inputs.
+    """One window for each axis, with the padding that torch calls ``name``.
 
-    An odd element of padding comes last).
+    "valid" is no padding. "same" gives as many outputs as inputs; an odd number of elements has the extra one at the
+    end.
     """
     total = [d * (k - 1) if name == "same" else 0 for k, d in zip(kernel, dilation, strict=True)]
     rows = zip(kernel, stride, total, dilation, strict=True)

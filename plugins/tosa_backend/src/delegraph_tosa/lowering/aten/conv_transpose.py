@@ -1,8 +1,8 @@
 """Transposed convolutions: each input element is multiplied by the kernel, and the products are added into the output.
 
-TRANSPOSE_CONV2D does that over two axes. It has no dilation, so zeros are put between the weight's elements, and no
-groups, so there is one operator for each group. Over three axes, and where each channel is its own group, the rule goes
-by the definition: an ordinary convolution with the reversed kernel, of an input with zeros between its elements.
+Over two axes this is TRANSPOSE_CONV2D. That operator has no dilation, so zeros are put between the weight's elements,
+and no groups, so there is one operator for each group. Over three axes, and where each channel is its own group, the
+rule makes an ordinary convolution: its kernel is reversed, and zeros are put between the input's elements.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ Numbers = Sequence[int]
 
 
 class Reach(NamedTuple):
-    """One axis: the kernel's size with its dilation, the stride, and what the output has beyond the inner part.
+    """One axis of a transposed convolution, whose output has (N - 1) * stride + kernel + before + after elements.
 
-    ``before`` and ``after`` are that many elements; they are negative where padding cuts elements off.
+    ``kernel`` is the kernel's size with its dilation. ``before`` and ``after`` are elements added to both ends of the
+    output; negative numbers, which follow from padding, cut elements off.
     """
 
     kernel: int
@@ -57,17 +58,14 @@ def transposed(
 
 
 def _by_transpose_conv(t: Tosa, x: Value, weight: Value, bias: Value, axes: list[Reach], groups: int) -> Value:
-    """x [N,H,W,C], weight [C,O/groups,KH,KW] -> [N,H',W',O] by TRANSPOSE_CONV2D, one for each group.
-
-    It cuts off (negative out_pad) less than the kernel's size. What is more, is cut off its result.
-    """
+    """x [N,H,W,C], weight [C,O/groups,KH,KW] -> [N,H',W',O] by TRANSPOSE_CONV2D, one for each group"""
     stride = tuple([a.stride for a in axes])
-    inside = [max(min(n, 0), 1 - a.kernel) for a in axes for n in (a.before, a.after)]
-    out_pad = tuple([max(n, i) for n, i in zip([n for a in axes for n in (a.before, a.after)], inside, strict=True)])
+    # out_pad must be greater than -kernel: where more has to be cut off, SLICE cuts the rest off the result
+    out_pad = tuple([max(n, 1 - a.kernel) for a in axes for n in (a.before, a.after)])
     parts = in_groups(t, (x, -1), (weight, 0), bias, groups)
-    made = [t.transpose_conv2d(p, t.transpose(w, (1, 2, 3, 0)), b, out_pad, stride) for p, w, b in parts]
-    cut = [(a.before - out_pad[2 * k], a.after - out_pad[2 * k + 1]) for k, a in enumerate(axes)]
-    return framed(t, joined(t, made, 3), [(0, 0), *cut, (0, 0)])
+    outputs = [t.transpose_conv2d(p, t.transpose(w, (1, 2, 3, 0)), b, out_pad, stride) for p, w, b in parts]
+    rest = [(a.before - out_pad[2 * k], a.after - out_pad[2 * k + 1]) for k, a in enumerate(axes)]
+    return framed(t, joined(t, outputs, 3), [(0, 0), *rest, (0, 0)])
 
 
 def _by_convolution(t: Tosa, x: Value, weight: Value, bias: Value, axes: list[Reach], groups: int) -> Value:
@@ -76,12 +74,13 @@ def _by_convolution(t: Tosa, x: Value, weight: Value, bias: Value, axes: list[Re
         x = spread(t, x, axis, reach.stride)
         weight = t.reverse(weight, axis + 1) if reach.kernel > 1 else weight
     x = framed(t, x, [(0, 0), *[(a.kernel - 1 + a.before, a.kernel - 1 + a.after) for a in axes], (0, 0)])
-    none, one = (0,) * (2 * len(axes)), (1,) * len(axes)
+    no_padding, ones = (0,) * (2 * len(axes)), (1,) * len(axes)
+    # over two axes only a convolution with one group for each channel comes here
     if len(axes) == 2:
-        return t.depthwise_conv2d(x, t.transpose(weight, (2, 3, 0, 1)), bias, none, one, one)
+        return t.depthwise_conv2d(x, t.transpose(weight, (2, 3, 0, 1)), bias, no_padding, ones, ones)
     parts = in_groups(t, (x, -1), (weight, 0), bias, groups)
-    made = [t.conv3d(p, t.transpose(w, (1, 2, 3, 4, 0)), b, none, one, one) for p, w, b in parts]
-    return joined(t, made, 4)
+    outputs = [t.conv3d(p, t.transpose(w, (1, 2, 3, 4, 0)), b, no_padding, ones, ones) for p, w, b in parts]
+    return joined(t, outputs, 4)
 
 
 @lowers(aten.conv_transpose2d.input, aten.conv_transpose3d.input)
@@ -116,7 +115,7 @@ def conv_transpose1d(
     groups: int,
     dilation: Numbers,
 ) -> Value:
-    """input [N,C,L], weight [C,O/groups,K], bias [O] -> [N,O,L']; over an image of height 1"""
+    """input [N,C,L], weight [C,O/groups,K], bias [O] -> [N,O,L']; as a 2-D one over an image of height 1"""
     spacing = (1, dilation[0])
     axes = _reaches((1, weight.shape[2]), (1, stride[0]), (0, padding[0]), (0, output_padding[0]), spacing)
     y = transposed(t, high(t, batched(t, input, 3)), high(t, weight), bias, axes, spacing, groups)
@@ -138,7 +137,7 @@ def convolution(
 ) -> Value:
     """input [N,C,*S], weight [O,C/groups,*K] ([C,O/groups,*K] if transposed), bias [O] -> [N,O,*S']"""
     if transposed:
-        flipped = conv_transpose1d if weight.rank == 3 else conv_transpose2d
-        return flipped(t, input, weight, bias, stride, padding, output_padding, groups, dilation)
-    straight = conv1d if weight.rank == 3 else conv2d
-    return straight(t, input, weight, bias, stride, padding, dilation, groups)
+        transposed_rule = conv_transpose1d if weight.rank == 3 else conv_transpose2d
+        return transposed_rule(t, input, weight, bias, stride, padding, output_padding, groups, dilation)
+    rule = conv1d if weight.rank == 3 else conv2d
+    return rule(t, input, weight, bias, stride, padding, dilation, groups)

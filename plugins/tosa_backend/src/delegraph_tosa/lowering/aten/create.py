@@ -1,4 +1,4 @@
-"""Tensors that are made from arguments alone: constants. A large one of equal elements is one element, tiled."""
+"""Tensors that follow from arguments alone: constants. A tensor of equal elements is one element and a TILE."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from ..torch_values.types import TORCH_DTYPES, array_of, dtype_of, dtype_of_numb
 aten = torch.ops.aten
 
 LARGEST = 1 << 20
-"""The most elements of a constant that has different ones."""
+"""The most elements of a constant that a rule makes, unless they are all equal."""
 
 
 def filled(t: Tosa, shape: Sequence[int], number: float, dtype: torch.dtype | None) -> Value:
-    """A tensor of ``shape``, all of whose elements are ``number``. Without a dtype, it is torch's for such a number."""
+    """A tensor of ``shape`` filled with ``number``. If ``dtype`` is None, torch's default for such a number."""
     dtype = dtype_of_number(number) if dtype is None else dtype
     return t.tile(t.constant(number, dtype_of(dtype), (1,) * len(shape)), shape)
 
 
 def _filled_like(t: Tosa, x: Type, number: float, dtype: torch.dtype | None) -> Value:
-    """A tensor of the shape of x filled with ``number``, of ``dtype`` or, if that is None, of the type of x."""
+    """A tensor of the shape of x filled with ``number``. If ``dtype`` is None, it has the type of x."""
     return filled(t, x.shape, number, TORCH_DTYPES[x.dtype] if dtype is None else dtype)
 
 
@@ -55,7 +55,7 @@ def zeros(t: Tosa, size: Shape, dtype: torch.dtype | None, layout: Any, device: 
 
 @lowers(aten.scalar_tensor.default)
 def scalar_tensor(t: Tosa, s: float, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any) -> Value:
-    """-> []"""
+    """-> []; fp32 unless a dtype is given"""
     return filled(t, (), s if dtype is not None or waits(s) else float(s), dtype or torch.float32)
 
 
@@ -121,7 +121,7 @@ def new_ones(
     return new_full(t, self, size, 1, dtype, layout, device, pin_memory)
 
 
-# ---- tensors whose elements torch leaves open: zeros
+# ---- tensors that torch does not initialize: zeros
 
 
 @lowers(aten.empty.memory_format)
@@ -134,7 +134,7 @@ def empty(
     pin_memory: Any,
     memory_format: Any,
 ) -> Value:
-    """-> [*size]; zeros, as torch promises nothing"""
+    """-> [*size]; zeros: torch leaves the elements undefined"""
     return filled(t, size, 0.0, dtype)
 
 
@@ -142,7 +142,7 @@ def empty(
 def new_empty(
     t: Tosa, self: Type, size: Shape, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any
 ) -> Value:
-    """-> [*size]; zeros, as torch promises nothing"""
+    """-> [*size]; zeros: torch leaves the elements undefined"""
     return new_full(t, self, size, 0, dtype, layout, device, pin_memory)
 
 
@@ -150,7 +150,7 @@ def new_empty(
 def empty_like(
     t: Tosa, self: Type, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any, memory_format: Any
 ) -> Value:
-    """[*S] -> [*S]; zeros, as torch promises nothing"""
+    """[*S] -> [*S]; zeros: torch leaves the elements undefined"""
     return _filled_like(t, self, 0, dtype)
 
 
@@ -184,35 +184,39 @@ def linspace(
     return _literal(t, torch.linspace(float(start), float(end), int(steps), dtype=dtype), "linspace")
 
 
-def _literal(t: Tosa, made: torch.Tensor, name: str) -> Value:
-    """``made``, a tensor that torch computed here, as a constant; ``name`` is the operator for a refusal."""
-    count = made.numel()
+def _literal(t: Tosa, tensor: torch.Tensor, name: str) -> Value:
+    """``tensor`` as a constant. Raises Unsupported, with the operator's ``name``, for more elements than LARGEST."""
+    count = tensor.numel()
     if count > LARGEST:
         raise refused(too_large(f"{name} of {count} elements is too large for a constant that is made here"))
-    return Value(Type(tuple(made.shape), dtype_of(made.dtype)), Literal(array_of(made)))
+    return Value(Type(tuple(tensor.shape), dtype_of(tensor.dtype)), Literal(array_of(tensor)))
 
 
 def counted(t: Tosa, start: float, end: float, step: float, dtype: torch.dtype | None) -> Value:
-    """[N] start, start + step, .. up to ``end``, which is left out, as arange does; ints make int64."""
+    """[N]: start, start + step, .., without ``end``. If ``dtype`` is None, torch's default: int64 for ints."""
     if waits(start) or waits(end) or waits(step):
         return _arange_at_run_time(t, start, end, step, dtype)
     return _literal(t, torch.arange(start, end, step, dtype=dtype), "arange")
 
 
 def _arange_at_run_time(t: Tosa, start: float, end: float, step: float, dtype: torch.dtype | None) -> Value:
-    """As ``counted``, where a bound is known at run time only: 0, 1, .. times the step, plus the start."""
+    """As ``counted`` for bounds known at run time only: (0, 1, ..) * step + start.
+
+    Raises Unsupported unless the bounds are sizes or ints and the step is an int.
+    """
     whole = all(is_dynamic(number) or type(number) is int for number in (start, end, step))
     why = "the steps of an arange that ends at run time have to be whole numbers"
     t.require(whole and not is_dynamic(step), by_size(why, "torch.arange(count) * step"))
-    found = torch.int64 if dtype is None else dtype
-    row = t.numbers(cast(int, -((start - end) // step)), dtype_of(found))
+    # ceil((end - start) / step) numbers
+    row = t.numbers(cast(int, -((start - end) // step)), dtype_of(torch.int64 if dtype is None else dtype))
     row = row if step == 1 else t.mul(row, step)
+    # the ranges of row and start add up to more than this: int64 is computed as int32 only if its range fits
     with t.proven(_between(size_range(cast(int, start)), size_range(cast(int, end)), step)):
         return row if start == 0 else t.add(row, start)
 
 
 def _between(start: Range, end: Range, step: float) -> Range:
-    """The range in which the numbers of an arange lie, given the ranges of its bounds."""
+    """The range of the numbers of an arange, from the ranges of its bounds ``start`` and ``end`` and its step."""
     return (start[0], end[1] - 1) if step > 0 else (end[0] + 1, start[1])
 
 

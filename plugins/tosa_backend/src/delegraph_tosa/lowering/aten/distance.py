@@ -21,30 +21,31 @@ aten = torch.ops.aten
 
 def norm_along(t: Tosa, x: Value, axis: int, p: float) -> Value:
     """x [*A,N,*B] -> [*A,1,*B], the p-norm along ``axis``; for p = 0 the number of elements that are not 0"""
-    size = t.abs(x)
+    magnitude = t.abs(x)
     if math.isinf(p):
-        return t.reduce_max(size, axis)
+        return t.reduce_max(magnitude, axis)
     if p == 0:
         return t.reduce_sum(t.select(t.equal(x, 0), t.like(0, x), 1), axis)
     if p == 1:
-        return t.reduce_sum(size, axis)
+        return t.reduce_sum(magnitude, axis)
     if p == 2:
         return sqrt(t, t.reduce_sum(t.mul(x, x), axis))
-    return fixed_power(t, t.reduce_sum(fixed_power(t, size, p), axis), 1 / p)
+    return fixed_power(t, t.reduce_sum(fixed_power(t, magnitude, p), axis), 1 / p)
 
 
 @lowers(aten.cdist.default, aten._cdist_forward.default)
 def cdist(t: Tosa, x1: Value, x2: Value, p: float, compute_mode: int | None) -> Value:
-    """x1 [*B,P,M], x2 [*B,R,M] -> [*B,P,R]. All differences are made, P * R * M numbers: meant for small ones"""
+    """x1 [*B,P,M], x2 [*B,R,M] -> [*B,P,R]; holds all P * R * M differences in memory, so it suits small inputs"""
     rows = t.reshape(x1, (*x1.shape[:-1], 1, x1.shape[-1]))
     columns = t.reshape(x2, (*x2.shape[:-2], 1, *x2.shape[-2:]))
-    apart = t.sub(converted(t, rows, DType.FP32), converted(t, columns, DType.FP32))
-    return converted(t, t.reshape(norm_along(t, apart, apart.rank - 1, p), apart.shape[:-1]), x1.dtype)
+    differences = t.sub(converted(t, rows, DType.FP32), converted(t, columns, DType.FP32))
+    norms = norm_along(t, differences, differences.rank - 1, p)
+    return converted(t, t.reshape(norms, differences.shape[:-1]), x1.dtype)
 
 
 @lowers(aten.pdist.default, aten._pdist_forward.default)
 def pdist(t: Tosa, self: Value, p: float) -> Value:
     """[N,M] -> [N * (N - 1) / 2], the distances of each row from the following ones"""
     first, second = np.triu_indices(self.shape[0], 1)
-    apart = t.sub(picked(t, self, 0, first), picked(t, self, 0, second))
-    return t.reshape(norm_along(t, apart, 1, p), (len(first),))
+    differences = t.sub(picked(t, self, 0, first), picked(t, self, 0, second))
+    return t.reshape(norm_along(t, differences, 1, p), (len(first),))

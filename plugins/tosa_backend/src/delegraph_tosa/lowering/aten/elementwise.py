@@ -16,7 +16,7 @@ from ..torch_values.types import finfo
 
 aten = torch.ops.aten
 
-# ---- one operand: an integer is computed as fp32 where torch does so
+# ---- one operand; where the result is a float, torch casts integers to fp32
 
 
 @lowers(aten.abs.default, aten.absolute.default)
@@ -27,7 +27,7 @@ def abs(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.neg.default, aten.negative.default)
 def neg(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; torch wraps integers around, which NEGATE limits"""
+    """[*S] -> [*S]; integers are computed as 0 - x, which wraps around as in torch: NEGATE saturates"""
     return t.negate(self) if self.dtype in FLOATS else difference(t, 0, self, 1)
 
 
@@ -45,7 +45,7 @@ def log(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.sqrt.default)
 def sqrt(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; TOSA has no square root: the reciprocal of RSQRT is right for 0 and infinity as well"""
+    """[*S] -> [*S]; 1 / RSQRT(x), also right for 0 and infinity: TOSA has no square root"""
     return t.reciprocal(t.rsqrt(_as_floats(t, self)))
 
 
@@ -98,7 +98,7 @@ def square(t: Tosa, self: Value) -> Value:
 
 
 def _as_floats(t: Tosa, x: Value) -> Value:
-    """x as floats: integers and truth values as fp32, as torch does."""
+    """x as floats: integers and bools are cast to fp32, as in torch."""
     result = floating(t, x)
     assert isinstance(result, Value)
     return result
@@ -108,7 +108,10 @@ def _as_floats(t: Tosa, x: Value) -> Value:
 
 
 def product(t: Tosa, left: Operand, right: Operand) -> Value:
-    """left * right in their common type. TOSA widens products of int8 and int16 to 32 bits, so these are cast back."""
+    """left * right in their common type.
+
+    MUL of int8 or int16 returns int32; the cast back wraps around as torch does.
+    """
     left, right = promoted(t, left, right)
     dtype = left.dtype if isinstance(left, Value) else right.dtype  # type: ignore[union-attr]
     if dtype not in (DType.INT8, DType.INT16):
@@ -118,15 +121,16 @@ def product(t: Tosa, left: Operand, right: Operand) -> Value:
 
 
 def scaled(t: Tosa, x: Operand, factor: float) -> Operand:
-    """x * factor; for a factor of 1 no operator is made."""
+    """x * factor, or x itself if the factor is 1."""
     if factor == 1:
         return x
     return product(t, x, factor) if isinstance(x, Value) else x * factor
 
 
 def sum_of(t: Tosa, left: Operand, right: Operand, alpha: float) -> Value:
-    """left + alpha * right. Of truth values: whether either is true, or, if alpha is False, the left one."""
+    """left + alpha * right. For two bools: left OR (alpha AND right)."""
     if _both_bool(left, right):
+        # also if alpha is False, the result has the shape to which both broadcast
         return t.logical_or(left, right if alpha else t.logical_and(right, False))
     left, right = promoted(t, left, right)
     return t.add(left, scaled(t, right, alpha))
@@ -139,7 +143,7 @@ def difference(t: Tosa, left: Operand, right: Operand, alpha: float) -> Value:
 
 
 def _both_bool(left: Operand, right: Operand) -> bool:
-    """Whether both operands are truth values, as tensors or Python's."""
+    """Whether both operands are bools: tensors or Python numbers."""
     return all(v.dtype is DType.BOOL if isinstance(v, Value) else v is True or v is False for v in (left, right))
 
 
@@ -171,7 +175,7 @@ def mul(t: Tosa, self: Operand, other: Operand) -> Value:
 
 @lowers(aten.div.Tensor, aten.div.Scalar, aten.divide.Tensor, aten.true_divide.Tensor)
 def div(t: Tosa, self: Operand, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; TOSA has no division of floats: x * (1 / y), within 1.5 ulp of the quotient"""
+    """[*S], [*S] -> [*S]; x * (1 / y), within 1.5 ulp of the quotient: TOSA has no division of floats"""
     left, right = (floating(t, operand) for operand in promoted(t, self, other))
     if isinstance(right, Value):
         return t.mul(left, t.reciprocal(right)) if right.constant is not None else quotient_of(t, left, right)
@@ -180,20 +184,25 @@ def div(t: Tosa, self: Operand, other: Operand) -> Value:
 
 
 def quotient_of(t: Tosa, x: Operand, y: Value) -> Value:
-    """x / y for values of y whose reciprocal may overflow or be subnormal.
+    """x / y as (x * s) * (1 / (y * s)), whose reciprocal neither overflows nor is subnormal.
 
-    Where y is very small or very large, both operands are multiplied by a power of two first, which changes no digit.
+    ``s`` is a power of two, so that the products are exact: ``power`` where abs(y) < 1 / power, 1 / power where
+    abs(y) > power, else 1.
     """
-    far = 2.0 ** (64 if y.dtype is DType.FP32 else 10)
-    size = t.abs(y)
-    scale = t.select(t.greater(1 / far, size), t.like(far, y), t.select(t.greater(size, far), t.like(1 / far, y), 1.0))
+    power = 2.0 ** (64 if y.dtype is DType.FP32 else 10)
+    magnitude = t.abs(y)
+    scale = t.select(
+        t.greater(1 / power, magnitude),
+        t.like(power, y),
+        t.select(t.greater(magnitude, power), t.like(1 / power, y), 1.0),
+    )
     return t.mul(t.mul(x, scale), t.reciprocal(t.mul(y, scale)))
 
 
 def inverse(t: Tosa, number: float, dtype: DType) -> float:
-    """1 / number, by which a division multiplies.
+    """1 / number, the factor that replaces a division by ``number``; 0 gives an infinity of its sign.
 
-    Unsupported if that is finite but no normal number of ``dtype``: its last digits would be lost.
+    Raises Unsupported if the factor is finite but no normal number of ``dtype``: a subnormal one loses digits.
     """
     if waits(number):
         return 1 / number
@@ -208,11 +217,11 @@ def inverse(t: Tosa, number: float, dtype: DType) -> float:
 
 @lowers(aten.maximum.default, aten.max.other)
 def maximum(t: Tosa, self: Value, other: Value) -> Value:
-    """[*S], [*S] -> [*S]; NaN wins"""
+    """[*S], [*S] -> [*S]; NaN if one element is NaN"""
     return t.maximum(*promoted(t, self, other))
 
 
 @lowers(aten.minimum.default, aten.min.other)
 def minimum(t: Tosa, self: Value, other: Value) -> Value:
-    """[*S], [*S] -> [*S]; NaN wins"""
+    """[*S], [*S] -> [*S]; NaN if one element is NaN"""
     return t.minimum(*promoted(t, self, other))

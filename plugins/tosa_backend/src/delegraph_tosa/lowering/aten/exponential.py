@@ -24,9 +24,9 @@ TAYLOR = [1 / math.factorial(k) for k in range(8, 0, -1)]
 
 
 def expm1_of(t: Tosa, x: Value) -> Value:
-    """exp(x) - 1. Near 0 the difference would lose digits, so its Taylor series is taken there.
+    """exp(x) - 1: the difference for |x| > 1/2, a Taylor series below, where the difference would lose digits.
 
-    It could also be had from TANH, but TOSA does not promise that to be exact enough near 0.
+    A formula with TANH would not do: TOSA does not bound the relative error of TANH near 0.
     """
     small = t.clamp(x, -0.5, 0.5)
     series: Value | float = TAYLOR[0]
@@ -36,25 +36,29 @@ def expm1_of(t: Tosa, x: Value) -> Value:
 
 
 def log1p_of(t: Tosa, x: Value) -> Value:
-    """log(1 + x), as log(u) * x / (u - 1), where u is 1 + x rounded to fp32: the error of u cancels (Kahan)."""
+    """log(1 + x) as log(u) * x / (u - 1), where u is 1 + x rounded: the rounding error of u cancels (Kahan).
+
+    The result is x where u is 1, and log(u) where u is 0 or inf, where the formula would give NaN.
+    """
     u = t.add(x, 1)
-    rest = t.sub(u, 1)
-    corrected = t.mul(t.log(u), t.mul(x, t.reciprocal(rest)))
-    unrounded = t.select(t.equal(rest, 0), x, corrected)
-    return t.select(t.equal(u, inf), u, t.select(t.equal(u, 0), t.log(u), unrounded))
+    difference = t.sub(u, 1)
+    quotient = t.mul(t.log(u), t.mul(x, t.reciprocal(difference)))
+    finite = t.select(t.equal(difference, 0), x, quotient)
+    return t.select(t.equal(u, inf), u, t.select(t.equal(u, 0), t.log(u), finite))
 
 
 @lowers(aten.exp2.default, aten.special_exp2.default)
 def exp2(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; 2 to the power of x
+    """[*S] -> [*S]; 2^x = exp(w * LN2_HIGH) * exp(w * (LN2 - LN2_HIGH) + (x - w) * LN2), where w = floor(x)
 
-    x is split into its whole part and the rest. EXP of the whole part times the first bits of log(2), a product that is
-    exact, is multiplied by EXP of what remains. POW would be off by 2e-6 at 2^80 (``power``).
+    The product w * LN2_HIGH is exact, so the large exponent has no rounding error. POW would be off by 2e-6 at 2^80
+    (``power``).
     """
+    # beyond these limits the result is 0 or inf anyway
     x = t.clamp(floating_value(t, self), -256, 256)
-    whole = t.floor(x)
-    rest = t.add(t.mul(whole, LN2 - LN2_HIGH), t.mul(t.sub(x, whole), LN2))
-    return t.mul(t.exp(t.mul(whole, LN2_HIGH)), t.exp(rest))
+    w = t.floor(x)
+    rest = t.add(t.mul(w, LN2 - LN2_HIGH), t.mul(t.sub(x, w), LN2))
+    return t.mul(t.exp(t.mul(w, LN2_HIGH)), t.exp(rest))
 
 
 @lowers(aten.expm1.default, aten.special_expm1.default)
@@ -83,7 +87,7 @@ def log1p(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.logit.default, aten.special_logit.default)
 def logit(t: Tosa, self: Value, eps: float | None) -> Value:
-    """[*S] -> [*S]; log(x / (1 - x)), of x clamped to eps .. 1 - eps if there is an eps"""
+    """[*S] -> [*S]; log(x / (1 - x)); unless ``eps`` is None, x is clamped to eps .. 1 - eps first"""
     x = floating_value(t, self)
     x = x if eps is None else t.clamp(x, eps, 1 - eps)
     return t.log(t.mul(x, t.reciprocal(t.sub(1, x))))
@@ -91,17 +95,18 @@ def logit(t: Tosa, self: Value, eps: float | None) -> Value:
 
 @lowers(aten.logaddexp.default)
 def logaddexp(t: Tosa, self: Value, other: Value) -> Value:
-    """[*S], [*S] -> [*S]; log(exp(x) + exp(y)): the larger one plus log1p of what the smaller one adds"""
+    """[*S], [*S] -> [*S]; log(exp(x) + exp(y)) = max(x, y) + log1p(exp(-|x - y|))"""
     left, right = promoted(t, self, other)
     larger = t.maximum(left, right)
     distance = t.abs(t.sub(left, right))
     sum_ = t.add(larger, log1p_of(t, t.exp(t.negate(distance))))
+    # equal infinities would have a distance of NaN
     return t.select(t.equal(left, right), t.add(larger, LN2), sum_)
 
 
 @lowers(aten.xlogy.Tensor, aten.xlogy.Scalar_Other, aten.xlogy.Scalar_Self)
 def xlogy(t: Tosa, self: Operand, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; x log(y), which is 0 where x is 0 and y a number"""
+    """[*S], [*S] -> [*S]; x log(y), and 0 where x is 0 and y is not NaN"""
     left, right = promoted(t, self, other)
     x, y = _value(t, left, right), _value(t, right, left)
     product = t.mul(x, t.log(y))
@@ -109,7 +114,7 @@ def xlogy(t: Tosa, self: Operand, other: Operand) -> Value:
 
 
 def _value(t: Tosa, operand: Operand, other: Operand) -> Value:
-    """``operand`` as a floating-point value; a number becomes a constant beside ``other``."""
+    """``operand`` as floats; a Python number becomes a constant of the float type of ``other``, which is a value."""
     if isinstance(operand, Value):
         return floating_value(t, operand)
     assert isinstance(other, Value)

@@ -1,6 +1,6 @@
-"""Fourier transforms of small sizes, as products with the matrix of the transform; and operators on their results.
+"""Fourier transforms of small sizes, as products with the matrix of the transform; and operators on complex tensors.
 
-TOSA's own FFT2D and RFFT2D are an extension, and take powers of two only.
+FFT2D and RFFT2D are not used: they need the extension EXT-FFT and take powers of two only.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ LARGEST = 1 << 21
 def _waves(size: int, count: int) -> tuple[Any, Any]:
     """cos and sin of 2 pi j k / size, for j < size and k < count: two arrays [size,count]"""
     turns = np.outer(np.arange(size), np.arange(count)) % size / size
-    # rounded, so that zeros are zeros
+    # rounding makes cos(pi / 2) 0 instead of 6e-17
     cosine, sine = (np.round(wave(2 * math.pi * turns), 15) for wave in (np.cos, np.sin))
     return cosine, sine
 
 
 def _times_matrix(t: Tosa, x: Value, matrix: Any, scale: float) -> Value:
-    """x [*S,K], a constant matrix [K,M] times ``scale`` -> [*S,M]"""
+    """x [*S,K], numpy ``matrix`` [K,M] -> x @ (matrix * scale) [*S,M]; Unsupported above LARGEST elements"""
     t.require(matrix.size <= LARGEST, f"a Fourier transform of {len(matrix)} numbers is too large for a matrix")
     return affine(t, x, literal(matrix.T * scale, DType.FP32, np.float32), None)
 
@@ -49,20 +49,22 @@ def _axis_last(rank: int, axis: int) -> list[int]:
 
 
 def _transform_of_real(t: Tosa, x: Value, axis: int, count: int, scale: float) -> Value:
-    """x [*A,N,*B] -> real and imaginary parts [*A,count,*B,2] of its transform along ``axis``"""
+    """x [*A,N,*B] -> the first ``count`` terms of its transform along ``axis``, as (real, imaginary) [*A,count,*B,2]"""
     order = _axis_last(x.rank, axis)
     cosine, sine = _waves(x.shape[axis], count)
+    # the kernel is cos - i sin; 0 - sine has no -0.0
     rows = _times_matrix(t, t.transpose(x, order), np.stack((cosine, 0 - sine), -1).reshape(len(cosine), -1), scale)
     parts = t.reshape(rows, (*rows.shape[:-1], count, 2))
     return t.transpose(parts, [*(order.index(a) for a in range(x.rank)), x.rank])
 
 
 def _transform_of_complex(t: Tosa, parts: Value, axis: int, forward: bool, scale: float) -> Value:
-    """Parts [*A,N,*B,2] of complex numbers -> parts of their transform along ``axis``, or of its inverse"""
+    """(real, imaginary) [*A,N,*B,2] -> the transform along ``axis`` [*A,N,*B,2], its inverse unless ``forward``"""
     rank, size = parts.rank - 1, parts.shape[axis]
     order = _axis_last(rank, axis)
     cosine, sine = _waves(size, size)
     sine = sine if forward else -sine
+    # [2j:2j+2, 2k:2k+2] is the product with cos - i sin, of a row (real, imaginary): [[cos, -sin], [sin, cos]]
     matrix = np.stack((np.stack((cosine, -sine), -1), np.stack((sine, cosine), -1)), 1).reshape(2 * size, 2 * size)
     moved = t.transpose(parts, [*order, rank])
     rows = _times_matrix(t, t.reshape(moved, (*moved.shape[:-2], 2 * size)), matrix, scale)
@@ -70,21 +72,21 @@ def _transform_of_complex(t: Tosa, parts: Value, axis: int, forward: bool, scale
 
 
 def _inverse_to_real(t: Tosa, parts: Value, axis: int, size: int, scale: float) -> Value:
-    """Parts [*A,size/2+1,*B,2] of the transform of real numbers -> the real numbers [*A,size,*B]"""
+    """(real, imaginary) [*A,size/2+1,*B,2] of the transform of real numbers -> these numbers [*A,size,*B]"""
     rank, count = parts.rank - 1, parts.shape[axis]
     order = _axis_last(rank, axis)
     cosine, sine = _waves(size, count)
-    # the left-out half of a transform of real numbers is the conjugate of this one: all but the first and the middle
-    # term count twice
-    twice = np.where((np.arange(count) == 0) | (2 * np.arange(count) == size), 1, 2)
-    matrix = np.stack(((cosine * twice).T, (-sine * twice).T), 1).reshape(2 * count, size)
+    # the missing second half of the transform is the conjugate of the first half, so each term counts twice, except
+    # the first one and the one in the middle
+    multiplicity = np.where((np.arange(count) == 0) | (2 * np.arange(count) == size), 1, 2)
+    matrix = np.stack(((cosine * multiplicity).T, (-sine * multiplicity).T), 1).reshape(2 * count, size)
     moved = t.transpose(parts, [*order, rank])
     rows = _times_matrix(t, t.reshape(moved, (*moved.shape[:-2], 2 * count)), matrix, scale)
     return t.transpose(rows, [order.index(a) for a in range(rank)])
 
 
 def _normalization_factor(sizes: Sequence[int], normalization: int) -> float:
-    """The factor of a transform over axes of these sizes: ATen's 0 means 1, 1 means 1 / sqrt(N), 2 means 1 / N."""
+    """The factor of a transform over N = prod(sizes) elements. ATen's 0 means 1, 1 is 1 / sqrt(N), 2 is 1 / N."""
     return float(math.prod(sizes) ** (-normalization / 2))
 
 
@@ -128,12 +130,15 @@ def _fft_c2r(t: Tosa, self: Value, dim: Sequence[int], normalization: int, last_
 
 
 def _normalization(norm: str | None, forward: bool) -> int:
-    """torch.fft's ``norm`` as the number that ``_normalization_factor`` takes."""
+    """torch.fft's ``norm`` (None is "backward") as the number that ``_normalization_factor`` takes.
+
+    "forward" and "backward" name the direction that is divided by N; the other one gets 0.
+    """
     return 1 if norm == "ortho" else 2 * ((norm == "forward") == forward)
 
 
 def _transformed(t: Tosa, x: Value, dims: Sequence[int], norm: str | None, forward: bool) -> Complex:
-    """The transform of x over ``dims``, or its inverse if ``forward`` is false."""
+    """The transform of x, real or complex, over ``dims``; its inverse unless ``forward``."""
     return _fft_c2c(t, _complex(t, x), dims, _normalization(norm, forward), forward)
 
 
@@ -145,7 +150,7 @@ def _complex(t: Tosa, x: Value) -> Complex:
 
 
 def _expect_size(t: Tosa, sizes: Any) -> None:
-    """Raise Unsupported if the user gave sizes to pad or cut the input to."""
+    """Raise Unsupported unless ``sizes``, to which torch would pad or cut the input, is None."""
     t.require(sizes is None, "only a Fourier transform of the size of its input is lowered")
 
 
@@ -192,9 +197,10 @@ def fft_ifft2(t: Tosa, self: Value, s: Sequence[int] | None, dim: Sequence[int],
 @lowers(aten.fft_irfft.default)
 def fft_irfft(t: Tosa, self: Value, n: int | None, dim: int, norm: str | None) -> Value:
     """complex [*S] -> real [*S']; an axis of N / 2 + 1 elements becomes one of N"""
-    natural = 2 * (self.shape[dim] - 1)
-    t.require(n in (None, natural, natural + 1), f"an inverse of {self.shape[dim]} to {n} elements is not lowered")
-    return _fft_c2r(t, _complex(t, self), [dim], _normalization(norm, False), natural if n is None else n)
+    even = 2 * (self.shape[dim] - 1)
+    # the transforms of ``even`` and of ``even + 1`` real numbers have the same size
+    t.require(n in (None, even, even + 1), f"an inverse of {self.shape[dim]} to {n} elements is not lowered")
+    return _fft_c2r(t, _complex(t, self), [dim], _normalization(norm, False), even if n is None else n)
 
 
 # ---- complex numbers and their parts
@@ -216,7 +222,7 @@ def view_as_real(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.abs.default, on=Complex)
 def abs(t: Tosa, self: Complex) -> Value:
-    """[*S] -> [*S]; overflows where a part is above 1e19, because it is squared"""
+    """[*S] -> [*S]; overflows where the real or imaginary part is above 1e19, because both are squared"""
     square = t.reduce_sum(t.mul(self.parts, self.parts), self.rank)
     return sqrt(t, t.reshape(square, self.shape))
 
@@ -228,7 +234,7 @@ def angle(t: Tosa, self: Complex) -> Value:
 
 
 def _part(t: Tosa, x: Complex, which: int) -> Value:
-    """The real (0) or the imaginary (1) parts [*S] of x."""
+    """The real (``which`` is 0) or imaginary (1) part of x [*S], as [*S]."""
     return t.reshape(t.slice(x.parts, [0] * x.rank + [which], [*x.shape, 1]), x.shape)
 
 
@@ -252,12 +258,13 @@ def slice(t: Tosa, self: Complex, dim: int, start: int | None, end: int | None, 
 
 @lowers(aten.mul.Tensor, on=Complex)
 def mul(t: Tosa, self: Operand, other: Operand) -> Complex:
-    """[*S], [*S] -> [*S]; one of both may be real"""
+    """[*S], [*S] -> [*S]; one operand may be real"""
     x, y = (self, other) if isinstance(self, Complex) else (other, self)
     assert isinstance(x, Complex)
     if not isinstance(y, Complex):
         t.require(not isinstance(y, complex), "a complex number as a factor is not lowered")
         return Complex(t.mul(x.parts, t.reshape(y, (*y.shape, 1)) if isinstance(y, Value) else y))
     (a, b), (c, d) = ((_part(t, v, 0), _part(t, v, 1)) for v in (x, y))
-    pair = t.sub(t.mul(a, c), t.mul(b, d)), t.add(t.mul(a, d), t.mul(b, c))
-    return Complex(t.concat([t.reshape(v, (*v.shape, 1)) for v in pair], pair[0].rank))
+    # (a + ib) (c + id) = (ac - bd) + i (ad + bc)
+    parts = t.sub(t.mul(a, c), t.mul(b, d)), t.add(t.mul(a, d), t.mul(b, c))
+    return Complex(t.concat([t.reshape(v, (*v.shape, 1)) for v in parts], parts[0].rank))

@@ -1,6 +1,7 @@
-"""Sampling of images and volumes at places that are computed at run time: one GATHER for each neighbour of a place.
+"""Sampling of images and volumes at places computed at run time: one GATHER for each neighbour of a place.
 
-Places are limited to one element around the tensor before they become integers: further out everything is the same.
+A place is a position along one axis in elements, a float. Places are clamped to -2 .. size + 1 before they become
+integers; everywhere outside of the tensor the padding gives the same.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ ZEROS, BORDER, REFLECTION = 0, 1, 2
 
 
 class Grid:
-    """How one call samples: sizes of the input's axes (the last one first, as in the grid), padding and alignment.
+    """How one call samples: ``sizes`` of the input's axes, the last axis first as in the grid, padding and alignment.
 
-    ``corners``: whether -1 and 1 are the centres of the outermost elements, and not their outer edges.
+    ``corners`` is torch's align_corners: whether -1 and 1 are the centres of the outermost elements, or their outer
+    edges.
     """
 
     def __init__(self, t: Tosa, sizes: Sequence[int], padding: int, corners: bool) -> None:
@@ -44,7 +46,7 @@ class Grid:
         return t.mul(t.sub(t.mul(raised, size), 1), 0.5)
 
     def padded(self, place: Value, size: int) -> Value:
-        """The position at which to read instead of ``place``: moved into the tensor, unless the padding is zeros."""
+        """``place`` moved into the tensor, as border or reflection padding says; for zero padding, as it is."""
         if self.padding == ZEROS:
             return place
         if self.padding == REFLECTION:
@@ -57,10 +59,10 @@ class Grid:
         if span == 0:
             return t.mul(place, 0)
         distance = t.abs(t.sub(place, low))
-        turns = t.floor(t.mul(distance, 1 / span))
-        rest = t.sub(distance, t.mul(turns, span))
-        half = t.mul(turns, 0.5)
-        # an odd number of reflections runs backwards
+        reflections = t.floor(t.mul(distance, 1 / span))
+        rest = t.sub(distance, t.mul(reflections, span))
+        half = t.mul(reflections, 0.5)
+        # after an odd number of reflections, the rest is counted back from ``high``
         odd = t.greater(half, t.floor(half))
         return t.add(t.select(odd, t.sub(span, rest), rest), low)
 
@@ -69,13 +71,14 @@ def sampled(t: Tosa, input: Value, grid: Value, mode: int, padding: int, corners
     """input [N,C,*S], grid [N,*S',axes] -> [N,C,*S']; computed in fp32"""
     axes = grid.shape[-1]
     g = Grid(t, input.shape[2:], padding, corners)
-    wide = converted(t, grid, DType.FP32)
-    n, places = grid.shape[0], math.prod(grid.shape[1:-1])
-    columns = [_column(t, t.reshape(wide, (n, places, axes)), axis) for axis in range(axes)]
-    found = [g.place(column, size) for column, size in zip(columns, g.sizes, strict=True)]
+    grid32 = converted(t, grid, DType.FP32)
+    n, count = grid.shape[0], math.prod(grid.shape[1:-1])
+    coordinates = [_column(t, t.reshape(grid32, (n, count, axes)), axis) for axis in range(axes)]
+    places = [g.place(coordinate, size) for coordinate, size in zip(coordinates, g.sizes, strict=True)]
+    # GATHER takes rows [N,K,C]: all elements of an image, channels last
     values = t.transpose(converted(t, input, DType.FP32), channels_last(input.rank))
     values = t.reshape(values, (n, math.prod(input.shape[2:]), input.shape[1]))
-    y = _cubic(g, values, found) if mode == BICUBIC else _nearest_or_linear(g, values, found, mode)
+    y = _cubic(g, values, places) if mode == BICUBIC else _nearest_or_linear(g, values, places, mode)
     y = t.reshape(y, (n, *grid.shape[1:-1], input.shape[1]))
     return converted(t, t.transpose(y, channels_first(y.rank)), input.dtype)
 
@@ -87,11 +90,11 @@ def _column(t: Tosa, grid: Value, axis: int) -> Value:
 
 
 Tap = tuple[Value, Value | None]
-"""A neighbour along one axis: its position, a whole number as float, and its weight; None is 1."""
+"""A neighbour along one axis: its place [N,P], whole numbers as floats, and its weight [N,P]; None is a weight of 1."""
 
 
 def _nearest_or_linear(g: Grid, values: Value, places: Sequence[Value], mode: int) -> Value:
-    """The nearest element of each place, or the weighted sum of the neighbours on both sides along each axis."""
+    """values [N,K,C], places [N,P] for each axis -> [N,P,C]: the nearest element, or linear interpolation."""
     t = g.t
     moved = [t.clamp(g.padded(p, size), -2, size + 1) for p, size in zip(places, g.sizes, strict=True)]
     if mode == NEAREST:
@@ -100,19 +103,22 @@ def _nearest_or_linear(g: Grid, values: Value, places: Sequence[Value], mode: in
 
 
 def _neighbours(t: Tosa, place: Value) -> list[Tap]:
-    """The elements before and after ``place``, weighted by how near they are."""
+    """The elements before and after ``place`` along one axis, with their weights in linear interpolation."""
     first = t.floor(place)
     share = t.sub(place, first)
     return [(first, t.sub(1, share)), (t.add(first, 1), share)]
 
 
 def _cubic(g: Grid, values: Value, places: Sequence[Value]) -> Value:
-    """The weighted sum of four elements along each axis. Each of the four is padded by itself."""
+    """values [N,K,C], places [N,P] for each axis -> [N,P,C]: cubic interpolation of four elements along each axis."""
     return _weighted_sum(g, values, [_four_neighbours(g, p, size) for p, size in zip(places, g.sizes, strict=True)])
 
 
 def _four_neighbours(g: Grid, place: Value, size: int) -> list[Tap]:
-    """The four elements around ``place`` along one axis, weighted by the cubic kernel."""
+    """The four elements around ``place`` along one axis, weighted by the cubic kernel.
+
+    As in torch, padding moves each of the four, not ``place``.
+    """
     t = g.t
     first = t.floor(place)
     share = t.sub(place, first)
@@ -125,12 +131,15 @@ def _four_neighbours(g: Grid, place: Value, size: int) -> list[Tap]:
 def _spline(t: Tosa, share: Value) -> list[Value]:
     """The weights of four neighbours by Keys' cubic convolution, a = -0.75.
 
-    For a share s between the second and the third one, their distances are 1 + s, s, 1 - s and 2 - s.
+    ``share`` s is the position between the second and the third neighbour, from 0 to 1. The distances of the four are
+    1 + s, s, 1 - s and 2 - s.
     """
 
+    # for a distance x below 1: (a + 2) x^3 - (a + 3) x^2 + 1
     def inner(x: Value) -> Value:
         return t.add(t.mul(t.mul(t.sub(t.mul(x, 1.25), 2.25), x), x), 1)
 
+    # for a distance x from 1 to 2: a x^3 - 5 a x^2 + 8 a x - 4 a
     def outer(x: Value) -> Value:
         return t.add(t.mul(t.sub(t.mul(t.add(t.mul(x, -0.75), 3.75), x), 6), x), 3)
 
@@ -139,9 +148,9 @@ def _spline(t: Tosa, share: Value) -> list[Value]:
 
 
 def _weighted_sum(g: Grid, values: Value, taps: Sequence[list[Tap]]) -> Value:
-    """values [N,K,C] -> [N,P,C], summed over all combinations of the taps of each axis.
+    """values [N,K,C], the taps of each axis -> [N,P,C]: the weighted sum over all combinations of one tap an axis.
 
-    The corners of a square, or more
+    With two taps for each of two axes, these are the four corners of a square.
     """
     t = g.t
     total: Value | None = None
@@ -156,25 +165,28 @@ def _weighted_sum(g: Grid, values: Value, taps: Sequence[list[Tap]]) -> Value:
 
 
 def _index_of_place(g: Grid, places: Sequence[Value]) -> Value:
-    """int32 [N,P]: where the element at these positions lies among all elements; ``places`` has [N,P] for each axis."""
+    """places [N,P] for each axis -> int32 [N,P], the index of the element there among all elements of an image.
+
+    Places outside of the tensor are moved to its edge; ``_weight`` is 0 for them.
+    """
     t = g.t
     flat: Value | None = None
     for place, size in reversed(list(zip(places, g.sizes, strict=True))):
-        inside = t.cast(t.clamp(place, 0, size - 1), DType.INT32)
-        flat = inside if flat is None else t.add(t.mul(flat, size), inside)
+        index = t.cast(t.clamp(place, 0, size - 1), DType.INT32)
+        flat = index if flat is None else t.add(t.mul(flat, size), index)
     assert flat is not None
     return flat
 
 
 def _weight(g: Grid, corner: Sequence[Tap]) -> Value | None:
-    """The weight of one combination of taps: the product of theirs. None is 1.
+    """The weight [N,P] of one combination of taps: the product of their weights; None is a weight of 1.
 
-    With padding by zeros it is 0 outside of the tensor.
+    With zero padding, the weight is 0 outside of the tensor.
     """
     t = g.t
     weight: Value | None = None
-    for _, own in corner:
-        weight = own if weight is None or own is None else t.mul(weight, own)
+    for _, factor in corner:
+        weight = factor if weight is None or factor is None else t.mul(weight, factor)
     if g.padding != ZEROS:
         return weight
     for (place, _), size in zip(corner, g.sizes, strict=True):

@@ -1,6 +1,6 @@
-"""Reading elements at indices. GATHER takes rows [N,K,C] by indices [N,W].
+"""Reading elements at indices: GATHER of values [N,K,C] at indices [N,W].
 
-An index out of range is an error in torch. Here its result is not defined.
+An index out of range is an error in torch; in TOSA its result is undefined.
 """
 
 from __future__ import annotations
@@ -30,17 +30,14 @@ aten = torch.ops.aten
 
 
 def movable(t: Tosa, dtype: DType) -> DType:
-    """The type in which GATHER and SCATTER move elements of ``dtype``.
-
-    They do not take BOOL, so that moves as numbers.
-    """
+    """The type in which GATHER and SCATTER move elements of ``dtype``: a number for BOOL, which they do not take."""
     if dtype is not DType.BOOL:
         return dtype
     return DType.INT8 if "INT" in t.spec.profiles else DType.FP32
 
 
 def taken(t: Tosa, values: Value, indices: Value) -> Value:
-    """Rows of values [N,K,C] at indices [N,W] -> [N,W,C], for any element type."""
+    """values [N,K,C], indices [N,W] -> [N,W,C] by GATHER, for any element type."""
     moved = t.gather(converted(t, values, movable(t, values.dtype)), indices)
     return converted(t, moved, values.dtype)
 
@@ -51,12 +48,12 @@ def counted(t: Tosa, size: int, shape: Sequence[int]) -> Value:
 
 
 def along(rank: int, axis: int, size: int) -> Shape:
-    """A shape of ``rank`` axes: ``size`` for ``axis``, 1 for all others."""
+    """A shape of ``rank`` axes: ``size`` along ``axis``, 1 along all others."""
     return tuple([size if a == axis else 1 for a in range(rank)])
 
 
 def from_start(t: Tosa, index: Value, size: int) -> Value:
-    """An index counted from the start of its axis, as int64. torch lets negative ones count from the end."""
+    """``index`` into an axis of ``size`` as int64, with negative numbers, which count from the end, made positive."""
     index = converted(t, index, DType.INT64)
     if range_of(index)[0] >= 0:
         return index
@@ -66,44 +63,45 @@ def from_start(t: Tosa, index: Value, size: int) -> Value:
 
 
 def addresses(shape: Shape) -> Range:
-    """The range of addresses: positions among all elements of a tensor.
+    """The range of addresses, flat indices into all elements of a tensor of ``shape``.
 
-    GATHER has them along one axis, which limits them.
+    GATHER needs the elements along one axis, whose size is at most LARGEST_SIZE.
     """
     return 0, min(size_range(math.prod(shape))[1], LARGEST_SIZE) - 1
 
 
 def addressed(t: Tosa, x: Value, dim: int, index: Value) -> tuple[Value, Value]:
-    """Values and indices with which GATHER reads x [*A,K,*B] at ``index`` [*A',W',*B'] along ``dim``.
+    """Values [N,K',1] and indices [N,W] with which GATHER reads x [*A,K,*B] at ``index`` [*A',W',*B'] along ``dim``.
 
-    Values are x as [N,K',1]. Indices are addresses [N,W] in them. N is the product of the axes before ``dim`` if x and
-    the index agree in these, so that they need not be part of the addresses; else N is 1.
+    Indices are addresses, flat indices into the elements of one batch. If x and ``index`` have the same axes before
+    ``dim``, N is their product; else N is 1, and the addresses count through all of x.
     """
     axis = axis_of(dim, x.rank)
     batched = index.shape[:axis] == x.shape[:axis]
     batch = math.prod(x.shape[:axis]) if batched else 1
     strides = [math.prod(x.shape[a + 1 :]) for a in range(x.rank)]
-    place = converted(t, index, DType.INT64)
+    address = converted(t, index, DType.INT64)
     with t.proven(addresses(x.shape)):
         # address = sum of position * stride over the axes that are not in the batch
-        place = place if strides[axis] == 1 else t.mul(place, strides[axis])
+        address = address if strides[axis] == 1 else t.mul(address, strides[axis])
         for a in range(axis if batched else 0, x.rank):
             if a != axis and index.shape[a] > 1:
-                place = t.add(place, t.mul(counted(t, index.shape[a], along(x.rank, a, index.shape[a])), strides[a]))
-    columns = t.reshape(x, (batch, math.prod(x.shape) // batch, 1))
-    return columns, t.reshape(place, (batch, math.prod(index.shape) // batch))
+                position = counted(t, index.shape[a], along(x.rank, a, index.shape[a]))
+                address = t.add(address, t.mul(position, strides[a]))
+    elements = t.reshape(x, (batch, math.prod(x.shape) // batch, 1))
+    return elements, t.reshape(address, (batch, math.prod(index.shape) // batch))
 
 
 def ranked_pair(t: Tosa, x: Value, index: Value) -> tuple[Value, Value]:
-    """x and index with at least one axis: torch takes a tensor without axes for one of size 1."""
+    """x and index with at least one axis: torch treats a tensor [] as [1]."""
     return t.ranked(x, max(x.rank, 1)), t.ranked(index, max(index.rank, 1))
 
 
 class Rows(NamedTuple):
-    """A tensor in the form in which GATHER and SCATTER take the rows that ``x[indices]`` names.
+    """The operands of a GATHER or SCATTER for ``x[indices]``.
 
-    ``values`` [N,K,C] are all rows, ``places`` [N,W] are those that are named. ``order`` is the permutation of the axes
-    that leads to the rows. ``result`` is the shape of what is named: the batch, the shape of the indices, the rest.
+    ``values`` [N,K,C] is x transposed by ``order`` and reshaped; ``places`` [N,W] are the indices of the selected rows.
+    ``result`` is the shape of ``x[indices]``: batch axes, the shape of the indices, the other axes.
     """
 
     values: Value
@@ -113,9 +111,10 @@ class Rows(NamedTuple):
 
 
 def rows_of(t: Tosa, x: Value, indices: Sequence[Value | None]) -> Rows:
-    """The rows that ``x[indices]`` names; None stands for a whole axis.
+    """The rows that ``x[indices]`` selects; an index of None selects a whole axis.
 
-    If the indexed axes are neighbours, those before them are the batch; else there is none, as in torch's results.
+    If the indexed axes are adjacent, the axes before them are the batch. Otherwise there is no batch: torch puts the
+    axes of the indices first in the result.
     """
     axes = [a for a, index in enumerate(indices) if index is not None]
     lead = list(range(axes[0])) if axes == list(range(axes[0], axes[-1] + 1)) else []
@@ -130,15 +129,18 @@ def rows_of(t: Tosa, x: Value, indices: Sequence[Value | None]) -> Rows:
 
 
 def _joint_index(t: Tosa, indices: Sequence[Value], sizes: Shape) -> Value:
-    """Indices into several axes, which broadcast, as one index into these axes flattened."""
-    place: Value | None = None
+    """One index into flattened axes of ``sizes``, from one index for each axis; the indices broadcast.
+
+    Raises Unsupported for a mask (an index of type bool).
+    """
+    joint: Value | None = None
     for index, size in zip(indices, sizes, strict=True):
         t.require(index.dtype is not DType.BOOL, "the shape of what a mask selects depends on the data")
-        own = from_start(t, index, size)
+        position = from_start(t, index, size)
         with t.proven(addresses(sizes)):
-            place = own if place is None else t.add(t.mul(place, size), own)
-    assert place is not None
-    return place
+            joint = position if joint is None else t.add(t.mul(joint, size), position)
+    assert joint is not None
+    return joint
 
 
 # ---- rules
@@ -165,9 +167,7 @@ def index_select(t: Tosa, self: Value, dim: int, index: Value) -> Value:
 
 @lowers(aten.index.Tensor, aten._unsafe_index.Tensor, indexes={"indices": each_axis("self")})
 def index_tensor(t: Tosa, self: Value, indices: Sequence[Value | None]) -> Value:
-    """self [*S], several indices [*I] that broadcast -> [*A,*I,*B]; axes without an index stay, those of A
-    before the first index
-    """
+    """self [*S], several indices [*I] that broadcast -> [*A,*I,*B]; A and B are the axes without an index"""
     rows = rows_of(t, self, indices)
     return t.reshape(taken(t, rows.values, rows.places), rows.result)
 
@@ -181,7 +181,7 @@ def gather(t: Tosa, self: Value, dim: int, index: Value, sparse_grad: bool) -> V
 
 @lowers(aten.take.default, indexes={"index": elements("self")})
 def take(t: Tosa, self: Value, index: Value) -> Value:
-    """self [*S], index [*I] -> [*I]; the index counts through all elements"""
+    """self [*S], index [*I] -> [*I]; an index into self as if it had one axis"""
     flat = t.reshape(self, (math.prod(self.shape),))
     return index_tensor(t, flat, [index])
 
@@ -202,7 +202,7 @@ def take_along_dim(t: Tosa, self: Value, indices: Value, dim: int | None) -> Val
 
 @lowers(aten.one_hot.default, indexes={"self": classes("num_classes")})
 def one_hot(t: Tosa, self: Value, num_classes: int) -> Value:
-    """[*S] -> [*S,num_classes]; int64, 1 where the position is the element, else 0"""
+    """[*S] -> [*S,num_classes]; int64: 1 at the position that an element names, else 0"""
     t.require(num_classes > 0, "the shape of one_hot without num_classes depends on the data")
     hit = t.equal(
         t.reshape(self, (*self.shape, 1)), counted(t, num_classes, along(self.rank + 1, self.rank, num_classes))

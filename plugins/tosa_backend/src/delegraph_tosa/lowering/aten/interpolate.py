@@ -1,6 +1,7 @@
-"""Interpolation along any axes: each output is a weighted sum of elements at positions that are known beforehand.
+"""Interpolation along any axes: each output element is a weighted sum of input elements at known positions.
 
-Positions and weights are computed in fp32, as torch does. Interpolation that RESIZE can express is in ``resize``.
+Positions and weights are computed in fp32, as torch does. ``resize`` has interpolation that RESIZE can express,
+``interpolate_dynamic`` has positions that depend on sizes known at run time only.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ f32 = np.float32
 
 
 class Tap(NamedTuple):
-    """One of the elements that each output is made of: their positions [out] and weights [out].
+    """One term of the weighted sums: positions [out] of an input element for each output, and its weights [out].
 
-    None is a weight of 1.
+    Both are numpy arrays; ``weights`` of None is a weight of 1.
     """
 
     positions: Any
@@ -38,26 +39,26 @@ class Tap(NamedTuple):
 
 
 Kind = Callable[[Axis, bool], list[Tap]]
-"""A kind of interpolation: the taps for an axis and ``corners`` (align_corners)."""
+"""A kind of interpolation: returns the taps for an axis and ``corners`` (torch's align_corners)."""
 
 
 def _limited_to_axis(positions: Any, axis: Axis) -> Any:
-    """Positions limited to the axis, as int64."""
+    """Positions clamped to 0 .. size - 1 of the axis, as int64."""
     return np.clip(positions, 0, axis.size - 1).astype(np.int64)
 
 
 def nearest(axis: Axis, corners: bool) -> list[Tap]:
-    """The element in which the start of an output lies."""
+    """The input element in which the start of an output element lies, as torch's "nearest" has it."""
     return [Tap(_limited_to_axis(np.floor(np.arange(axis.out, dtype=f32) * axis.step()), axis))]
 
 
 def nearest_exact(axis: Axis, corners: bool) -> list[Tap]:
-    """The element in which the centre of an output lies."""
+    """The input element in which the centre of an output element lies, as torch's "nearest-exact" has it."""
     return [Tap(_limited_to_axis(np.floor((np.arange(axis.out, dtype=f32) + f32(0.5)) * axis.step()), axis))]
 
 
 def linear(axis: Axis, corners: bool) -> list[Tap]:
-    """The elements on both sides of an output's centre, weighted by how near they are."""
+    """The input elements on both sides of an output's centre, with the weights of linear interpolation."""
     places = np.maximum(axis.places(corners), f32(0))
     first = _limited_to_axis(np.floor(places), axis)
     share = np.clip(places - first.astype(f32), f32(0), f32(1))
@@ -65,7 +66,7 @@ def linear(axis: Axis, corners: bool) -> list[Tap]:
 
 
 def cubic(axis: Axis, corners: bool) -> list[Tap]:
-    """The four elements around an output's centre, weighted by a cubic spline."""
+    """The four input elements around an output's centre, weighted by the cubic kernel."""
     places = axis.places(corners)
     first = np.floor(places)
     share = places - first
@@ -80,40 +81,40 @@ def _spline(x: Any, a: np.float32) -> Any:
 
 
 def _linear_kernel(x: Any) -> Any:
-    """The weight at distance x: falls from 1 to 0 at distance 1."""
+    """The triangular kernel at distance x: max(1 - |x|, 0)."""
     return np.maximum(1 - np.abs(x), 0)
 
 
 def _filtered(width: float, weight: Callable[[Any], Any]) -> Kind:
-    """A kind with antialias: an output averages all elements that it covers.
+    """The kind of interpolation with antialias: an output averages all input elements under the filter.
 
-    ``weight`` is the filter, which reaches ``width`` / 2 outputs to either side.
+    ``weight`` is the filter as a function of the distance, 0 from ``width`` / 2 on. Downsampling widens it by the step.
     """
 
     def taps(axis: Axis, corners: bool) -> list[Tap]:
         step = axis.step(corners)
-        wide = max(step, f32(1))
+        stretch = max(step, f32(1))
         centres = step * (np.arange(axis.out, dtype=f32) + f32(0.5))
-        reach = f32(width / 2) * wide
+        reach = f32(width / 2) * stretch
+        # output i reads the elements first[i] .. end[i] - 1
         first = np.maximum((centres - reach + f32(0.5)).astype(np.int64), 0)
-        last = np.minimum((centres + reach + f32(0.5)).astype(np.int64), axis.size)
-        places = first[:, None] + np.arange(int((last - first).max()))
-        weights = weight((places + f32(0.5) - centres[:, None]) / wide) * (places < last[:, None])
+        end = np.minimum((centres + reach + f32(0.5)).astype(np.int64), axis.size)
+        places = first[:, None] + np.arange(int((end - first).max()))
+        weights = weight((places + f32(0.5) - centres[:, None]) / stretch) * (places < end[:, None])
         weights = (weights / weights.sum(1, keepdims=True)).astype(f32)
         return [
             Tap(_limited_to_axis(p, axis), w)
-            for p, w in zip(*_columns_of_taps(places, weights, last - first), strict=True)
+            for p, w in zip(*_columns_of_taps(places, weights, end - first), strict=True)
         ]
 
     return taps
 
 
 def _columns_of_taps(places: Any, weights: Any, counts: Any) -> tuple[Any, Any]:
-    """Columns of places and weights [outputs, taps].
+    """Places and weights [outputs, taps], transposed, with harmless surplus taps.
 
-    Output i has ``counts[i]`` taps, and none on an element beyond them. Every output gets as many taps as the widest
-    one has. A tap of weight 0 on an element outside would turn an infinity there into NaN. So the surplus taps of an
-    output repeat its last element and share that one's weight, in exact halves.
+    Output i needs only its first ``counts[i]`` taps. A surplus tap with weight 0 would still read its element, and
+    0 * inf is NaN. So the surplus taps repeat the last needed element and share its weight: 1/2, 1/4, .., all exact.
     """
     taps = np.arange(places.shape[1])
     last = (counts - 1)[:, None]
@@ -127,20 +128,22 @@ cubic_filter = _filtered(4, lambda x: _spline(np.abs(x).astype(f32), f32(-0.5)))
 
 
 def interpolated(t: Tosa, x: Value, axes: Sequence[Axis], kind: Kind, corners: bool = False) -> Value:
-    """x [N,C,*S] -> [N,C,*S'], interpolated along one axis after the other; weighted sums are in fp32"""
+    """x [N,C,*S] -> [N,C,*S'], interpolated along one axis after the other; weighted sums are in fp32.
+
+    Raises Unsupported for weighted sums of integers, and for antialias if a size is known at run time only.
+    """
     y = x
     for number, axis in enumerate(axes, start=2):
         if kind in (linear_filter, cubic_filter) and axis.size == axis.out:  # eager does not filter such an axis
             continue
-        # whether elements are mixed, and not just picked
-        between = kind not in (nearest, nearest_exact)
-        if between and not t.weighs_integers:
+        is_weighted = kind not in (nearest, nearest_exact)
+        if is_weighted and not t.weighs_integers:
             t.require(x.dtype in FLOATS, f"interpolation of {x.dtype} between elements is not lowered")
             y = converted(t, y, DType.FP32)
         if is_dynamic(axis.size) or is_dynamic(axis.out):
             text = f"how many elements an output covers depends on {axis.size}, which is known at run time only"
             why = by_size(text, "resize with antialias=False")
-            t.require(kind in AT_RUN_TIME and not (between and t.weighs_integers), why)
+            t.require(kind in AT_RUN_TIME and not (is_weighted and t.weighs_integers), why)
             y = interpolate_dynamic.weighted(t, y, number, AT_RUN_TIME[kind](t, axis, corners))
         else:
             y = _weighted(t, y, number, kind(axis, corners))
@@ -153,7 +156,10 @@ AT_RUN_TIME: dict[Kind, Callable[[Tosa, Axis, bool], list[interpolate_dynamic.Ta
     linear: interpolate_dynamic.linear,
     cubic: interpolate_dynamic.cubic,
 }
-"""Kinds with the same number of taps for all sizes -> what computes the taps at run time."""
+"""Kind of interpolation -> the function that emits operators for its taps.
+
+Antialias is missing: its number of taps depends on the sizes.
+"""
 
 
 def _weighted(t: Tosa, x: Value, axis: int, taps: list[Tap]) -> Value:
@@ -171,12 +177,12 @@ def _weighted(t: Tosa, x: Value, axis: int, taps: list[Tap]) -> Value:
 
 
 def axes_of(x: Value, output_size: Sequence[int] | None, scales: Sequence[float | None] | None) -> list[Axis]:
-    """The spatial axes of x [N,C,*S] with their output sizes; the user gave these, or scales."""
+    """The spatial axes of x [N,C,*S] with output sizes and scales; without ``output_size`` it follows from scales."""
     sizes = x.shape[2:]
-    given = [None] * len(sizes) if scales is None else list(scales)
+    factors = [None] * len(sizes) if scales is None else list(scales)
     if output_size is None:
-        output_size = [scaled(n, scale) for n, scale in zip(sizes, given, strict=True)]  # type: ignore[arg-type]
-    return [Axis(*row) for row in zip(sizes, output_size, given, strict=True)]
+        output_size = [scaled(n, scale) for n, scale in zip(sizes, factors, strict=True)]  # type: ignore[arg-type]
+    return [Axis(*row) for row in zip(sizes, output_size, factors, strict=True)]
 
 
 Sizes = Sequence[int] | None
@@ -213,7 +219,7 @@ def upsample_bicubic2d_vec(
 def _upsample_bilinear2d_aa_vec(
     t: Tosa, input: Value, output_size: Sizes, align_corners: bool, scale_factors: Scales
 ) -> Value:
-    """[N,C,H,W] -> [N,C,H',W']; averaged over what an output covers"""
+    """[N,C,H,W] -> [N,C,H',W']; with antialias"""
     return interpolated(t, input, axes_of(input, output_size, scale_factors), linear_filter, align_corners)
 
 
@@ -221,7 +227,7 @@ def _upsample_bilinear2d_aa_vec(
 def _upsample_bicubic2d_aa_vec(
     t: Tosa, input: Value, output_size: Sizes, align_corners: bool, scale_factors: Scales
 ) -> Value:
-    """[N,C,H,W] -> [N,C,H',W']; averaged over what an output covers"""
+    """[N,C,H,W] -> [N,C,H',W']; with antialias"""
     return interpolated(t, input, axes_of(input, output_size, scale_factors), cubic_filter, align_corners)
 
 
@@ -257,7 +263,7 @@ def _upsample_nearest_exact2d(
 
 
 def _image_rule(operator: Any, kind: Kind) -> None:
-    """Register the rule of an operator on images that has the argument align_corners."""
+    """Register ``interpolated`` by ``kind`` as the rule of an operator on images with the argument align_corners."""
 
     @lowers(operator)
     def rule(
@@ -278,7 +284,7 @@ _image_rule(aten._upsample_bicubic2d_aa.default, cubic_filter)
 
 
 def _volume_rule(operator: Any, kind: Kind) -> None:
-    """Register the rule of an operator on volumes that has no align_corners."""
+    """Register ``interpolated`` by ``kind`` as the rule of an operator on volumes without align_corners."""
 
     @lowers(operator)
     def rule(

@@ -1,4 +1,4 @@
-"""Interpolation where a size is known at run time only: TOSA operators compute the positions and weights.
+"""Interpolation along an axis whose size is known at run time only: TOSA operators compute positions and weights.
 
 The formulas are those of ``interpolate``, in fp32, as in torch. GATHER reads the elements.
 """
@@ -22,7 +22,10 @@ SHARPNESS = -0.75
 
 
 class Tap(NamedTuple):
-    """One of the elements that each output is made of: positions fp32 [out], whole numbers, and weights [out]."""
+    """One term of the weighted sums: positions [out], whole numbers as fp32, and weights fp32 [out].
+
+    ``weights`` of None is a weight of 1.
+    """
 
     positions: Value
     weights: Value | None = None
@@ -50,25 +53,25 @@ def _elements_at(t: Tosa, x: Value, axis: int, positions: Value) -> Value:
 
 
 def nearest(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
-    """The element in which the start of an output lies."""
+    """The input element in which the start of an output element lies, as torch's "nearest" has it."""
     return [_nearest(t, axis, t.numbers(axis.out, DType.FP32))]
 
 
 def nearest_exact(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
-    """The element in which the centre of an output lies."""
+    """The input element in which the centre of an output element lies, as torch's "nearest-exact" has it."""
     return [_nearest(t, axis, t.add(t.numbers(axis.out, DType.FP32), 0.5))]
 
 
 def _nearest(t: Tosa, axis: Axis, outputs: Value) -> Tap:
-    """The tap for positions in units of outputs, rounded as torch does.
+    """The tap at ``outputs`` fp32 [out], positions in units of output elements, rounded down as torch does.
 
-    From sizes of 2**18 on the ratio's rounding may differ, and the next element be taken.
+    From sizes of 2**18 on, the ratio of the sizes may be rounded otherwise than in torch: then a neighbour is taken.
     """
     return Tap(t.clamp(t.floor(t.mul(outputs, _step(axis, False))), 0, axis.size - 1))
 
 
 def linear(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
-    """The elements on both sides of an output's centre, weighted by how near they are."""
+    """The input elements on both sides of an output's centre, with the weights of linear interpolation."""
     places = t.maximum(_places(t, axis, corners), 0)
     first = t.minimum(t.floor(places), axis.size - 1)
     share = t.clamp(t.sub(places, first), 0, 1)
@@ -76,7 +79,7 @@ def linear(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
 
 
 def cubic(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
-    """The four elements around an output's centre, weighted by a cubic spline."""
+    """The four input elements around an output's centre, weighted by the cubic kernel."""
     places = _places(t, axis, corners)
     first = t.floor(places)
     share = t.sub(places, first)

@@ -1,7 +1,7 @@
 """Matrix products.
 
-A constant matrix is the weight of a CONV2D with a 1x1 kernel: that takes torch's [O,I] as it lies in memory, and the
-bias too. Two matrices that are computed at run time go into a MATMUL.
+A product with a constant matrix is a CONV2D with a 1x1 kernel, which takes torch's weight [O,I] as it lies in memory,
+and adds the bias. Two matrices that are computed at run time go into a MATMUL.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 def affine(t: Tosa, x: Value, weight: Value, bias: Value | None) -> Value:
-    """x [*S,I], weight [O,I], bias [O] -> [*S,O]: x times the transposed weight, plus the bias"""
+    """x [*S,I], weight [O,I], bias [O] -> x @ weight.T + bias [*S,O]"""
     if weight.constant is None:
         y = _product(t, x, t.transpose(weight, (1, 0)))
         return y if bias is None else t.add(y, bias)
@@ -32,7 +32,7 @@ def affine(t: Tosa, x: Value, weight: Value, bias: Value | None) -> Value:
 
 
 def _image(shape: Shape) -> Shape:
-    """The shape [N,1,W,I] in which rows [*S,I] are an image for CONV2D.
+    """The shape [N,1,W,I] to which ``affine`` reshapes x [*S,I], given as ``shape``, to be an image for CONV2D.
 
     Rows lie along the width: along the height, Vela's code takes twice the cycles. If ``S`` has one or two axes, the
     reshape only adds axes of size 1, which costs nothing.
@@ -69,7 +69,7 @@ def broadcast(left: Shape, right: Shape) -> Shape:
 
 
 def _in_batch(t: Tosa, x: Value, batch: Shape) -> Value:
-    """x [*B',L,K] -> [B,L,K], repeated along its batch axes to the shape ``batch``"""
+    """x [*B',L,K] -> [B,L,K], broadcast to the batch axes ``batch``, whose product is B"""
     x = t.ranked(x, len(batch) + 2)
     x = t.tile(x, [*(n // m for n, m in zip(batch, x.shape, strict=False)), 1, 1])
     return t.reshape(x, (math.prod(batch), *x.shape[-2:]))
@@ -150,6 +150,6 @@ def bilinear(t: Tosa, input1: Value, input2: Value, weight: Value, bias: Value |
 
 
 def _added(t: Tosa, self: Value, y: Value, beta: float, alpha: float) -> Value:
-    """beta * self + alpha * y. If beta is 0, torch does not read ``self``, so NaN in it does not count."""
+    """beta * self + alpha * y. If beta is 0, ``self`` is not read, as in torch: a NaN there has no effect."""
     y = y if alpha == 1 else product(t, y, alpha)
     return y if beta == 0 else sum_of(t, y, scaled(t, self, beta), 1)

@@ -1,4 +1,4 @@
-"""Losses of class labels. A label that is to be ignored may be any number; every other one is a class."""
+"""Losses over class labels. A label equal to ``ignore_index`` is ignored and need not be a class."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ from .reduce import log_softmax_of
 aten = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2
 INDEXES = {"target": labels("self", "ignore_index")}
-"""Labels are classes, or ``ignore_index``."""
+"""The labels that eager accepts: classes, or ``ignore_index``."""
 
 
 class Labels(NamedTuple):
-    """Labels [M]: their classes, whether they count, and their weights; class and weight of an ignored one are 0."""
+    """Flattened labels: their classes (integers), whether they count (bool) and their weights, all [M].
+
+    An ignored label has class 0 and weight 0.
+    """
 
     classes: Value
     counted: Value
@@ -32,27 +35,30 @@ class Labels(NamedTuple):
 
 
 def _labels(t: Tosa, target: Value, weight: Value | None, count: int, ignored: int, dtype: DType) -> Labels:
-    """The labels ``target`` of any shape, flattened.
+    """The labels ``target``, of any shape. ``weight`` [C] has one weight for each of ``count`` classes; None is all 1.
 
-    ``weight`` [C] has a weight for each of ``count`` classes, or is None.
+    ``ignored`` is the ignore_index, ``dtype`` the type of the weights.
     """
     flat = t.reshape(target, (math.prod(target.shape),))
     counted = t.logical_not(t.equal(flat, ignored))
     classes = t.select(counted, flat, 0)
     if weight is None:
         return Labels(classes, counted, t.select(counted, t.constant(1, dtype, (1,)), 0))
-    own = taken(t, t.reshape(weight, (1, count, 1)), t.reshape(classes, (1, *flat.shape)))
-    return Labels(classes, counted, t.select(counted, t.reshape(own, flat.shape), 0))
+    weights = taken(t, t.reshape(weight, (1, count, 1)), t.reshape(classes, (1, *flat.shape)))
+    return Labels(classes, counted, t.select(counted, t.reshape(weights, flat.shape), 0))
 
 
 def _rows(t: Tosa, x: Value) -> Value:
-    """Scores x [N,C,*S] or [C] as one row of classes for each label [M,C]"""
+    """x [N,C,*S] or [C] -> [M,C], one row of scores for each label"""
     x = t.ranked(x, max(x.rank, 2))
     return t.reshape(t.transpose(x, channels_last(x.rank)), (math.prod(x.shape) // x.shape[1], x.shape[1]))
 
 
 def _reduced(t: Tosa, losses: Value, weights: Value | None, target: Value, reduction: int) -> Value:
-    """losses [M] -> in the target's shape (NONE), their sum (SUM), or that divided by the sum of the weights (MEAN)"""
+    """losses [M] -> losses in the shape of ``target`` (NONE), their sum [] (SUM), or sum / sum of weights [] (MEAN).
+
+    ``weights`` [M] of None are all 1.
+    """
     if reduction == NONE:
         return t.reshape(losses, target.shape)
     total = t.reduce_sum(losses, 0)
@@ -63,15 +69,15 @@ def _reduced(t: Tosa, losses: Value, weights: Value | None, target: Value, reduc
 
 
 def _likelihoods(t: Tosa, rows: Value, labels: Labels) -> Value:
-    """rows [M,C] of log-probabilities -> [M], minus that of each label's class, times its weight"""
+    """rows [M,C] of log-probabilities -> losses [M]: -rows[m, class of m] * weight of m, 0 for ignored labels"""
     count, classes = rows.shape
-    own = taken(t, t.reshape(rows, (count, classes, 1)), t.reshape(labels.classes, (count, 1)))
-    return t.select(labels.counted, t.mul(t.negate(t.reshape(own, (count,))), labels.weights), 0)
+    selected = taken(t, t.reshape(rows, (count, classes, 1)), t.reshape(labels.classes, (count, 1)))
+    return t.select(labels.counted, t.mul(t.negate(t.reshape(selected, (count,))), labels.weights), 0)
 
 
 @lowers(aten.nll_loss_nd.default, indexes=INDEXES)
 def nll_loss_nd(t: Tosa, self: Value, target: Value, weight: Value | None, reduction: int, ignore_index: int) -> Value:
-    """self [N,C,*S] or [C], target [N,*S] or [], weight [C] -> the same as target, or []"""
+    """self [N,C,*S] or [C], target [N,*S] or [], weight [C] -> [N,*S] without reduction, else []"""
     rows = _rows(t, self)
     labels = _labels(t, target, weight, rows.shape[1], ignore_index, self.dtype)
     return _reduced(t, _likelihoods(t, rows, labels), labels.weights, target, reduction)
@@ -87,32 +93,35 @@ def cross_entropy_loss(
     ignore_index: int,
     label_smoothing: float,
 ) -> Value:
-    """self [N,C,*S] or [C], target [N,*S] or [] of labels, or of probabilities in the shape of self -> as nll_loss"""
+    """self [N,C,*S] or [C], target [N,*S] or [] -> [N,*S] without reduction, else []
+
+    A float target has probabilities of classes in the shape of self.
+    """
     rows = _rows(t, log_softmax_of(t, self, 1 if self.rank > 1 else 0))
-    every = rows if weight is None else t.mul(rows, t.reshape(weight, (1, rows.shape[1])))
+    weighted_rows = rows if weight is None else t.mul(rows, t.reshape(weight, (1, rows.shape[1])))
     if target.dtype in FLOATS:
-        return _loss_of_probabilities(t, every, self, target, reduction, label_smoothing)
+        return _loss_of_probabilities(t, weighted_rows, self, target, reduction, label_smoothing)
     labels = _labels(t, target, weight, rows.shape[1], ignore_index, self.dtype)
     losses = _likelihoods(t, rows, labels)
     if label_smoothing:
-        sums = t.reshape(t.negate(t.reduce_sum(every, 1)), losses.shape)
-        even = t.mul(t.select(labels.counted, sums, 0), label_smoothing / rows.shape[1])
-        losses = t.add(t.mul(losses, 1 - label_smoothing), even)
+        # smoothing spreads this share of the probability evenly over all classes
+        sums = t.reshape(t.negate(t.reduce_sum(weighted_rows, 1)), losses.shape)
+        evenly = t.mul(t.select(labels.counted, sums, 0), label_smoothing / rows.shape[1])
+        losses = t.add(t.mul(losses, 1 - label_smoothing), evenly)
     return _reduced(t, losses, labels.weights, target, reduction)
 
 
 def _loss_of_probabilities(
-    t: Tosa, every: Value, self: Value, target: Value, reduction: int, label_smoothing: float
+    t: Tosa, rows: Value, self: Value, target: Value, reduction: int, label_smoothing: float
 ) -> Value:
-    """The loss where ``target`` has probabilities of classes.
+    """The cross entropy for a ``target`` [N,C,*S] or [C] of probabilities: -sum(rows * probabilities), reduced.
 
-    Rows ``every`` [M,C], weighted by these, summed and reduced ``every`` are the log-probabilities, times the weights
-    of the classes.
+    ``rows`` [M,C] are log-probabilities times the weights of the classes.
     """
-    share = _rows(t, converted(t, target, self.dtype))
+    probabilities = _rows(t, converted(t, target, self.dtype))
     if label_smoothing:
-        share = t.add(t.mul(share, 1 - label_smoothing), label_smoothing / every.shape[1])
-    losses = t.reshape(t.negate(t.reduce_sum(t.mul(every, share), 1)), (every.shape[0],))
+        probabilities = t.add(t.mul(probabilities, 1 - label_smoothing), label_smoothing / rows.shape[1])
+    losses = t.reshape(t.negate(t.reduce_sum(t.mul(rows, probabilities), 1)), (rows.shape[0],))
     if reduction == NONE:
         return t.reshape(losses, (self.shape[:1] + self.shape[2:]) if self.rank > 1 else ())
     return _reduced(t, losses, None, target, reduction)

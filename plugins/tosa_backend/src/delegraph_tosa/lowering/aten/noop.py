@@ -1,7 +1,4 @@
-"""Operators that compute nothing.
-
-Copies, detaching, memory formats, dropout outside of training, checks of metadata.
-"""
+"""Operators that compute nothing: copies, detach, memory formats, dropout outside of training, metadata checks."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ def same(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.clone.default, aten.contiguous.default)
 def clone(t: Tosa, self: Value, memory_format: Any) -> Value:
-    """[*S] -> [*S]; a memory format changes nothing, since TOSA has no strides"""
+    """[*S] -> [*S]; a memory format has no effect, since TOSA has no strides"""
     return self
 
 
@@ -42,4 +39,4 @@ def dropout(t: Tosa, input: Value, p: float, train: bool) -> Value:
 
 @lowers(aten._assert_tensor_metadata.default)
 def _assert_tensor_metadata(t: Tosa, a: Value, size: Any, stride: Any, dtype: Any, device: Any, layout: Any) -> None:
-    """No result: torch.export has checked it."""
+    """No result: torch.export has already checked the metadata."""

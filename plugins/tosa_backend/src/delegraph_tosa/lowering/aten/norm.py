@@ -21,9 +21,9 @@ aten = torch.ops.aten
 def normalized(
     t: Tosa, x: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value, eps: float
 ) -> Value:
-    """x [N,C,*S], the others [C] -> [N,C,*S]: normalized with the given statistics, as x * k + s.
+    """x [N,C,*S], the others [C] -> [N,C,*S]: (x - mean) / sqrt(variance + eps) * weight + bias, as x * k + s.
 
-    If the statistics are constant, so are k and s, and a pass folds them into a convolution before.
+    If the statistics are constant, so are k and s, and a pass folds them into the preceding convolution.
     """
     k, s = factor_and_offset(t, weight, bias, mean, variance, eps)
     shape = channel_shape(x)
@@ -83,7 +83,7 @@ def _native_batch_norm_legit_no_training(
     momentum: float,
     eps: float,
 ) -> tuple[Value, None, None]:
-    """input [N,C,*S] -> [N,C,*S]; what training would save is empty"""
+    """input [N,C,*S] -> [N,C,*S]; torch's other two results are for training and are not lowered"""
     _expect_one_type(t, input, weight, bias, running_mean, running_var)
     return normalized(t, input, weight, bias, running_mean, running_var, eps), None, None
 
@@ -98,19 +98,19 @@ def _expect_one_type(t: Tosa, input: Value, *others: Value | None) -> None:
 
 
 def standardized(t: Tosa, x: Value, axes: Sequence[int], eps: float) -> tuple[Value, Value, Value]:
-    """x [*S] minus its mean over ``axes``, divided by its standard deviation; the mean; and 1 / the deviation.
+    """x [*S] -> (x - mean) * scale [*S], mean and scale = 1 / sqrt(variance + eps), all fp32; statistics over ``axes``.
 
-    All fp32. Where the variance overflows (deviations above 1e19), the result is 0; torch returns 0 or NaN there.
+    Where the variance overflows (deviations above 1e19), the result is 0; torch returns 0 or NaN there.
     """
-    wide = converted(t, x, DType.FP32)
-    mean = average(t, wide, axes, True)
-    centred = t.sub(wide, mean)
+    x = converted(t, x, DType.FP32)
+    mean = average(t, x, axes, True)
+    centred = t.sub(x, mean)
     scale = t.rsqrt(t.add(average(t, t.mul(centred, centred), axes, True), eps))
     return t.mul(centred, scale), mean, scale
 
 
 def _times_weight_plus_bias(t: Tosa, y: Value, weight: Value | None, bias: Value | None, shape: Sequence[int]) -> Value:
-    """y [*S] in fp32, times the weight, plus the bias; both are reshaped to ``shape`` and may be None."""
+    """y * weight + bias in fp32; both are reshaped to ``shape``, and None leaves the step out."""
     if weight is not None:
         y = t.mul(y, t.reshape(converted(t, weight, DType.FP32), shape))
     return y if bias is None else t.add(y, t.reshape(converted(t, bias, DType.FP32), shape))
@@ -119,11 +119,11 @@ def _times_weight_plus_bias(t: Tosa, y: Value, weight: Value | None, bias: Value
 def _layer_norm(
     t: Tosa, x: Value, normalized_shape: Sequence[int], weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, Value, Value]:
-    """The normalized tensor, and the means and 1 / standard deviations that torch returns with it."""
+    """The three results of ``native_layer_norm``: the normalized tensor, means and 1 / standard deviations."""
     axes, shape = last_axes(x, normalized_shape)
     y, mean, scale = standardized(t, x, axes, eps)
-    kept = [converted(t, v, _statistics_type(x, weight)) for v in (mean, scale)]
-    return converted(t, _times_weight_plus_bias(t, y, weight, bias, shape), x.dtype), kept[0], kept[1]
+    mean, scale = (converted(t, v, _statistics_type(x, weight)) for v in (mean, scale))
+    return converted(t, _times_weight_plus_bias(t, y, weight, bias, shape), x.dtype), mean, scale
 
 
 def _statistics_type(x: Value, weight: Value | None) -> DType:
@@ -141,7 +141,7 @@ def layer_norm(
     eps: float,
     cudnn_enable: bool,
 ) -> Value:
-    """input [*A,*S], weight [*S], bias [*S] -> [*A,*S]; in fp32, the variance too"""
+    """input [*A,*S], weight [*S], bias [*S] -> [*A,*S]; computed in fp32, the statistics too"""
     return _layer_norm(t, input, normalized_shape, weight, bias, eps)[0]
 
 
@@ -155,16 +155,16 @@ def native_layer_norm(
 
 @lowers(aten.rms_norm.default)
 def rms_norm(t: Tosa, input: Value, normalized_shape: Sequence[int], weight: Value | None, eps: float | None) -> Value:
-    """input [*A,*S], weight [*S] -> [*A,*S], divided by the root of the mean square"""
-    wide = converted(t, input, DType.FP32)
+    """input [*A,*S], weight [*S] -> [*A,*S]; x / sqrt(mean(x^2) + eps), where None is the machine epsilon"""
+    x = converted(t, input, DType.FP32)
     axes, shape = last_axes(input, normalized_shape)
-    smallest = finfo(input.dtype).eps if eps is None else eps
-    y = t.mul(wide, t.rsqrt(t.add(average(t, t.mul(wide, wide), axes, True), smallest)))
+    epsilon = finfo(input.dtype).eps if eps is None else eps
+    y = t.mul(x, t.rsqrt(t.add(average(t, t.mul(x, x), axes, True), epsilon)))
     return converted(t, _times_weight_plus_bias(t, y, weight, None, shape), input.dtype)
 
 
 def _grouped(t: Tosa, x: Value, groups: int, eps: float) -> tuple[Value, Value, Value]:
-    """x [N,C,*S] standardized over groups of channels, with the means and 1 / deviations [N,groups,1]"""
+    """x [N,C,*S] -> x standardized over groups of channels, means and 1 / standard deviations [N,groups,1]"""
     n = x.shape[0]
     y, mean, scale = standardized(t, t.reshape(x, (n, groups, math.prod(x.shape[1:]) // groups)), [2], eps)
     return t.reshape(y, x.shape), mean, scale
@@ -193,12 +193,8 @@ def native_group_norm(
 ) -> tuple[Value, Value, Value]:
     """input [N,C,*S] -> [N,C,*S], and the means and 1 / standard deviations [N,group]"""
     y, mean, scale = _grouped(t, input, group, eps)
-    kept = [converted(t, t.reshape(v, (N, group)), _statistics_type(input, weight)) for v in (mean, scale)]
-    return (
-        converted(t, _times_weight_plus_bias(t, y, weight, bias, channel_shape(input)), input.dtype),
-        kept[0],
-        kept[1],
-    )
+    mean, scale = (converted(t, t.reshape(v, (N, group)), _statistics_type(input, weight)) for v in (mean, scale))
+    return converted(t, _times_weight_plus_bias(t, y, weight, bias, channel_shape(input)), input.dtype), mean, scale
 
 
 @lowers(aten.instance_norm.default)
@@ -214,7 +210,7 @@ def instance_norm(
     eps: float,
     cudnn_enabled: bool,
 ) -> Value:
-    """input [N,C,*S], weight [C], bias [C] -> [N,C,*S]; each channel of each sample by itself"""
+    """input [N,C,*S], weight [C], bias [C] -> [N,C,*S]; statistics over each channel of each sample"""
     if not use_input_stats and running_mean is not None and running_var is not None:
         _expect_one_type(t, input, weight, bias, running_mean, running_var)
         return normalized(t, input, weight, bias, running_mean, running_var, eps)

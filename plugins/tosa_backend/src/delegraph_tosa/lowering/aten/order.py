@@ -1,7 +1,7 @@
 """Positions of the largest and the smallest elements, and elements in order.
 
-NaN is the greatest element, as in torch. Of equal elements the first one comes first; torch promises that for
-``argmax`` and stable sorting, and leaves it open elsewhere.
+NaN is the greatest element, as in torch. Equal elements keep their order; torch promises this only for ``argmax`` and
+stable sorting.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Pair = tuple[Value, Value]
 COMPARISONS = 1 << 22
 """The most pairs of elements that a rule compares: TOSA has no sort, so each element is compared with every other one.
 
-Of sizes that are known at run time only, the smallest ones count.
+A size that is known at run time only is counted as small as it can be.
 """
 ONE_BY_ONE = 64
-"""Up to so many first elements of a longer row are found one after the other."""
+"""If rows are too long for COMPARISONS, up to this many first elements of their order are found one after the other."""
 
 
 def comparable(t: Tosa, x: Value) -> Value:
@@ -108,28 +108,28 @@ def min_dim(t: Tosa, self: Value, dim: int, keepdim: bool) -> Pair:
 
 
 def running(t: Tosa, x: Value, dim: int, largest: bool) -> Pair:
-    """The largest (or smallest) of the elements 0 .. n for each n, and the index of the last element that equals it.
+    """x [*A,N,*B] -> for each n, the largest (or smallest) of the elements 0 .. n along ``dim``, and its index.
 
-    NaN equals NaN here.
+    Of several equal elements it is the index of the last one; NaN equals NaN here.
     """
     if x.rank == 0:
         return x, t.constant(0, DType.INT64, ())
     axis, size, wide = axis_of(dim, x.rank), x.shape[axis_of(dim, x.rank)], comparable(t, x)
     least, most = (-inf, inf) if x.dtype in FLOATS else range_of(wide)
     best = scanned(t, wide, axis, t.maximum, least) if largest else scanned(t, wide, axis, t.minimum, most)
-    reached = _equal_or_nan(t, wide, best)
-    index = t.select(reached, counted(t, size, along(x.rank, axis, size)), 0)
+    is_best = _equal_or_nan(t, wide, best)
+    index = t.select(is_best, counted(t, size, along(x.rank, axis, size)), 0)
     return converted(t, best, x.dtype), scanned(t, index, axis, t.maximum, 0)
 
 
 def _equal_or_nan(t: Tosa, left: Value, right: Value) -> Value:
-    """Where elements are equal or both NaN."""
+    """bool, true where elements are equal or both NaN."""
     same = t.equal(left, right)
     return t.logical_or(same, t.logical_and(is_nan(t, left), is_nan(t, right))) if left.dtype in FLOATS else same
 
 
 def is_nan(t: Tosa, x: Value) -> Value:
-    """Where x is NaN, which is the only value that does not equal itself."""
+    """bool, true where x is NaN: only NaN does not equal itself."""
     return t.logical_not(t.equal(x, x))
 
 
@@ -149,10 +149,10 @@ def cummin(t: Tosa, self: Value, dim: int) -> Pair:
 
 
 def places(t: Tosa, x: Value, descending: bool, count: int) -> Value:
-    """x [N,K] -> int64 [N,count]: the positions of the elements that come first, second, .. in order. Stable.
+    """x [N,K] -> int64 [N,count]: the positions of the first ``count`` elements in sorted order; the order is stable.
 
-    An element's place in the order is the number of elements that precede it. If only a few of many elements are
-    wanted, they are found one by one.
+    An element's place in the order is the number of elements that precede it. If K is too large for that and ``count``
+    is small, the elements are found one by one. Raises Unsupported if both are too large.
     """
     rows, size = x.shape
     (fewest, _), (_, longest) = size_range(rows), size_range(size)
@@ -163,64 +163,69 @@ def places(t: Tosa, x: Value, descending: bool, count: int) -> Value:
     why = too_many_comparisons(f"sorting {rows} times {size} elements takes too many comparisons")
     t.require(not exceeds(compared, COMPARISONS), why)
     place = t.reduce_sum(t.cast(_precedes(t, x, descending), DType.INT32), 2)
-    # invert the table: the position whose place is 0, 1, ..
-    here = t.equal(place, converted(t, counted(t, count, (1, 1, count)), DType.INT32))
-    found = t.reduce_sum(t.select(here, converted(t, counted(t, size, (1, size, 1)), DType.INT32), 0), 1)
-    index = converted(t, t.reshape(found, (rows, count)), DType.INT64)
+    # invert the permutation: for each place 0, 1, .., the sum over positions has one term that is not 0
+    is_at_place = t.equal(place, converted(t, counted(t, count, (1, 1, count)), DType.INT32))
+    positions = t.reduce_sum(t.select(is_at_place, converted(t, counted(t, size, (1, size, 1)), DType.INT32), 0), 1)
+    index = converted(t, t.reshape(positions, (rows, count)), DType.INT64)
+    # changes no index: it tells the range analysis that indices are below the size
     return t.minimum(index, size - 1)
 
 
 def _one_by_one(t: Tosa, x: Value, descending: bool, count: int) -> Value:
-    """As ``places``: each time the first extreme among the elements that are left.
+    """As ``places``: each step finds the first extreme among the elements that no earlier step found.
 
-    NaN is greater than all, so it is found first or last.
+    NaN is the greatest element: it is found first if ``descending``, else last.
     """
     wide, size = comparable(t, x), x.shape[1]
-    here = counted(t, size, (1, size))
+    position = counted(t, size, (1, size))
     nan = is_nan(t, wide) if x.dtype in FLOATS else t.constant(0, DType.BOOL, (1, 1))
     least, most = (-inf, inf) if x.dtype in FLOATS else range_of(wide)
-    taken, found = t.constant(0, DType.BOOL, (1, 1)), []
+    done, indices = t.constant(0, DType.BOOL, (1, 1)), []
     for _ in range(count):
-        left = t.select(t.logical_or(taken, nan), t.like(least if descending else most, wide), wide)
-        hit = t.equal(wide, (t.reduce_max if descending else t.reduce_min)(left, 1))
-        # a position minus the size comes before all others, so a ``first`` one wins over a ``second``
-        first, second = (nan, hit) if descending else (hit, nan)
-        order = t.select(first, t.sub(here, size), t.select(second, here, size))
-        index = from_start(t, t.reduce_min(t.select(taken, size, order), 1), size)
-        taken = t.logical_or(taken, t.equal(here, index))
-        found.append(index)
-    return t.minimum(t.concat(found, 1), size - 1)
+        remaining = t.select(t.logical_or(done, nan), t.like(least if descending else most, wide), wide)
+        is_extreme = t.equal(wide, (t.reduce_max if descending else t.reduce_min)(remaining, 1))
+        # the smallest key wins: position - size for ``first`` elements, position for ``second`` ones, size for the rest
+        first, second = (nan, is_extreme) if descending else (is_extreme, nan)
+        key = t.select(first, t.sub(position, size), t.select(second, position, size))
+        index = from_start(t, t.reduce_min(t.select(done, size, key), 1), size)
+        done = t.logical_or(done, t.equal(position, index))
+        indices.append(index)
+    return t.minimum(t.concat(indices, 1), size - 1)
 
 
 def _precedes(t: Tosa, x: Value, descending: bool) -> Value:
-    """x [N,K] -> bool [N,K,K]: whether element j (last axis) comes before element i (middle axis)"""
+    """x [N,K] -> bool [N,K,K]: whether element j (last axis) comes before element i (middle axis) in sorted order"""
     rows, size = x.shape
     wide = comparable(t, x)
-    one, other = t.reshape(wide, (rows, size, 1)), t.reshape(wide, (rows, 1, size))
-    before = t.greater(other, one) if descending else t.greater(one, other)
-    tie = t.equal(one, other)
+    x_i, x_j = t.reshape(wide, (rows, size, 1)), t.reshape(wide, (rows, 1, size))
+    before = t.greater(x_j, x_i) if descending else t.greater(x_i, x_j)
+    tie = t.equal(x_i, x_j)
     if x.dtype in FLOATS:
-        nan, other_nan = is_nan(t, one), is_nan(t, other)
-        greater, smaller = (other_nan, nan) if descending else (nan, other_nan)
+        # comparisons with NaN are false: NaN, the greatest element, needs its own
+        nan_i, nan_j = is_nan(t, x_i), is_nan(t, x_j)
+        greater, smaller = (nan_j, nan_i) if descending else (nan_i, nan_j)
         before = t.logical_or(before, t.logical_and(greater, t.logical_not(smaller)))
-        tie = t.logical_or(tie, t.logical_and(nan, other_nan))
+        tie = t.logical_or(tie, t.logical_and(nan_i, nan_j))
     earlier = t.greater(counted(t, size, (1, size, 1)), counted(t, size, (1, 1, size)))
     return t.logical_or(before, t.logical_and(tie, earlier))
 
 
 def ordered(t: Tosa, x: Value, dim: int, descending: bool, first: int, count: int) -> Pair:
-    """x [*A,N,*B] -> ``count`` elements in order, from place ``first`` on, and their indices, both [*A,count,*B]"""
+    """x [*A,N,*B] -> ``count`` elements of the sorted order along ``dim`` from place ``first`` on, and their indices.
+
+    Both are [*A,count,*B]; a tensor [] gives itself and 0.
+    """
     if x.rank == 0:
         return x, t.constant(0, DType.INT64, ())
     axis, size = axis_of(dim, x.rank), x.shape[axis_of(dim, x.rank)]
-    last = [*(a for a in range(x.rank) if a != axis), axis]
-    moved = t.transpose(x, last)
+    axis_last = [*(a for a in range(x.rank) if a != axis), axis]
+    moved = t.transpose(x, axis_last)
     rows = t.reshape(moved, (math.prod(x.shape) // size, size))
     index = t.slice(places(t, rows, descending, first + count), (0, first), (rows.shape[0], count))
     values = taken(t, t.reshape(rows, (*rows.shape, 1)), index)
-    back = sorted(range(x.rank), key=last.__getitem__)
+    inverse = sorted(range(x.rank), key=axis_last.__getitem__)
     shape = (*moved.shape[:-1], count)
-    return t.transpose(t.reshape(values, shape), back), t.transpose(t.reshape(index, shape), back)
+    return t.transpose(t.reshape(values, shape), inverse), t.transpose(t.reshape(index, shape), inverse)
 
 
 @lowers(aten.sort.default)
@@ -249,7 +254,7 @@ def msort(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.topk.default)
 def topk(t: Tosa, self: Value, k: int, dim: int, largest: bool, sorted: bool) -> Pair:
-    """[*A,N,*B] -> [*A,k,*B], [*A,k,*B]; values and indices, always in order"""
+    """[*A,N,*B] -> [*A,k,*B], [*A,k,*B]; values and indices, sorted even if ``sorted`` is False"""
     return ordered(t, self, dim, largest, 0, k)
 
 
@@ -270,35 +275,38 @@ def _element_at_place(t: Tosa, x: Value, place: int, dim: int, keepdim: bool) ->
 
 @lowers(aten.median.dim)
 def median_dim(t: Tosa, self: Value, dim: int, keepdim: bool) -> Pair:
-    """[*A,N,*B] -> [*A,*B], [*A,*B]; the median (the lower of two in the middle) and its index; NaN if there is one"""
+    """[*A,N,*B] -> [*A,*B], [*A,*B]; the median (the lower of two) and its index; NaN if any element is NaN"""
     size = self.shape[axis_of(dim, self.rank)] if self.rank else 1
     value, index = _element_at_place(t, self, (size - 1) // 2, dim, keepdim)
     if self.dtype not in FLOATS:
         return value, index
-    largest, where = extreme(t, self, dim, keepdim, largest=True)
-    broken = is_nan(t, largest)
-    return t.select(broken, largest, value), t.select(broken, where, index)
+    # the largest element is NaN if there is any
+    largest, index_of_largest = extreme(t, self, dim, keepdim, largest=True)
+    has_nan = is_nan(t, largest)
+    return t.select(has_nan, largest, value), t.select(has_nan, index_of_largest, index)
 
 
 @lowers(aten.median.default)
 def median(t: Tosa, self: Value) -> Value:
-    """[*S] -> []; the lower of two in the middle. NaN wins"""
+    """[*S] -> []; the lower of two in the middle; NaN if any element is NaN"""
     return median_dim(t, t.reshape(self, (math.prod(self.shape),)), 0, False)[0]
 
 
-# ---- places in a row that is in order already
+# ---- places in a sorted row
 
 
-def found(t: Tosa, row: Value, x: Value, right: bool, out_int32: bool) -> Value:
-    """row [*A,K] in order, x [*A,N] -> [*A,N]; how many elements of the row come before each x. NaN comes after all.
+def count_before(t: Tosa, row: Value, x: Value, right: bool, out_int32: bool) -> Value:
+    """row [*A,K] in ascending order, x [*A,N] -> [*A,N]: how many elements of the row are less than each x.
 
-    ``right``: whether elements equal to x come before it.
+    With ``right``, elements equal to x are counted too. NaN is the greatest element. Raises Unsupported for more than
+    COMPARISONS pairs.
     """
-    left, values = promoted(t, t.reshape(row, (*row.shape[:-1], 1, row.shape[-1])), t.reshape(x, (*x.shape, 1)))
+    elements, values = promoted(t, t.reshape(row, (*row.shape[:-1], 1, row.shape[-1])), t.reshape(x, (*x.shape, 1)))
     compared = math.prod(x.shape) * row.shape[-1]
     why = too_many_comparisons(f"a search takes {compared} comparisons, which are too many")
     t.require(not exceeds(compared, COMPARISONS), why)
-    before = t.logical_not(t.greater(left, values) if right else t.greater_equal(left, values))
+    # not greater, instead of less: for x = NaN every comparison is false, and all elements count
+    before = t.logical_not(t.greater(elements, values) if right else t.greater_equal(elements, values))
     count = t.reduce_sum(t.cast(before, DType.INT32), before.rank - 1)
     return converted(t, t.reshape(count, x.shape), DType.INT32 if out_int32 else DType.INT64)
 
@@ -307,22 +315,23 @@ def found(t: Tosa, row: Value, x: Value, right: bool, out_int32: bool) -> Value:
 def bucketize(t: Tosa, self: Value, boundaries: Value, out_int32: bool, right: bool) -> Value:
     """[*S], boundaries [K] -> [*S]; int64 or int32"""
     flat = t.reshape(self, (math.prod(self.shape),))
-    return t.reshape(found(t, boundaries, flat, right, out_int32), self.shape)
+    return t.reshape(count_before(t, boundaries, flat, right, out_int32), self.shape)
 
 
 @lowers(aten.searchsorted.Tensor)
 def searchsorted(
     t: Tosa, sorted_sequence: Value, self: Value, out_int32: bool, right: bool, side: str | None, sorter: Value | None
 ) -> Value:
-    """sorted_sequence [*A,K] or [K], self [*A,N] -> [*A,N]; int64 or int32. ``sorter`` has the indices that put
-    the sequence in order, if it is not
+    """sorted_sequence [*A,K] or [K], self [*A,N] -> [*A,N]; int64 or int32
+
+    ``sorter`` [*A,K] holds the indices that sort the sequence; None says that it is sorted.
     """
-    row, after = sorted_sequence, right if side is None else side == "right"
+    row, on_right = sorted_sequence, right if side is None else side == "right"
     if sorter is not None:
         row = t.reshape(taken(t, *addressed(t, row, -1, sorter)), sorter.shape)
     if row.rank == self.rank:
-        return found(t, row, self, after, out_int32)
-    return bucketize(t, self, row, out_int32, after)
+        return count_before(t, row, self, on_right, out_int32)
+    return bucketize(t, self, row, out_int32, on_right)
 
 
 @lowers(aten.searchsorted.Scalar)

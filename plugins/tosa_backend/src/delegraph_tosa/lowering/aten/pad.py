@@ -17,23 +17,26 @@ aten = torch.ops.aten
 
 
 def _frame(x: Value, pad: Sequence[int]) -> list[tuple[int, int]]:
-    """(before, after) for each axis of x. ATen's ``pad`` has such pairs for the last axes only, the last one first."""
+    """(before, after) for each axis of x. ATen's ``pad`` is a flat list: the last axis first, leading ones missing."""
     pairs = [(pad[k], pad[k + 1]) for k in range(0, len(pad), 2)]
     return [(0, 0)] * (x.rank - len(pairs)) + pairs[::-1]
 
 
 @lowers(aten.constant_pad_nd.default)
 def constant_pad_nd(t: Tosa, self: Value, pad: Sequence[int], value: float) -> Value:
-    """[*S] -> [*S']; ``pad`` has (before, after) from the last axis on; a negative number cuts"""
+    """[*S] -> [*S']; a negative number in ``pad`` cuts elements off"""
     return framed(t, self, _frame(self, pad), value)
 
 
 Border = Callable[[Tosa, Value, int, int, int], tuple[Value, Value]]
-"""Makes the elements to put before and after x along an axis: (t, x, axis, before, after)."""
+"""(t, x, axis, before, after) -> the elements to put before and after x along ``axis``.
+
+Where ``before`` or ``after`` is 0, the result for that side is any value: ``bordered`` drops it.
+"""
 
 
 def _mirrored(t: Tosa, x: Value, axis: int, before: int, after: int) -> tuple[Value, Value]:
-    """Mirrored at the outermost elements, which are not repeated."""
+    """The ``Border`` of "reflect": x mirrored at its outermost elements, which are not repeated."""
     size = x.shape[axis]
     return (
         t.reverse(cut(t, x, axis, 1, max(before, 1)), axis) if before else x,
@@ -42,7 +45,7 @@ def _mirrored(t: Tosa, x: Value, axis: int, before: int, after: int) -> tuple[Va
 
 
 def _repeated(t: Tosa, x: Value, axis: int, before: int, after: int) -> tuple[Value, Value]:
-    """The outermost elements, repeated."""
+    """The ``Border`` of "replicate": the outermost elements, repeated."""
     times = [1] * axis, [1] * (x.rank - axis - 1)
     return (
         t.tile(cut(t, x, axis, 0, 1), [*times[0], max(before, 1), *times[1]]),
@@ -51,7 +54,7 @@ def _repeated(t: Tosa, x: Value, axis: int, before: int, after: int) -> tuple[Va
 
 
 def _wrapped(t: Tosa, x: Value, axis: int, before: int, after: int) -> tuple[Value, Value]:
-    """The elements from the other end."""
+    """The ``Border`` of "circular": elements from the other end of the axis."""
     return cut(t, x, axis, x.shape[axis] - max(before, 1), max(before, 1)), cut(t, x, axis, 0, max(after, 1))
 
 
@@ -59,10 +62,10 @@ BORDERS: dict[str, Border] = {"reflect": _mirrored, "replicate": _repeated, "cir
 
 
 def bordered(t: Tosa, x: Value, pad: Sequence[int], mode: str) -> Value:
-    """x [*S] -> [*S'], padded with its own elements, one axis after the other.
+    """x [*S] -> [*S'], padded with its own elements, one axis after the other; ``mode`` is a key of BORDERS.
 
-    A negative number cuts, after the padding. In mode "circular" it cuts before, so that what was cut does not come
-    back.
+    A negative number cuts elements off after the padding. In mode "circular" it cuts before, so that the other end is
+    not padded with elements that were cut off.
     """
     frame = _frame(x, pad)
     if mode == "circular":

@@ -34,7 +34,7 @@ def pooled(t: Tosa, x: Value, axes: list[Window], pool: Pool) -> Value:
 
 
 def _pooled_channels_last(t: Tosa, x: Value, axes: list[Window], pool: Pool) -> Value:
-    """x [N,*S,C] -> [N,*S',C]. A volume in two steps: an average over three axes is an average of averages."""
+    """x [N,*S,C] -> [N,*S',C]. TOSA pools two axes, so a volume takes two pools: its depth is pooled by the second."""
     n, *size, c = x.shape
     if len(axes) == 2:
         return pool(x, axes)
@@ -47,7 +47,7 @@ def _pooled_channels_last(t: Tosa, x: Value, axes: list[Window], pool: Pool) -> 
 def windows_of(
     count: int, kernel: Numbers, stride: Numbers, padding: Numbers, dilation: Numbers = 1, ceil: bool = False
 ) -> list[Window]:
-    """The windows of a pool over ``count`` axes. If no stride is given, windows do not overlap."""
+    """The windows of a pool over ``count`` axes. An empty ``stride`` means the kernel's size, as in torch."""
     size = numbers(kernel, count)
     step = numbers(stride, count) if stride else size
     return windows(size, step, numbers(padding, count), numbers(dilation, count), ceil)
@@ -62,7 +62,7 @@ def _kernel_and_stride(axes: list[Window]) -> tuple[tuple[int, ...], tuple[int, 
 
 
 def max_pooled(t: Tosa, x: Value, axes: list[Window]) -> Value:
-    """x [N,C,*S] or [C,*S] -> [N,C,*S'] or [C,*S'], the largest element of each window; NaN wins"""
+    """x [N,C,*S] or [C,*S] -> [N,C,*S'] or [C,*S'], the largest element of each window, NaN if one is NaN"""
 
     def pool(image: Value, windows: list[Window]) -> Value:
         if any(w.dilation > 1 for w in windows):
@@ -74,10 +74,10 @@ def max_pooled(t: Tosa, x: Value, axes: list[Window]) -> Value:
 
 
 def _max_pooled_dilated(t: Tosa, x: Value, axis: int, window: Window) -> Value:
-    """x [N,H,W,C], max-pooled along ``axis`` by a dilated window, which MAX_POOL2D does not have.
+    """x [N,H,W,C] max-pooled along ``axis`` (1 or 2) by a dilated window, which MAX_POOL2D does not have.
 
-    The axis of length L is reshaped to rows of ``dilation`` elements: then the elements of a window stand in one
-    column, next to each other, and an ordinary window reaches them.
+    The axis is reshaped to rows of ``dilation`` elements. The elements of a window then follow one another in a column,
+    which a window without dilation covers.
     """
     n, *size, c = x.shape
     length, d = x.shape[axis], window.dilation
@@ -85,14 +85,14 @@ def _max_pooled_dilated(t: Tosa, x: Value, axis: int, window: Window) -> Value:
     rows = -(-reach // d)
     frame = [(0, 0)] * 4
     frame[axis] = (window.before, rows * d - window.before - length)
-    apart = (n, rows, d * size[1], c) if axis == 1 else (n * size[0], rows, d, c)
+    in_rows = (n, rows, d * size[1], c) if axis == 1 else (n * size[0], rows, d, c)
     lowest = -math.inf if x.dtype in FLOATS else float(np.iinfo(ARRAY_DTYPES[x.dtype]).min)
-    y = t.reshape(framed(t, x, frame, lowest), apart)
+    y = t.reshape(framed(t, x, frame, lowest), in_rows)
     y = t.max_pool2d(y, (window.kernel, 1), (1, 1), (0, 0, 0, 0))
-    places = list(x.shape)
-    places[axis] = y.shape[1] * d
-    # windows of stride 1 at all positions: keep those at which torch has one
-    starts = cut(t, t.reshape(y, places), axis, 0, (window.count(length) - 1) * window.stride + 1)
+    in_line = list(x.shape)
+    in_line[axis] = y.shape[1] * d
+    # y has a window at each position: keep those at multiples of torch's stride
+    starts = cut(t, t.reshape(y, in_line), axis, 0, (window.count(length) - 1) * window.stride + 1)
     return starts if window.stride == 1 else every(t, starts, axis, window.stride)
 
 
@@ -106,10 +106,10 @@ def max_pool1d(
     dilation: Numbers,
     ceil_mode: bool,
 ) -> Value:
-    """[N,C,L] -> [N,C,L']; NaN wins"""
+    """[N,C,L] -> [N,C,L']; NaN if one element is NaN"""
     image = t.reshape(self, (*self.shape[:-1], 1, self.shape[-1]))
-    across = windows_of(1, kernel_size, stride, padding, dilation, ceil_mode)
-    y = max_pooled(t, image, [Window(1, 1, 0, 0), *across])
+    axis = windows_of(1, kernel_size, stride, padding, dilation, ceil_mode)
+    y = max_pooled(t, image, [Window(1, 1, 0, 0), *axis])
     return t.reshape(y, (*y.shape[:-2], y.shape[-1]))
 
 
@@ -123,7 +123,7 @@ def max_pool2d(
     dilation: Numbers,
     ceil_mode: bool,
 ) -> Value:
-    """[N,C,H,W] -> [N,C,H',W']; NaN wins"""
+    """[N,C,H,W] -> [N,C,H',W']; NaN if one element is NaN"""
     return max_pooled(t, self, windows_of(2, kernel_size, stride, padding, dilation, ceil_mode))
 
 
@@ -137,7 +137,7 @@ def max_pool3d(
     dilation: Numbers,
     ceil_mode: bool,
 ) -> Value:
-    """[N,C,D,H,W] -> [N,C,D',H',W']; NaN wins"""
+    """[N,C,D,H,W] -> [N,C,D',H',W']; NaN if one element is NaN"""
     return max_pooled(t, self, windows_of(3, kernel_size, stride, padding, dilation, ceil_mode))
 
 
@@ -147,9 +147,8 @@ def max_pool3d(
 def avg_pooled(t: Tosa, x: Value, axes: list[Window], counts_padding: bool, divisor: int | None) -> Value:
     """x [N,C,*S] or [C,*S] -> [N,C,*S'] or [C,*S'], the average of each window.
 
-    TOSA divides by the number of elements that are no padding. If padding counts (``counts_padding``), zeros are put
-    around the input in its place. With a ``divisor``, the averages are multiplied by the window's size and divided by
-    it.
+    AVG_POOL2D does not count its own padding. If torch does (``counts_padding``), PAD adds zeros to the input instead.
+    With a ``divisor``, each average is multiplied by the window's size / ``divisor``, so all padding has to count.
     """
 
     def pool(image: Value, windows: list[Window]) -> Value:
@@ -157,9 +156,9 @@ def avg_pooled(t: Tosa, x: Value, axes: list[Window], counts_padding: bool, divi
         if divisor is not None:
             image, pad = _zero_padded(t, image, pad), (0, 0, 0, 0)
         elif counts_padding:
-            beyond = _ceil_padding(pad, windows)
-            image = _zero_padded(t, image, [p - b for p, b in zip(pad, beyond, strict=True)])
-            pad = beyond
+            ceil_pad = _ceil_padding(pad, windows)
+            image = _zero_padded(t, image, [p - c for p, c in zip(pad, ceil_pad, strict=True)])
+            pad = ceil_pad
         return t.avg_pool2d(image, *_kernel_and_stride(windows), pad)
 
     y = pooled(t, x, axes, pool)
@@ -167,7 +166,7 @@ def avg_pooled(t: Tosa, x: Value, axes: list[Window], counts_padding: bool, divi
 
 
 def _ceil_padding(pad: Pad, windows: list[Window]) -> Pad:
-    """The part of ``pad`` that ceil_mode adds behind the user's padding; it never counts."""
+    """The part of ``pad`` that ceil_mode adds after the user's padding; torch never counts it."""
     return tuple([n for k, w in enumerate(windows) for n in (0, max(pad[2 * k + 1] - w.after, 0))])
 
 
@@ -209,7 +208,11 @@ def avg_pool3d(
 
 
 def adaptive_averaged(t: Tosa, x: Value, output_size: Sequence[int]) -> Value:
-    """x [N,C,*S] or [C,*S] -> [N,C,*output_size]; a pool where the sizes divide, else one window after the other"""
+    """x [N,C,*S] or [C,*S] -> [N,C,*output_size] or [C,*output_size]
+
+    If each size is a multiple of its output size, windows are equal, and this is one pool. Otherwise windows differ in
+    length, and each is averaged by itself.
+    """
     sizes = list(zip(x.shape[-len(output_size) :], output_size, strict=True))
     if all(out == 1 or (not is_dynamic(n) and not is_dynamic(out) and n % out == 0) for n, out in sizes):
         return avg_pooled(t, x, [Window(n // out, n // out, 0, 0) for n, out in sizes], False, None)
@@ -220,14 +223,14 @@ def adaptive_averaged(t: Tosa, x: Value, output_size: Sequence[int]) -> Value:
 
 
 def adaptive_bounds(size: int, count: int) -> list[tuple[int, int]]:
-    """Start and end of each of the ``count`` windows over ``size`` elements; they may overlap and differ in length."""
+    """Start and end of torch's ``count`` adaptive windows over ``size`` elements; windows may overlap."""
     return [(k * size // count, -(-(k + 1) * size // count)) for k in range(count)]
 
 
 def by_parts(t: Tosa, x: Value, axis: int, count: int, each: Callable[[Tosa, Value], Value]) -> Value:
-    """x [*A,L,*B] -> [*A,count,*B]: ``each`` of the ``count`` windows along ``axis``, joined.
+    """x [*A,L,*B] -> [*A,count,*B]: reduces each of ``count`` adaptive windows along ``axis`` by ``each``.
 
-    ``each`` gets a window [N,n,W,1] and returns [N,1,W,1].
+    ``each`` gets a window [N,n,W,1] and returns [N,1,W,1]. Raises Unsupported if ``count`` is known at run time only.
     """
     t.require(not is_dynamic(count), f"how many windows there are, {count}, is known at run time only")
     before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
@@ -238,7 +241,7 @@ def by_parts(t: Tosa, x: Value, axis: int, count: int, each: Callable[[Tosa, Val
 
 
 def _mean(t: Tosa, x: Value) -> Value:
-    """x [N,L,W,1] -> [N,1,W,1]. A pool's kernel has to be known beforehand; a sum can be over any length."""
+    """x [N,L,W,1] -> [N,1,W,1], by AVG_POOL2D, or by a sum if L is known at run time only: kernels are attributes"""
     count = x.shape[1]
     if not is_dynamic(count):
         return t.avg_pool2d(x, (count, 1), (1, 1), (0, 0, 0, 0))

@@ -1,4 +1,4 @@
-"""The largest element of each window with its position; the way back (unpooling); windows of different sizes.
+"""Max pooling that also returns positions, adaptive max pooling, and max unpooling.
 
 The elements of all windows are gathered, ARGMAX finds the largest of each, and a constant table says where in the
 tensor it lies.
@@ -35,15 +35,15 @@ aten = torch.ops.aten
 
 
 def _taps(size: int, window: Window) -> list[list[int]]:
-    """The positions along one axis that lie in each of its windows, without padding."""
+    """For each window along one axis, the positions of its elements; those in the padding are left out."""
     starts = [k * window.stride - window.before for k in range(window.count(size))]
     return [[p for p in range(s, s + window.reach, window.dilation) if 0 <= p < size] for s in starts]
 
 
 def _table(sizes: Sequence[int], taps: list[list[list[int]]]) -> Any:
-    """The positions of each window's elements in a plane of ``sizes`` -> [windows, taps].
+    """numpy [windows, taps]: the flat positions of each window's elements in a plane of ``sizes``.
 
-    A short window repeats its last one.
+    ``taps`` has the windows' positions for each axis. A window with fewer elements repeats its last position.
     """
     strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
     rows = [[sum(map(int.__mul__, place, strides)) for place in product(*window)] for window in product(*taps)]
@@ -52,26 +52,30 @@ def _table(sizes: Sequence[int], taps: list[list[list[int]]]) -> Any:
 
 
 def _largest_of_windows(t: Tosa, x: Value, taps: list[list[list[int]]]) -> tuple[Value, Value]:
-    """x [*N,*S] -> the largest element of each window and its position in *S, both [*N,*S']. Of equal ones the first.
+    """x [*N,*S] -> the largest element of each window and its flat position in *S, both [*N,*S'].
 
-    ``taps`` has the positions of each window, for each axis.
+    ``taps`` has the windows' positions for each axis. Of several equal elements, the first one is found.
     """
     lead, sizes = x.shape[: x.rank - len(taps)], x.shape[x.rank - len(taps) :]
     table = _table(sizes, taps)
     planes, (count, longest) = math.prod(lead), table.shape
     window = picked(t, t.reshape(x, (planes, math.prod(sizes))), 1, table)
-    row = literal(np.arange(count)[None] * longest, DType.INT32, np.int32)
-    entry = t.reshape(t.add(t.argmax(window, 2), row), (1, planes * count))
-    places = t.gather(literal(table.reshape(1, -1, 1), DType.INT32, np.int32), entry)
+    # index of the largest element in the flattened table: start of the window's row, plus ARGMAX
+    row_start = literal(np.arange(count)[None] * longest, DType.INT32, np.int32)
+    entry = t.reshape(t.add(t.argmax(window, 2), row_start), (1, planes * count))
+    positions = t.gather(literal(table.reshape(1, -1, 1), DType.INT32, np.int32), entry)
     result = (*lead, *map(len, taps))
-    return t.reshape(t.reduce_max(window, 2), result), converted(t, t.reshape(places, result), DType.INT64)
+    return t.reshape(t.reduce_max(window, 2), result), converted(t, t.reshape(positions, result), DType.INT64)
 
 
 def _with_indices(t: Tosa, x: Value, axes: list[Window]) -> tuple[Value, Value | None]:
-    """x [N,C,*S] or [C,*S] -> the largest elements, and their positions, or None if the target cannot compute them"""
+    """x [N,C,*S] or [C,*S] -> the largest elements, and their positions.
+
+    Positions are None if the table would be too large, or if the target lacks their operators.
+    """
     sizes = x.shape[x.rank - len(axes) :]
-    image, across = (x, axes) if len(axes) > 1 else _as_image(t, x, axes)
-    values = max_pooled(t, image, across)
+    image, image_axes = (x, axes) if len(axes) > 1 else _as_image(t, x, axes)
+    values = max_pooled(t, image, image_axes)
     lead = x.shape[: x.rank - len(axes)]
     values = t.reshape(values, (*lead, *[w.count(n) for n, w in zip(sizes, axes, strict=True)]))
     elements = math.prod([w.count(n) * w.kernel for n, w in zip(sizes, axes, strict=True)])
@@ -79,7 +83,7 @@ def _with_indices(t: Tosa, x: Value, axes: list[Window]) -> tuple[Value, Value |
         return values, None
     try:
         return values, _largest_of_windows(t, x, [_taps(n, w) for n, w in zip(sizes, axes, strict=True)])[1]
-    # most programs use only the values, which do not need the integers
+    # most programs use only the values: those are lowered for a target without integers too
     except Unsupported:
         return values, None
 
@@ -93,7 +97,7 @@ def _as_image(t: Tosa, x: Value, axes: list[Window]) -> tuple[Value, list[Window
 def max_pool1d_with_indices(
     t: Tosa, self: Value, kernel_size: Numbers, stride: Numbers, padding: Numbers, dilation: Numbers, ceil_mode: bool
 ) -> tuple[Value, Value | None]:
-    """[N,C,L] -> [N,C,L'], and positions in L. Of several NaN the first one's, where torch has the last one's"""
+    """[N,C,L] -> [N,C,L'], and positions in L; of several NaN, the position of the first one (in torch of the last)"""
     return _with_indices(t, self, windows_of(1, kernel_size, stride, padding, dilation, ceil_mode))
 
 
@@ -114,7 +118,10 @@ def max_pool3d_with_indices(
 
 
 def _adaptive(t: Tosa, x: Value, output_size: Sequence[int]) -> tuple[Value, Value | None]:
-    """x [*N,*S] -> the largest elements [*N,*output_size], and their positions in *S (as in ``_with_indices``)"""
+    """x [*N,*S] -> the largest elements [*N,*output_size], and their flat positions in *S.
+
+    Positions are None if S is known at run time only and the target lacks their operators.
+    """
     first = x.rank - len(output_size)
     if not any(map(is_dynamic, x.shape[first:])):
         bounds = [adaptive_bounds(n, out) for n, out in zip(x.shape[first:], output_size, strict=True)]
@@ -128,25 +135,25 @@ def _adaptive(t: Tosa, x: Value, output_size: Sequence[int]) -> tuple[Value, Val
 
 
 def _adaptive_at_run_time(t: Tosa, x: Value, counts: Sequence[int]) -> tuple[Value, Value]:
-    """As ``_adaptive``, for sizes S that are known at run time only: the largest along one axis after the other.
+    """As ``_adaptive``, for sizes S that are known at run time only: reduces one axis after the other.
 
-    The last axis is first: then, of several equal elements, the one that is first in memory is found.
+    It begins with the last axis, so that of several equal elements the first one in memory is found.
     """
-    places, stride = None, 1
+    positions, stride = None, 1
     for axis, count in reversed(list(enumerate(counts, start=x.rank - len(counts)))):
         size = x.shape[axis]
         x, index = _largest_of_parts(t, x, axis, count)
-        rows = t.mul(index, stride)
-        places = rows if places is None else t.add(rows, gather(t, places, axis, index, False))
+        offset = t.mul(index, stride)
+        positions = offset if positions is None else t.add(offset, gather(t, positions, axis, index, False))
         stride = stride * size
-    assert places is not None
-    return x, converted(t, places, DType.INT64)
+    assert positions is not None
+    return x, converted(t, positions, DType.INT64)
 
 
 def _largest_of_parts(t: Tosa, x: Value, axis: int, count: int) -> tuple[Value, Value]:
-    """x [*A,L,*B] -> the largest elements of ``count`` parts along ``axis``, and where in L they are.
+    """x [*A,L,*B] -> the largest element of each of ``count`` adaptive windows along ``axis``, and its position in L.
 
-    Both [*A,count,*B]
+    Both are [*A,count,*B].
     """
     before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
     image, shape = t.reshape(x, (before, x.shape[axis], after)), (*x.shape[:axis], count, *x.shape[axis + 1 :])
@@ -179,9 +186,9 @@ def adaptive_max_pool3d(t: Tosa, self: Value, output_size: Sequence[int]) -> tup
 
 
 def _unpooled(t: Tosa, x: Value, indices: Value, sizes: Sequence[int]) -> Value:
-    """Elements x [*B,*S] put at their positions ``indices`` [*B,*S] in planes of ``sizes``, with 0 elsewhere.
+    """x [*B,*S] -> planes [*B,*sizes] with the elements of x at the flat positions ``indices`` [*B,*S], 0 elsewhere.
 
-    Overlapping windows may name a position twice: each time with the same element, so the largest is taken.
+    Overlapping windows may name a position twice, with the same element: "amax" keeps it, where a sum would double it.
     """
     lead = x.shape[: -len(sizes)]
     rows, places = math.prod(lead), math.prod(sizes)

@@ -1,7 +1,7 @@
 """Powers.
 
-POW is defined for positive finite numbers only, so rules handle signs, zeros, infinities and NaN around it. Its error
-grows with y log x, the exponent of the result: in the reference model it is 2e-6 of the value at 1e8, 1e-5 at 1e30.
+POW is defined for positive finite bases only, so rules handle signs, zeros, infinities and NaN with SELECT. The error
+of POW grows with |y log x|: in the reference model, it is 2e-6 of the result for results near 1e8, 1e-5 near 1e30.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ inf, nan = math.inf, math.nan
 
 
 def integer_power(t: Tosa, x: Value, exponent: int) -> Value:
-    """x ** exponent for a positive whole exponent, by repeated squaring."""
+    """x ** exponent for a positive integer exponent, by repeated squaring."""
     if exponent == 1:
         return x
     half = integer_power(t, x, exponent // 2)
@@ -36,7 +36,10 @@ def integer_power(t: Tosa, x: Value, exponent: int) -> Value:
 
 
 def fixed_power(t: Tosa, x: Value, exponent: float) -> Value:
-    """x [*S] ** exponent: small whole exponents by products, halves by a square root, all others by POW"""
+    """x [*S] ** exponent: small integer exponents by products, multiples of 1/2 by a square root, all others by POW.
+
+    Raises Unsupported for integers to a power that is negative or not whole.
+    """
     if exponent == 0:
         return filled(t, x.shape, 1, TORCH_DTYPES[x.dtype])
     if exponent == int(exponent) and (1 <= exponent <= 16 or (x.dtype not in FLOATS and exponent > 0)):
@@ -52,58 +55,61 @@ def fixed_power(t: Tosa, x: Value, exponent: float) -> Value:
 
 
 def _power_of_magnitude(t: Tosa, x: Value, exponent: float) -> Value:
-    """x ** exponent by way of |x| ** exponent.
+    """x ** exponent, computed as |x| ** exponent.
 
-    Of a negative x the result gets its sign back if the exponent is odd, and is NaN if the exponent is not whole.
+    For negative x, the result is negated if the exponent is odd, and NaN if the exponent is no integer.
     """
-    size = t.abs(x)
+    magnitude = t.abs(x)
     if 2 * exponent == int(2 * exponent) and abs(exponent) <= 16:
-        y = product(t, integer_power(t, size, int(abs(exponent))), sqrt(t, size))
+        y = product(t, integer_power(t, magnitude, int(abs(exponent))), sqrt(t, magnitude))
         y = y if exponent > 0 else t.reciprocal(y)
     else:
-        y = _positive_power(t, size, exponent, size if exponent > 0 else t.reciprocal(size))
+        y = _positive_power(t, magnitude, exponent, magnitude if exponent > 0 else t.reciprocal(magnitude))
     if exponent == int(exponent):
         return y if exponent % 2 == 0 else t.select(is_negative(t, x), t.negate(y), y)
+    # -inf to any power is what inf is, as in C's pow
     return t.select(t.logical_and(t.greater(0, x), t.greater(x, -inf)), nan, y)
 
 
-def _positive_power(t: Tosa, size: Value, exponent: Operand, otherwise: Value) -> Value:
-    """``size`` ** exponent where ``size`` is positive and finite, and ``otherwise`` elsewhere"""
-    inside = t.logical_and(t.greater(size, 0), t.greater(inf, size))
-    return t.select(inside, t.pow(t.select(inside, size, 1), exponent), otherwise)
+def _positive_power(t: Tosa, base: Value, exponent: Operand, otherwise: Value) -> Value:
+    """``base`` ** exponent where ``base`` is positive and finite, and ``otherwise`` elsewhere"""
+    defined = t.logical_and(t.greater(base, 0), t.greater(inf, base))
+    return t.select(defined, t.pow(t.select(defined, base, 1), exponent), otherwise)
 
 
 def power(t: Tosa, x: Value, y: Value) -> Value:
     """x [*S] ** y [*S] of floats, with the special cases of C's pow"""
-    size = t.abs(x)
-    finite = t.greater(inf, t.abs(y))
-    # of 0 and infinity, which POW does not take
-    edge = t.select(t.greater(y, 0), size, t.reciprocal(size))
-    bounded = _positive_power(t, size, t.select(finite, y, 0), t.select(t.equal(y, 0), 1, edge))
-    # for an infinite y
-    grows = t.logical_not(t.logical_xor(t.greater(size, 1), t.greater(y, 0)))
-    unbounded = t.select(t.equal(size, 1), t.like(1, x), t.select(grows, t.like(inf, x), 0))
-    unbounded = t.select(t.logical_and(t.equal(x, x), t.equal(y, y)), unbounded, nan)
-    signed = _with_sign_of_power(t, x, y, t.select(finite, bounded, unbounded))
+    magnitude = t.abs(x)
+    y_is_finite = t.greater(inf, t.abs(y))
+    # POW does not take the bases 0 and infinity: for y > 0 the power of both is the base, for y < 0 its reciprocal
+    zero_or_inf = t.select(t.greater(y, 0), magnitude, t.reciprocal(magnitude))
+    with_finite_y = _positive_power(t, magnitude, t.select(y_is_finite, y, 0), t.select(t.equal(y, 0), 1, zero_or_inf))
+    # an infinite y: |x| ** y is inf if |x| > 1 and y > 0 or neither holds, 1 if |x| is 1, else 0; NaN stays NaN
+    grows = t.logical_not(t.logical_xor(t.greater(magnitude, 1), t.greater(y, 0)))
+    with_infinite_y = t.select(t.equal(magnitude, 1), t.like(1, x), t.select(grows, t.like(inf, x), 0))
+    with_infinite_y = t.select(t.logical_and(t.equal(x, x), t.equal(y, y)), with_infinite_y, nan)
+    signed = _with_sign_of_power(t, x, y, t.select(y_is_finite, with_finite_y, with_infinite_y))
     return t.select(t.equal(x, 1), 1, signed)
 
 
-def _with_sign_of_power(t: Tosa, x: Value, y: Value, size: Value) -> Value:
-    """``size``, the power of |x|, with the sign of x if y is odd; NaN for a negative finite x unless y is whole"""
+def _with_sign_of_power(t: Tosa, x: Value, y: Value, magnitude: Value) -> Value:
+    """x ** y, given ``magnitude`` = |x| ** y.
+
+    It is negated where x is negative and y odd, and NaN where x is negative and finite and y no integer.
+    """
     half = t.mul(y, 0.5)
     whole = t.equal(t.floor(y), y)
     odd = t.logical_and(whole, t.logical_not(t.equal(t.floor(half), half)))
-    signed = t.select(t.logical_and(odd, is_negative(t, x)), t.negate(size), size)
+    signed = t.select(t.logical_and(odd, is_negative(t, x)), t.negate(magnitude), magnitude)
     undefined = t.logical_and(t.logical_and(t.greater(0, x), t.greater(x, -inf)), t.logical_not(whole))
     return t.select(undefined, nan, signed)
 
 
 @lowers(aten.pow.Tensor_Scalar)
 def pow_tensor_scalar(t: Tosa, self: Value, exponent: float) -> Value:
-    """[*S] -> [*S]; where POW is used, the exponent is rounded to the type of x: 1e20 ** 1.7 is off by 2e-6 of its
-    value
+    """[*S] -> [*S]; POW rounds the exponent to the type of x: 1e20 ** 1.7 is off by 2e-6 of its value
 
-    ``exponent`` may also be a bool, or a number known at run time only (``waits``), to which floats alone are raised.
+    ``exponent`` may be known at run time only (``waits``); then x must have floats.
     """
     (base, _) = promoted(t, self, exponent)
     assert isinstance(base, Value)
@@ -119,7 +125,7 @@ def pow_tensor_scalar(t: Tosa, self: Value, exponent: float) -> Value:
 
 @lowers(aten.pow.Tensor_Tensor, aten.pow.Scalar)
 def pow(t: Tosa, self: Operand, exponent: Value) -> Value:
-    """[*S], [*S] -> [*S]; by POW: to 4e-6 of the value for bases and exponents up to 20"""
+    """[*S], [*S] -> [*S]; by POW, with an error up to 4e-6 of the value for bases and exponents up to 20"""
     left, right = promoted(t, self, exponent)
     assert isinstance(right, Value)
     t.require(right.dtype in FLOATS, "integers to the power of run-time integers are not lowered")

@@ -28,29 +28,32 @@ def quantize_per_tensor(
     t: Tosa, input: Value, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype
 ) -> Value:
     """fp32 [*S] -> integers [*S]"""
-    wanted = _quantization(t, scale, zero_point, quant_min, quant_max, dtype)
-    return _as_bytes_if_unsigned(quantized(t, converted(t, input, DType.FP32), wanted), dtype)
+    target = _quantization(t, scale, zero_point, quant_min, quant_max, dtype)
+    return _as_bytes_if_unsigned(quantized(t, converted(t, input, DType.FP32), target), dtype)
 
 
 @lowers(quantized_decomposed.quantize_per_tensor.default, on=Lazy)
 def requantize_per_tensor(
     t: Tosa, input: Lazy, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype
 ) -> Value:
-    """[*S] -> integers [*S]: the lazy value emits the last operators of its chain"""
+    """lazy [*S] -> integers [*S]: emits the operators that the lazy value has put off"""
     return _as_bytes_if_unsigned(
         input.integer(t, _quantization(t, scale, zero_point, quant_min, quant_max, dtype)), dtype
     )
 
 
 def _as_bytes_if_unsigned(q: Value, dtype: torch.dtype) -> Value:
-    """The integers ``q``; if the program wants uint8, as ``Bytes``."""
+    """The int8 integers ``q`` as ``Bytes`` if ``dtype`` is uint8; any other ``q`` as it is."""
     return Bytes(q) if dtype is torch.uint8 else q
 
 
 def _quantization(
     t: Tosa, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype
 ) -> Quantization:
-    """The quantization that the program wants. For uint8 it is int8 with all integers 128 less."""
+    """The arguments of a quantize operator as a Quantization. uint8 becomes int8 with all integers 128 less.
+
+    Raises Unsupported if the scale is no positive number of fp32, or the limits exceed the type.
+    """
     expect_scale(scale)
     if dtype is torch.uint8:
         zero_point, quant_min, quant_max, dtype = zero_point - HALF, quant_min - HALF, quant_max - HALF, torch.int8
@@ -72,7 +75,7 @@ def dequantize_per_tensor(
     dtype: torch.dtype,
     out_dtype: torch.dtype | None,
 ) -> Value:
-    """integers [*S] -> [*S], a lazy value: nothing is computed"""
+    """integers [*S] -> lazy [*S]; emits no operators"""
     expect_scale(scale)
     _expect_fp32(t, out_dtype)
     return Scaled(_with_declared_range(input, quant_min, quant_max), Scale(scale), zero_point)
@@ -90,7 +93,7 @@ def dequantize_per_channel(
     dtype: torch.dtype,
     out_dtype: torch.dtype | None,
 ) -> Scaled:
-    """integers [*A,C,*B], scales [C], equal zero points int64 [C] -> [*A,C,*B], a lazy value: nothing is computed"""
+    """integers [*A,C,*B], scales [C], equal zero points int64 [C] -> lazy [*A,C,*B]; emits no operators"""
     _expect_fp32(t, out_dtype)
     t.require(scales.constant is not None, "its scales are computed at run time")
     low, high = (0, 0) if zero_points is None else range_of(zero_points)
@@ -109,7 +112,7 @@ def dequantize_bytes(
     dtype: torch.dtype,
     out_dtype: torch.dtype | None,
 ) -> Value:
-    """uint8 [*S] -> [*S], a lazy value: nothing is computed"""
+    """uint8 [*S] -> lazy [*S]; emits no operators"""
     limits = quant_min - HALF, quant_max - HALF
     return dequantize_per_tensor(t, input.q, scale, zero_point - HALF, *limits, torch.int8, out_dtype)
 
@@ -126,28 +129,29 @@ def dequantize_channels_of_bytes(
     dtype: torch.dtype,
     out_dtype: torch.dtype | None,
 ) -> Value:
-    """uint8 [*A,C,*B], scales [C], equal zero points int64 [C] -> [*A,C,*B], a lazy value: nothing is computed"""
+    """uint8 [*A,C,*B], scales [C], equal zero points int64 [C] -> lazy [*A,C,*B]; emits no operators"""
     limits = quant_min - HALF, quant_max - HALF
-    found = dequantize_per_channel(t, input.q, scales, zero_points, axis, *limits, torch.int8, out_dtype)
-    return Scaled(found.q, found.scale, found.zero_point - HALF, found.axis)
+    y = dequantize_per_channel(t, input.q, scales, zero_points, axis, *limits, torch.int8, out_dtype)
+    # ``zero_points`` is a tensor of uint8 integers, so HALF is subtracted from the number that was read from it
+    return Scaled(y.q, y.scale, y.zero_point - HALF, y.axis)
 
 
 @lowers(torch.ops.aten.to.dtype, torch.ops.aten._to_copy.default, on=Bytes)
 def bytes_to_floats(t: Tosa, input: Bytes, dtype: torch.dtype | None, *settings: Any) -> Value:
-    """uint8 [*S] -> the same numbers as floats [*S].
+    """uint8 [*S] -> the same numbers as fp32 [*S]; on a target without floats, a lazy value with a scale of 1.
 
-    On a target without floats as a lazy value, quantized in steps of 1
+    Raises Unsupported for a cast to any other type.
     """
     if dtype is not torch.float32:
         raise refused(cast_of_bytes(dtype, None if input.held is None else input.held.name))
-    found = Scaled(input.q, Scale(1.0), -HALF)
-    return found.real(t) if "FP" in t.spec.profiles else found
+    y = Scaled(input.q, Scale(1.0), -HALF)
+    return y.real(t) if "FP" in t.spec.profiles else y
 
 
 def _with_declared_range(input: Value, quant_min: int, quant_max: int) -> Value:
-    """``input``, its range narrowed to quant_min .. quant_max if it is a constant.
+    """``input``; if it is a constant, its range is narrowed to quant_min .. quant_max.
 
-    An input that arrives at run time may hold other integers, whatever the program declares.
+    A tensor that is computed at run time may hold integers outside of these limits, so its range stays.
     """
     if input.constant is not None:
         input.range = meet(range_of(input), (quant_min, quant_max))
@@ -155,7 +159,7 @@ def _with_declared_range(input: Value, quant_min: int, quant_max: int) -> Value:
 
 
 def _expect_fp32(t: Tosa, out_dtype: torch.dtype | None) -> None:
-    """Raise Unsupported unless the result is float32."""
+    """Raise Unsupported unless ``out_dtype`` is float32; None means float32."""
     t.require(out_dtype in (None, torch.float32), f"dequantizing to {out_dtype} is not lowered, only to float32")
 
 
@@ -187,7 +191,7 @@ def requantize_by_tensors(
     quant_max: Value | int,
     dtype: torch.dtype,
 ) -> Value:
-    """[*S] -> integers [*S]: the lazy value emits the last operators of its chain"""
+    """lazy [*S] -> integers [*S]: emits the operators that the lazy value has put off"""
     return requantize_per_tensor(t, input, *_read_parameters(t, scale, zero_point, quant_min, quant_max), dtype)
 
 
@@ -206,7 +210,7 @@ def dequantize_by_tensors(
     dtype: torch.dtype,
     out_dtype: torch.dtype | None,
 ) -> Value:
-    """integers [*S], constants of one element -> [*S], a lazy value: nothing is computed"""
+    """integers [*S], constants of one element -> lazy [*S]; emits no operators"""
     numbers = _read_parameters(t, scale, zero_point, quant_min, quant_max)
     rule = dequantize_bytes if isinstance(input, Bytes) else dequantize_per_tensor
     return rule(t, input, *numbers, dtype, out_dtype)  # type: ignore[arg-type]
@@ -218,14 +222,14 @@ lowers(*_BY_TENSORS, on=Bytes)(dequantize_by_tensors)
 def _read_parameters(
     t: Tosa, scale: Value, zero_point: Value, quant_min: Value | int, quant_max: Value | int
 ) -> tuple[float, int, int, int]:
-    """(scale, zero point, quant_min, quant_max) as Python numbers; Unsupported if one is computed at run time."""
+    """(scale, zero point, quant_min, quant_max) as Python numbers; raises Unsupported if one is no constant."""
     t.require(scale.constant is not None, scale_at_run_time())
     limits = [_read_integer(t, limit) if isinstance(limit, Value) else limit for limit in (quant_min, quant_max)]
     return materialize(scale).item(), _read_integer(t, zero_point), limits[0], limits[1]
 
 
 def _read_integer(t: Tosa, value: Value) -> int:
-    """The element of a constant of one integer."""
+    """The only element of a constant of integers; raises Unsupported if ``value`` is no constant."""
     low, high = range_of(value)
     t.require(value.constant is not None and low == high, "its zero point or limits are not known")
     return low

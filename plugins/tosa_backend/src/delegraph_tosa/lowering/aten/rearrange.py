@@ -1,6 +1,6 @@
 """Elements in another order: reversed, rotated, in windows, on diagonals, at places in memory; and replaced slices.
 
-What a few slices, joins and reversals can do is made of these. Everything else is one GATHER with constant positions.
+Rules use SLICE, CONCAT and REVERSE where a few of them are enough, else one GATHER with constant positions.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ Pairs = Sequence[int]
 
 
 def _reversed(t: Tosa, x: Value, dims: Sequence[int]) -> Value:
+    """x reversed along ``dims``."""
     for dim in dims:
         x = t.reverse(x, axis_of(dim, x.rank)) if x.rank else x
     return x
@@ -56,7 +57,7 @@ def flipud(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.rot90.default)
 def rot90(t: Tosa, self: Value, k: int, dims: Sequence[int]) -> Value:
-    """[..,A,..,B,..] -> turned k times by 90 degrees, from the first of ``dims`` towards the second"""
+    """[..,A,..,B,..] -> [..,A,..,B,..] or [..,B,..,A,..]; turned k times by 90 degrees from dims[0] to dims[1]"""
     first, second = (axis_of(d, self.rank) for d in dims)
     if k % 2 == 0:
         return _reversed(t, self, [first, second]) if k % 4 else self
@@ -67,7 +68,7 @@ def rot90(t: Tosa, self: Value, k: int, dims: Sequence[int]) -> Value:
 
 @lowers(aten.roll.default)
 def roll(t: Tosa, self: Value, shifts: Sequence[int], dims: Sequence[int]) -> Value:
-    """[*S] -> [*S]; elements that leave at one end come in at the other. Without ``dims`` all axes count as one"""
+    """[*S] -> [*S]; rotated along ``dims``. If ``dims`` is empty, the flattened tensor is rotated"""
     if not dims:
         flat = t.reshape(self, (math.prod(self.shape),))
         return t.reshape(_rolled(t, flat, shifts[0], 0), self.shape)
@@ -77,15 +78,15 @@ def roll(t: Tosa, self: Value, shifts: Sequence[int], dims: Sequence[int]) -> Va
 
 
 def _rolled(t: Tosa, x: Value, shift: int, axis: int) -> Value:
-    """x, rolled by ``shift`` along ``axis``."""
+    """x rotated along ``axis``: element i moves to (i + shift) % size."""
     size = x.shape[axis]
-    back = shift % size
-    if back == 0:
+    offset = shift % size
+    if offset == 0:
         return x
     if is_dynamic(size):
-        # one of both pieces may be empty at run time, and TOSA has no empty tensors
-        return cut(t, t.concat([x, x], axis), axis, size - back, size)
-    return t.concat([cut(t, x, axis, size - back, back), cut(t, x, axis, 0, size - back)], axis)
+        # one of the two pieces may be empty at run time, and TOSA has no empty tensors
+        return cut(t, t.concat([x, x], axis), axis, size - offset, size)
+    return t.concat([cut(t, x, axis, size - offset, offset), cut(t, x, axis, 0, size - offset)], axis)
 
 
 # ---- diagonals
@@ -93,7 +94,10 @@ def _rolled(t: Tosa, x: Value, shift: int, axis: int) -> Value:
 
 @lowers(aten.diagonal.default, aten.diagonal_copy.default)
 def diagonal(t: Tosa, self: Value, offset: int, dim1: int, dim2: int) -> Value:
-    """[..,N,..,M,..] -> [..,K], the elements (k, k + offset) of two axes: in memory every (M + 1)-th one"""
+    """[..,N,..,M,..] -> [..,K], the elements (k, k + offset) of the axes ``dim1`` and ``dim2``.
+
+    With both axes flattened, these are every (M + 1)-th element.
+    """
     first, second = axis_of(dim1, self.rank), axis_of(dim2, self.rank)
     rest = [axis for axis in range(self.rank) if axis not in (first, second)]
     x = t.transpose(self, [*rest, first, second])
@@ -101,8 +105,9 @@ def diagonal(t: Tosa, self: Value, offset: int, dim1: int, dim2: int) -> Value:
     start = offset if offset >= 0 else -offset * columns
     count = smallest(rows, columns - offset) if offset >= 0 else smallest(rows + offset, columns)
     flat = t.reshape(x, (*lead, rows * columns))
-    reach = (largest(count, 1) - 1) * (columns + 1) + 1
-    return every(t, cut(t, flat, len(lead), start, reach if count > 0 else 0), len(lead), columns + 1)
+    # from the first to the last element of the diagonal
+    length = (largest(count, 1) - 1) * (columns + 1) + 1
+    return every(t, cut(t, flat, len(lead), start, length if count > 0 else 0), len(lead), columns + 1)
 
 
 @lowers(aten.linalg_diagonal.default)
@@ -119,15 +124,15 @@ def windows_along(t: Tosa, x: Value, axis: int, kernel: int, step: int, dilation
     reach = dilation * (kernel - 1) + 1
     count = (x.shape[axis] - reach) // step + 1
     if step == kernel and dilation == 1:
-        whole = cut(t, x, axis, 0, count * kernel)
-        # windows that touch without overlap are rows
-        return t.reshape(whole, (*x.shape[:axis], count, kernel, *x.shape[axis + 1 :]))
+        # windows that follow one another without overlap are the rows of a reshaped axis
+        covered = cut(t, x, axis, 0, count * kernel)
+        return t.reshape(covered, (*x.shape[:axis], count, kernel, *x.shape[axis + 1 :]))
     if is_dynamic(count):
-        # the k-th elements of all windows, for each k
-        reached = [cut(t, x, axis, k * dilation, (count - 1) * step + 1) for k in range(kernel)]
-        taken = [x if step == 1 else every(t, x, axis, step) for x in reached]
+        # no constant positions for a GATHER: join the k-th elements of all windows for each k
+        spans = [cut(t, x, axis, k * dilation, (count - 1) * step + 1) for k in range(kernel)]
+        columns = [span if step == 1 else every(t, span, axis, step) for span in spans]
         shape = (*x.shape[:axis], count, 1, *x.shape[axis + 1 :])
-        return joined(t, [t.reshape(part, shape) for part in taken], axis + 1)
+        return joined(t, [t.reshape(column, shape) for column in columns], axis + 1)
     return picked(t, x, axis, np.arange(count)[:, None] * step + np.arange(kernel) * dilation)
 
 
@@ -156,7 +161,7 @@ def im2col(t: Tosa, self: Value, kernel_size: Pairs, dilation: Pairs, padding: P
 def col2im(
     t: Tosa, self: Value, output_size: Pairs, kernel_size: Pairs, dilation: Pairs, padding: Pairs, stride: Pairs
 ) -> Value:
-    """[N,C*KH*KW,L] or [C*KH*KW,L] -> [N,C,H,W] or [C,H,W]: windows put back, summed where they overlap"""
+    """[N,C*KH*KW,L] or [C*KH*KW,L] -> [N,C,H,W] or [C,H,W]: the inverse of im2col, summing where windows overlap"""
     (kh, kw), (dh, dw), (ph, pw), (sh, sw) = map(pair, (kernel_size, dilation, padding, stride))
     height, width = pair(output_size)
     x = t.ranked(self, 3)
@@ -164,22 +169,22 @@ def col2im(
     rows, columns = (height + 2 * ph - dh * (kh - 1) - 1) // sh + 1, (width + 2 * pw - dw * (kw - 1) - 1) // sw + 1
     lines = _overlapping_sum(t, t.reshape(x, (n * c * kh, kw, rows, columns)), 3, sw, dw, width + 2 * pw)
     image = _overlapping_sum(t, t.reshape(lines, (n * c, kh, rows, width + 2 * pw)), 2, sh, dh, height + 2 * ph)
-    whole = t.reshape(image, (n, c, height + 2 * ph, width + 2 * pw))
-    y = framed(t, whole, [(0, 0), (0, 0), (-ph, -ph), (-pw, -pw)])
+    with_padding = t.reshape(image, (n, c, height + 2 * ph, width + 2 * pw))
+    y = framed(t, with_padding, [(0, 0), (0, 0), (-ph, -ph), (-pw, -pw)])
     return y if self.rank == 3 else t.reshape(y, y.shape[1:])
 
 
 def _overlapping_sum(t: Tosa, x: Value, axis: int, stride: int, dilation: int, size: int) -> Value:
-    """x [N,K,A,B] -> [N,A',B']: the K elements of each window put at their places along ``axis``, and summed.
+    """x [N,K,A,B] -> [N,A',B']: the K elements of each window added into a result with ``size`` along ``axis``.
 
-    ``size`` is the length of that axis in the result.
+    Element k of window w is added at position w * stride + k * dilation. ``axis`` (2 or 3) counts the windows in x.
     """
     total: Value | None = None
     for tap in range(x.shape[1]):
-        apart = spread(t, cut(t, x, 1, tap, 1), axis, stride)
+        strided = spread(t, cut(t, x, 1, tap, 1), axis, stride)
         frame = [(0, 0)] * 4
-        frame[axis] = (tap * dilation, size - tap * dilation - apart.shape[axis])
-        placed = framed(t, apart, frame)
+        frame[axis] = (tap * dilation, size - tap * dilation - strided.shape[axis])
+        placed = framed(t, strided, frame)
         total = placed if total is None else t.add(total, placed)
     assert total is not None
     return t.reshape(total, (x.shape[0], *total.shape[2:]))
@@ -198,14 +203,14 @@ def pixel_unshuffle(t: Tosa, self: Value, downscale_factor: int) -> Value:
 
 
 def _strided(shape: tuple[int, ...], size: Sequence[int], stride: Sequence[int], offset: int | None) -> Any:
-    """Where in memory the elements of a view lie, in the view's shape."""
+    """numpy [*size]: the positions in memory of the elements of a view; an ``offset`` of None is 0."""
     axes = [np.arange(n) * s for n, s in zip(size, stride, strict=True)]
     return (offset or 0) + (sum(np.ix_(*axes)) if axes else np.array(0))
 
 
 @lowers(aten.as_strided.default, aten.as_strided_copy.default, by_memory=True)
 def as_strided(t: Tosa, self: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None) -> Value:
-    """[*S] -> [*size], elements by their places in memory"""
+    """[*S] -> [*size]; element i, j, .. is at position storage_offset + i * stride[0] + j * stride[1] + .. of self"""
     return rearranged(t, self, _expect_inside(t, self, _strided(self.shape, size, stride, storage_offset)))
 
 
@@ -213,12 +218,12 @@ def as_strided(t: Tosa, self: Value, size: Sequence[int], stride: Sequence[int],
 def as_strided_scatter(
     t: Tosa, self: Value, src: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None
 ) -> Value:
-    """self [*S], src [*size] -> [*S] with the elements of ``src`` at those places in memory"""
+    """self [*S], src [*size] -> [*S] with the elements of ``src`` at the positions that ``as_strided`` reads"""
     return replaced(t, self, src, _expect_inside(t, self, _strided(self.shape, size, stride, storage_offset)))
 
 
 def _expect_inside(t: Tosa, x: Value, places: Any) -> Any:
-    """``places`` as they are; Unsupported if one lies in memory behind x."""
+    """``places`` as they are; raises Unsupported if one is beyond the last element of x."""
     inside = places.size == 0 or int(places.max()) < math.prod(x.shape)
     t.require(inside, "it reads memory beyond its input, of which TOSA knows nothing")
     return places
@@ -237,17 +242,17 @@ def resize(t: Tosa, self: Value, size: Sequence[int], memory_format: Any) -> Val
 
 
 def replaced(t: Tosa, x: Value, src: Value, places: Any) -> Value:
-    """x [*S] with the elements of ``src`` at the constant ``places``, positions in memory in the shape of ``src``"""
-    chosen = numbered(x.shape).ravel()
-    # positions beyond x are those of ``src``, which is joined behind it
-    chosen[places.ravel()] = chosen.size + np.arange(places.size)
+    """x [*S] with the elements of ``src`` at ``places``, constant flat positions (numpy) in the shape of ``src``"""
+    sources = numbered(x.shape).ravel()
+    # GATHER reads x and ``src`` joined: positions from the size of x on are elements of ``src``
+    sources[places.ravel()] = sources.size + np.arange(places.size)
     both = [t.reshape(v, (math.prod(v.shape),)) for v in (x, converted(t, src, x.dtype))]
-    return t.reshape(picked(t, t.concat(both, 0), 0, chosen), x.shape)
+    return t.reshape(picked(t, t.concat(both, 0), 0, sources), x.shape)
 
 
 @lowers(aten.slice_scatter.default)
 def slice_scatter(t: Tosa, self: Value, src: Value, dim: int, start: int | None, end: int | None, step: int) -> Value:
-    """self [*A,N,*B], src [*A,M,*B] -> [*A,N,*B] with ``src`` from ``start`` to ``end``"""
+    """self [*A,N,*B], src [*A,M,*B] -> [*A,N,*B] with ``src`` in place of self[start:end:step]"""
     axis = axis_of(dim, self.rank)
     size = self.shape[axis]
     first, last = bounds(start, end, size)
@@ -262,20 +267,20 @@ def slice_scatter(t: Tosa, self: Value, src: Value, dim: int, start: int | None,
 
 
 def _put_at_run_time(t: Tosa, x: Value, src: Value, axis: int, before: int, after: int) -> Value:
-    """x [*A,N,*B] with src [*A,M,*B] behind the first ``before`` elements of ``axis``, chosen by a mask"""
+    """x [*A,N,*B] with src [*A,M,*B] in place of the elements ``before`` .. N - ``after`` of ``axis``, by a SELECT"""
     padding, ones = [0] * (2 * x.rank), [1] * x.rank
     padding[2 * axis : 2 * axis + 2], ones[axis] = (before, after), src.shape[axis]
-    there = t.pad(t.tile(t.constant(True, DType.BOOL, (1,) * x.rank), ones), padding, t.constant(False, DType.BOOL))
-    return t.select(there, t.pad(src, padding), x)
+    mask = t.pad(t.tile(t.constant(True, DType.BOOL, (1,) * x.rank), ones), padding, t.constant(False, DType.BOOL))
+    return t.select(mask, t.pad(src, padding), x)
 
 
 @lowers(aten.select_scatter.default)
 def select_scatter(t: Tosa, self: Value, src: Value, dim: int, index: int) -> Value:
     """self [*A,N,*B], src [*A,*B] -> [*A,N,*B] with ``src`` at ``index``"""
     axis = axis_of(dim, self.rank)
-    at = index % self.shape[axis]
+    start = index % self.shape[axis]
     row = t.reshape(src, (*self.shape[:axis], 1, *self.shape[axis + 1 :]))
-    return slice_scatter(t, self, row, axis, at, at + 1, 1)
+    return slice_scatter(t, self, row, axis, start, start + 1, 1)
 
 
 @lowers(aten.diagonal_scatter.default)
@@ -287,5 +292,5 @@ def diagonal_scatter(t: Tosa, self: Value, src: Value, offset: int, dim1: int, d
 
 @lowers(aten.copy.default)
 def copy(t: Tosa, self: Type, src: Value, non_blocking: bool) -> Value:
-    """self [*S], src [*S'] -> [*S], the elements of ``src``"""
+    """self [*S], src [*S'] -> [*S]; ``src``, cast and broadcast to the type and shape of self"""
     return expanded(t, converted(t, src, self.dtype), self.shape)

@@ -22,7 +22,10 @@ aten = torch.ops.aten
 def reduced(
     t: Tosa, x: Value, step: Callable[[Value, int], Value], dims: Sequence[int] | int | None, keepdim: bool
 ) -> Value:
-    """x [*S] -> [*S'], by one ``step`` for each of ``dims``; for every axis if ``dims`` is empty or None."""
+    """x [*S] -> [*S']: ``step(y, axis)`` for each of ``dims``, or for every axis if ``dims`` is empty or None.
+
+    ``step`` keeps its axis with size 1; without ``keepdim`` these axes are removed at the end.
+    """
     axes = axes_of(dims, x.rank)
     y = x
     for axis in axes:
@@ -38,21 +41,21 @@ def axes_of(dims: Sequence[int] | int | None, rank: int) -> list[int]:
 
 
 def total(t: Tosa, x: Value, dims: Sequence[int] | int | None, keepdim: bool, dtype: torch.dtype | None) -> Value:
-    """The sum over ``dims``. fp16 and bf16 are summed in fp32, and integers in int64, as in torch."""
-    wanted = summand(t, x, dtype)
-    wide = converted(t, wanted, DType.FP32) if wanted.dtype in SHORT_FLOATS else wanted
-    return converted(t, reduced(t, wide, t.reduce_sum, dims, keepdim), wanted.dtype)
+    """The sum over ``dims``, in the type ``dtype``. fp16 and bf16 are summed in fp32, and integers in int64."""
+    x = summand(t, x, dtype)
+    wide = converted(t, x, DType.FP32) if x.dtype in SHORT_FLOATS else x
+    return converted(t, reduced(t, wide, t.reduce_sum, dims, keepdim), x.dtype)
 
 
 def summand(t: Tosa, x: Value, dtype: torch.dtype | None) -> Value:
-    """x in the type in which torch sums: ``dtype``, or int64 for integers and truth values."""
+    """x in the type of its sum in torch: ``dtype``; if that is None, int64 for integers and bools, else x as it is."""
     if dtype is None:
         return x if x.dtype in FLOATS else converted(t, x, DType.INT64)
     return to_torch(t, x, dtype)
 
 
 def average(t: Tosa, x: Value, dims: Sequence[int] | int | None, keepdim: bool) -> Value:
-    """The mean over ``dims`` of floats, computed in fp32."""
+    """The mean of x over ``dims``, computed in fp32; raises Unsupported unless x has floats."""
     t.require(x.dtype in FLOATS, f"a mean of {x.dtype} is not defined")
     count = math.prod([x.shape[axis] for axis in axes_of(dims, x.rank)])
     wide = converted(t, x, DType.FP32)
@@ -85,32 +88,32 @@ def sum_dim(t: Tosa, self: Value, dim: Sequence[int] | None, keepdim: bool, dtyp
 
 @lowers(aten.amax.default)
 def amax(t: Tosa, self: Value, dim: Sequence[int], keepdim: bool) -> Value:
-    """[*S] -> [*S']; NaN wins"""
+    """[*S] -> [*S']; NaN if one element is NaN"""
     return reduced(t, self, t.reduce_max, dim, keepdim)
 
 
 @lowers(aten.amin.default)
 def amin(t: Tosa, self: Value, dim: Sequence[int], keepdim: bool) -> Value:
-    """[*S] -> [*S']; NaN wins"""
+    """[*S] -> [*S']; NaN if one element is NaN"""
     return reduced(t, self, t.reduce_min, dim, keepdim)
 
 
 @lowers(aten.max.default)
 def max_default(t: Tosa, self: Value) -> Value:
-    """[*S] -> []; NaN wins"""
+    """[*S] -> []; NaN if one element is NaN"""
     return reduced(t, self, t.reduce_max, None, False)
 
 
 @lowers(aten.min.default)
 def min_default(t: Tosa, self: Value) -> Value:
-    """[*S] -> []; NaN wins"""
+    """[*S] -> []; NaN if one element is NaN"""
     return reduced(t, self, t.reduce_min, None, False)
 
 
 def _integer_product(t: Tosa, x: Value, axis: int) -> Value:
     """x [*A,N,*B] -> [*A,1,*B], the product along ``axis``.
 
-    TOSA has it for floats only: one half is multiplied by the other.
+    REDUCE_PRODUCT takes floats only. So the first half is multiplied by the second half until one element is left.
     """
 
     def part(start: int, count: int) -> Value:
@@ -120,19 +123,19 @@ def _integer_product(t: Tosa, x: Value, axis: int) -> Value:
 
     while (size := x.shape[axis]) > 1:
         half = size // 2
-        # the last of an odd number waits for the next round
+        # an odd number of elements leaves the last one for the next round
         rest = [part(2 * half, 1)] if size % 2 else []
         x = t.concat([product(t, part(0, half), part(half, half)), *rest], axis)
     return x
 
 
 def multiplied(t: Tosa, x: Value, dims: Sequence[int] | int | None, keepdim: bool, dtype: torch.dtype | None) -> Value:
-    """The product over ``dims``. As in torch, fp16 and bf16 are multiplied in fp32, and integers in int64."""
-    wanted = summand(t, x, dtype)
-    if wanted.dtype not in FLOATS:
-        return reduced(t, wanted, lambda v, axis: _integer_product(t, v, axis), dims, keepdim)
-    wide = converted(t, wanted, DType.FP32)
-    return converted(t, reduced(t, wide, t.reduce_product, dims, keepdim), wanted.dtype)
+    """The product over ``dims``, in the type ``dtype``. fp16 and bf16 are multiplied in fp32, and integers in int64."""
+    x = summand(t, x, dtype)
+    if x.dtype not in FLOATS:
+        return reduced(t, x, lambda v, axis: _integer_product(t, v, axis), dims, keepdim)
+    wide = converted(t, x, DType.FP32)
+    return converted(t, reduced(t, wide, t.reduce_product, dims, keepdim), x.dtype)
 
 
 @lowers(aten.prod.default)
@@ -147,31 +150,31 @@ def prod_dim(t: Tosa, self: Value, dim: int, keepdim: bool, dtype: torch.dtype |
     return multiplied(t, self, dim, keepdim, dtype)
 
 
-# ---- truth: a number is true unless it is 0
+# ---- any and all: a number is true unless it is 0
 
 
 @lowers(aten.any.default)
 def any(t: Tosa, self: Value) -> Value:
-    """[*S] -> [] truth value"""
+    """[*S] -> []; bool"""
     return reduced(t, converted(t, self, DType.BOOL), t.reduce_any, None, False)
 
 
 @lowers(aten.any.dim, aten.any.dims)
 def any_dim(t: Tosa, self: Value, dim: Sequence[int] | int | None, keepdim: bool) -> Value:
-    """[*S] -> [*S'] truth values; unlike in other reductions, an empty ``dim`` means no axis, not all"""
+    """[*S] -> [*S']; bool; unlike in other reductions, an empty ``dim`` means no axis, not all"""
     x = converted(t, self, DType.BOOL)
     return x if dim == [] else reduced(t, x, t.reduce_any, dim, keepdim)
 
 
 @lowers(aten.all.default)
 def all(t: Tosa, self: Value) -> Value:
-    """[*S] -> [] truth value"""
+    """[*S] -> []; bool"""
     return reduced(t, converted(t, self, DType.BOOL), t.reduce_all, None, False)
 
 
 @lowers(aten.all.dim, aten.all.dims)
 def all_dim(t: Tosa, self: Value, dim: Sequence[int] | int | None, keepdim: bool) -> Value:
-    """[*S] -> [*S'] truth values; unlike in other reductions, an empty ``dim`` means no axis, not all"""
+    """[*S] -> [*S']; bool; unlike in other reductions, an empty ``dim`` means no axis, not all"""
     x = converted(t, self, DType.BOOL)
     return x if dim == [] else reduced(t, x, t.reduce_all, dim, keepdim)
 
@@ -188,6 +191,7 @@ def softmax_of(t: Tosa, x: Value, dim: int) -> Value:
     """x [*S] -> [*S], the softmax along ``dim``, computed in fp32"""
     wide = converted(t, x, DType.FP32)
     if x.rank == 0:
+        # exp(x - x) is 1, and NaN for infinite x
         return converted(t, t.exp(t.sub(wide, wide)), x.dtype)
     axis = axis_of(dim, x.rank)
     e = t.exp(shifted(t, wide, axis))
@@ -195,7 +199,7 @@ def softmax_of(t: Tosa, x: Value, dim: int) -> Value:
 
 
 def log_softmax_of(t: Tosa, x: Value, dim: int) -> Value:
-    """x [*S] -> [*S], logarithms of the softmax along ``dim``; in fp32"""
+    """x [*S] -> [*S], the logarithm of the softmax along ``dim``, computed in fp32"""
     wide = converted(t, x, DType.FP32)
     if x.rank == 0:
         return converted(t, t.sub(wide, wide), x.dtype)
@@ -206,18 +210,18 @@ def log_softmax_of(t: Tosa, x: Value, dim: int) -> Value:
 
 @lowers(aten.logsumexp.default)
 def logsumexp(t: Tosa, self: Value, dim: Sequence[int], keepdim: bool) -> Value:
-    """[*S] -> [*S']; the logarithm of the sum of exponentials, in fp32. Infinities stay infinite"""
+    """[*S] -> [*S']; log(sum(exp(x))), computed in fp32"""
     t.require(bool(dim) or self.rank == 0, "torch cannot compute it over no dimensions: name them")
-    wide = self if self.dtype in FLOATS else converted(t, self, DType.FP32)
-    x = converted(t, wide, DType.FP32)
+    dtype = self.dtype if self.dtype in FLOATS else DType.FP32
+    x = converted(t, self, DType.FP32)
     largest = reduced(t, x, t.reduce_max, dim, True)
-    # the largest element is subtracted first; not an infinite one, which would give NaN
-    least = t.select(t.equal(t.abs(largest), math.inf), t.like(0.0, x), largest)
-    sums = reduced(t, t.exp(t.sub(x, least)), t.reduce_sum, dim, True)
-    y = t.add(t.log(sums), least)
+    # subtracting the largest element keeps exp from overflowing; an infinite one would give inf - inf, NaN
+    offset = t.select(t.equal(t.abs(largest), math.inf), t.like(0.0, x), largest)
+    sums = reduced(t, t.exp(t.sub(x, offset)), t.reduce_sum, dim, True)
+    y = t.add(t.log(sums), offset)
     axes = axes_of(dim, x.rank)
-    kept = y if keepdim else t.reshape(y, [size for axis, size in enumerate(x.shape) if axis not in axes])
-    return converted(t, kept, wide.dtype)
+    y = y if keepdim else t.reshape(y, [size for axis, size in enumerate(x.shape) if axis not in axes])
+    return converted(t, y, dtype)
 
 
 @lowers(aten.softmax.int)

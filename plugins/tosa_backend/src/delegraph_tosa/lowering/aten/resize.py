@@ -1,7 +1,7 @@
 """Interpolation of images by RESIZE.
 
-RESIZE reads output pixel o at input position ``(o * d + offset) / n`` (specification: RESIZE). Its attribute scale is
-the ratio d / n, input pixels per output pixel. ``border`` is then given by the size of the output.
+RESIZE reads output pixel o at input position ``(o * d + offset) / n`` (specification: RESIZE). The ratio d / n is input
+pixels per output pixel; RESIZE calls n and d scale_n and scale_d. Its ``border`` follows from the sizes.
 """
 
 from __future__ import annotations
@@ -27,10 +27,7 @@ aten = torch.ops.aten
 
 
 class Axis(NamedTuple):
-    """The arguments of RESIZE along one axis.
-
-    The ratio d / n, and ``offset`` and ``border`` in units of 1 / n input pixels.
-    """
+    """The arguments of RESIZE along one axis: the ratio d / n, and ``offset`` and ``border`` in 1 / n input pixels."""
 
     n: int
     d: int
@@ -39,7 +36,7 @@ class Axis(NamedTuple):
 
 
 def ratio(t: Tosa, size: int, out: int, scale: float | None) -> Fraction:
-    """Input pixels per output pixel: from the sizes, or 1 / scale if the user gave a scale."""
+    """Input pixels per output pixel, exactly: size / out, or 1 / scale if the user gave a scale."""
     if scale is None or scale <= 0:
         return _ratio_of_sizes(t, size, out)
     exact = Fraction(scale).limit_denominator(2048)
@@ -48,22 +45,23 @@ def ratio(t: Tosa, size: int, out: int, scale: float | None) -> Fraction:
 
 
 def _ratio_of_sizes(t: Tosa, size: int, out: int) -> Fraction:
-    """size / out. If run time alone knows the sizes, one has to be a multiple of the other."""
+    """size / out. Raises Unsupported for sizes known at run time only, unless one is a known multiple of the other."""
     if not is_dynamic(size) and not is_dynamic(out):
         return Fraction(size, out)
-    larger, smaller = out // size, size // out
-    if not is_dynamic(larger) and larger * size == out:
-        return Fraction(1, larger)
+    upscale, downscale = out // size, size // out
+    if not is_dynamic(upscale) and upscale * size == out:
+        return Fraction(1, upscale)
     t.require(
-        not is_dynamic(smaller) and smaller * out == size, f"how {size} relates to {out} is known at run time only"
+        not is_dynamic(downscale) and downscale * out == size, f"how {size} relates to {out} is known at run time only"
     )
-    return Fraction(smaller)
+    return Fraction(downscale)
 
 
 def nearest(t: Tosa, size: int, out: int, scale: float | None) -> Axis:
-    """Output pixel o is input pixel floor(o * ratio).
+    """The arguments with which output pixel o is input pixel floor(o * ratio), as in torch.
 
-    RESIZE rounds to the nearest, so it starts half a pixel earlier.
+    RESIZE rounds to the nearest pixel instead of down, so the offset is minus half a pixel. Raises Unsupported if torch
+    takes other pixels, because it rounds in fp32.
     """
     step = ratio(t, size, out, scale)
     n, d = 2 * step.denominator, 2 * step.numerator
@@ -72,9 +70,9 @@ def nearest(t: Tosa, size: int, out: int, scale: float | None) -> Axis:
 
 
 def _same_pixels(size: int, out: int, scale: float | None, step: Fraction) -> bool:
-    """Whether the exact ratio ``step`` takes the pixels that torch takes, which multiplies in fp32."""
+    """Whether floor(o * step), with the exact ratio ``step``, are the pixels that torch computes in fp32."""
     if is_dynamic(size) or is_dynamic(out):
-        # fp32 is exact for powers of two
+        # a product with a power of two is exact in fp32
         return (step.numerator * step.denominator).bit_count() == 1
     factor = np.float32(size) / np.float32(out) if scale is None or scale <= 0 else np.float32(1 / scale)
     positions = np.arange(out)
@@ -83,7 +81,10 @@ def _same_pixels(size: int, out: int, scale: float | None, step: Fraction) -> bo
 
 
 def bilinear(t: Tosa, size: int, out: int, scale: float | None, corners: bool) -> Axis:
-    """Output pixel o lies at (o + 1/2) * ratio - 1/2; with ``corners``, the centres of the corner pixels coincide."""
+    """The arguments with which output pixel o is read at (o + 1/2) * ratio - 1/2.
+
+    With ``corners`` (align_corners) it is read at o * (size - 1) / (out - 1).
+    """
     if corners:
         step = _ratio_of_sizes(t, size - 1, out - 1)
         return _axis(t, size, out, step.denominator, step.numerator, 0)
@@ -93,20 +94,23 @@ def bilinear(t: Tosa, size: int, out: int, scale: float | None, corners: bool) -
 
 
 def _axis(t: Tosa, size: int, out: int, n: int, d: int, offset: int) -> Axis:
-    """The arguments along one axis; its border follows from the sizes."""
+    """The arguments along one axis, with the border for which RESIZE makes ``out`` pixels.
+
+    Raises Unsupported if the border is known at run time only: RESIZE has it as a constant.
+    """
     border = (out - 1) * d - (size - 1) * n + offset
     t.require(not is_dynamic(border), f"RESIZE has its border at compile time, and {border} is known at run time only")
     return Axis(n, d, offset, border)
 
 
-_AS_IT_IS = Axis(1, 1, 0, 0)
-"""An axis that RESIZE leaves as it is."""
+_UNCHANGED = Axis(1, 1, 0, 0)
+"""The arguments of an axis that RESIZE does not change."""
 
 
 def resized(t: Tosa, x: Value, axes: Sequence[Axis], mode: ResizeMode) -> Value:
-    """x [N,C,H,W] -> [N,C,H',W'] by RESIZE; nothing is made if it changes neither axis"""
+    """x [N,C,H,W] -> [N,C,H',W'] by RESIZE, or x itself if neither axis changes; ``axes`` are those of H and W"""
     y, w = axes
-    if y == w == _AS_IT_IS:
+    if y == w == _UNCHANGED:
         return x
     scale = (y.n, y.d, w.n, w.d)
     image = t.resize(t.transpose(x, NHWC), scale, (y.offset, w.offset), (y.border, w.border), mode)
@@ -116,7 +120,7 @@ def resized(t: Tosa, x: Value, axes: Sequence[Axis], mode: ResizeMode) -> Value:
 def upsampled(
     t: Tosa, x: Value, out: Pair, scales: Sequence[float | None], mode: ResizeMode, corners: bool = False
 ) -> Value:
-    """x [N,C,H,W] -> [N,C,*out], by RESIZE where that can express it, else by weighted sums (``interpolate``)."""
+    """x [N,C,H,W] -> [N,C,*out], by RESIZE if it can express the call, else by weighted sums (``interpolate``)."""
     try:
         return _by_resize(t, x, out, scales, mode, corners)
     except Unsupported:
@@ -125,32 +129,30 @@ def upsampled(
 
 
 def _by_resize(t: Tosa, x: Value, out: Pair, scales: Sequence[float | None], mode: ResizeMode, corners: bool) -> Value:
-    """x [N,C,H,W] -> [N,C,*out] by RESIZE.
-
-    RESIZE need not see an axis of one pixel, which is repeated, nor one whose only output pixel is the first input
-    pixel.
-    """
+    """x [N,C,H,W] -> [N,C,*out] by RESIZE; raises Unsupported if RESIZE cannot express the call."""
     repeats = [1, 1, 1, 1]
     axes = []
-    for k, (size, wanted, scale) in enumerate(zip(x.shape[2:], out, scales, strict=True)):
-        if size == 1 or (size == wanted and scale in (None, 1.0)):
-            axes.append(_AS_IT_IS)
-            repeats[2 + k] = wanted // size
-        elif corners and wanted == 1:
-            axes.append(_AS_IT_IS)
-            kept = [wanted if axis == 2 + k else n for axis, n in enumerate(x.shape)]
-            x = t.slice(x, (0, 0, 0, 0), kept)
+    for k, (size, out_size, scale) in enumerate(zip(x.shape[2:], out, scales, strict=True)):
+        if size == 1 or (size == out_size and scale in (None, 1.0)):
+            # TILE repeats a single pixel
+            axes.append(_UNCHANGED)
+            repeats[2 + k] = out_size // size
+        elif corners and out_size == 1:
+            # the only output pixel is the first input pixel
+            axes.append(_UNCHANGED)
+            shape = [out_size if axis == 2 + k else n for axis, n in enumerate(x.shape)]
+            x = t.slice(x, (0, 0, 0, 0), shape)
         elif mode is ResizeMode.NEAREST:
-            axes.append(nearest(t, size, wanted, scale))
+            axes.append(nearest(t, size, out_size, scale))
         else:
-            axes.append(bilinear(t, size, wanted, scale, corners))
+            axes.append(bilinear(t, size, out_size, scale, corners))
     return t.tile(resized(t, x, axes, mode), repeats)
 
 
 def _sizes(
     x: Value, output_size: Sequence[int] | None, scales: Sequence[float] | None
 ) -> tuple[Pair, list[float | None]]:
-    """Height and width of the output, and the scales if the user gave those instead of sizes."""
+    """(height, width) of the output, and a scale for each axis: None where the user gave the output's size."""
     if output_size is not None:
         return pair(output_size), [None, None]
     assert scales is not None

@@ -1,11 +1,12 @@
 """Rounding to whole numbers, and the quotients and remainders that need it.
 
-TOSA divides floats by RECIPROCAL and MUL, and that result can lie on the wrong side of a whole number. So a quotient is
-first rounded to the nearest whole number, which the error can change only in ties, and then corrected by the remainder
-that it leaves. To compute that remainder exactly, the divisor is split into two halves of 12 bits (``division``), and
-the quotient into digits of 12 bits, so that products are exact; for divisors from 2^110 on only the digits that fp32
-holds. A quotient below 2^24 has two such digits. For larger ones, up to 2^277, exactness would take 24 digits of eight
-operators each, which no model pays for.
+A division of floats is RECIPROCAL and MUL, whose result can lie on the wrong side of a whole number. So a quotient is
+first rounded to the nearest whole number; the error of the division matters only in ties. Then the quotient is
+corrected by its remainder, x - quotient * y.
+
+The remainder has to be exact. So the divisor is split into two halves of 12 bits (``division``), and the quotient into
+a high and a low digit of 12 bits: products of 12 bits by 12 bits are exact in fp32. Two digits are enough for quotients
+below 2^24. Quotients of fp32 numbers go up to 2^277, which would take 24 digits of eight operators each.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from .elementwise import div
 aten = torch.ops.aten
 inf = math.inf
 DIGIT = 1 << 12
-"""One more than the largest digit of a quotient."""
+"""The base of a quotient's digits: 2^12."""
 
 
 def nearest(t: Tosa, x: Value) -> Value:
-    """x [*S] -> the nearest whole numbers; of two equally near ones the even one; a zero keeps the sign of x."""
+    """x [*S] -> [*S], rounded to the nearest whole number, ties to even; a zero keeps the sign of x."""
     low = t.floor(x)
     rest = t.sub(x, low)
     half = t.mul(low, 0.5)
     odd = t.greater(half, t.floor(half))
-    up = t.logical_or(t.greater(rest, 0.5), t.logical_and(t.equal(rest, 0.5), odd))
-    rounded = t.select(up, t.add(low, 1), low)
+    rounds_up = t.logical_or(t.greater(rest, 0.5), t.logical_and(t.equal(rest, 0.5), odd))
+    rounded = t.select(rounds_up, t.add(low, 1), low)
     return t.select(t.equal(rounded, 0), t.mul(x, 0), rounded)
 
 
@@ -79,74 +80,71 @@ def _operands(t: Tosa, left: Operand, right: Operand) -> tuple[Value, Value, DTy
 
 
 def _operands_of_one_type(t: Tosa, left: Operand, right: Operand) -> tuple[Value, Value, DType]:
-    """As ``_operands``, where torch first makes a number a tensor of the other's type.
+    """As ``_operands``, for operators that convert a Python number to the tensor's type before they compute.
 
-    In ``x % 0.3`` it has 0.3 in bf16.
+    For a bf16 tensor, ``x % 0.3`` is computed in torch with 0.3 rounded to bf16.
     """
-    found = _operands(t, left, right)
-    # the rounding is part of torch's result, so the rule need not run in fp32 because of it
+    operands = _operands(t, left, right)
+    # the builder noticed that a number was rounded, and the rule would be run again in fp32: torch rounds it as well
     t.rounded_number = False
-    return found
+    return operands
 
 
 def _integer_quotient(t: Tosa, x: Value, y: Value, towards_zero: bool) -> tuple[Value, Value]:
-    """(quotient, remainder) of integers, rounded down or towards zero.
-
-    INTDIV rounds towards zero. Rounded down, a negative quotient with a remainder is one less.
-    """
+    """(quotient, remainder) of integers, the quotient rounded towards zero or down."""
     quotient = t.intdiv(x, y)
     rest = t.sub(x, t.mul(quotient, y))
     if towards_zero:
         return quotient, rest
-    apart = t.logical_xor(t.greater(0, rest), t.greater(0, y))
-    down = t.logical_and(t.logical_not(t.equal(rest, 0)), apart)
-    return t.select(down, t.sub(quotient, 1), quotient), t.select(down, t.add(rest, y), rest)
+    # INTDIV rounds towards zero: the quotient rounded down is one less if it is negative and not exact
+    signs_differ = t.logical_xor(t.greater(0, rest), t.greater(0, y))
+    one_less = t.logical_and(t.logical_not(t.equal(rest, 0)), signs_differ)
+    return t.select(one_less, t.sub(quotient, 1), quotient), t.select(one_less, t.add(rest, y), rest)
 
 
 def _whole_quotient(t: Tosa, x: Value, y: Value, towards_zero: bool) -> tuple[Value, Value]:
     """(quotient, remainder) of x / y, rounded down (remainder with the sign of y) or towards zero (with the sign of x).
 
-    A remainder of 0 has the sign of x in both cases. The quotient is rounded to the nearest first, which leaves a
-    remainder of either sign. Where that is the wrong one, the quotient is moved by one, and the remainder by y.
+    A remainder of 0 has the sign of x in both cases. The quotient is rounded to the nearest whole number first. Where
+    its remainder has the wrong sign, the quotient is changed by 1, and the remainder by y. See the module for the
+    digits ``high`` and ``low``.
     """
     if x.dtype not in FLOATS:
         return _integer_quotient(t, x, y, towards_zero)
     (upper, lower), inverse = halves(t, y), t.reciprocal(y)
     high = _high_digit(t, x, y, inverse)
-    # the high digit is 0: nothing is subtracted, so that a zero keeps its sign
-    none = t.equal(high, 0)
-    rest = t.select(none, x, t.sub(t.sub(x, t.mul(high, upper)), t.mul(high, lower)))
+    # where the high digit is 0, nothing is subtracted from x or added to the low digit: -0.0 keeps its sign
+    no_high = t.equal(high, 0)
+    rest = t.select(no_high, x, t.sub(t.sub(x, t.mul(high, upper)), t.mul(high, lower)))
     low = nearest(t, t.mul(rest, inverse))
-    quotient = t.select(none, low, t.add(high, low))
+    quotient = t.select(no_high, low, t.add(high, low))
     rest = t.sub(t.sub(rest, t.mul(low, upper)), t.mul(low, lower))
-    wanted = x if towards_zero else y
-    wrong = t.logical_xor(t.greater(0.0, rest), t.greater(0.0, wanted))
+    sign_source = x if towards_zero else y
+    wrong = t.logical_xor(t.greater(0.0, rest), t.greater(0.0, sign_source))
     wrong = t.logical_and(wrong, t.logical_not(t.equal(rest, 0)))
     step = t.select(t.logical_xor(t.greater(0.0, x), t.greater(0.0, y)), t.like(-1, x), 1.0) if towards_zero else 1.0
-    moved = t.add(rest, t.mul(y, step))
-    remainder = t.select(t.equal(rest, 0), t.mul(x, 0.0), t.select(wrong, moved, rest))
+    corrected = t.add(rest, t.mul(y, step))
+    remainder = t.select(t.equal(rest, 0), t.mul(x, 0.0), t.select(wrong, corrected, rest))
     return t.select(wrong, t.sub(quotient, step), quotient), remainder
 
 
 def _high_digit(t: Tosa, x: Value, y: Value, inverse: Value) -> Value:
-    """The multiple of 4096 that is nearest to x / y; 0 if y is so large that its multiples would overflow."""
+    """The multiple of 2^12 nearest to x / y; 0 for |y| above 2^110, whose products with it could overflow."""
     step = t.select(t.greater(t.abs(y), 2.0**110), t.like(0.0, y), t.mul(inverse, 1 / DIGIT))
     return t.mul(t.floor(t.add(t.mul(x, step), 0.5)), DIGIT)
 
 
 @lowers(aten.fmod.Tensor, aten.fmod.Scalar)
 def fmod(t: Tosa, self: Value, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; the remainder with the sign of the dividend. It is exact while the quotient is below 2^24,
-    and meaningless from there on
-    """
+    """[*S], [*S] -> [*S]; the remainder with the sign of the dividend; exact for quotients below 2^24, else wrong"""
     x, y, dtype = _operands_of_one_type(t, self, other)
     return converted(t, _whole_quotient(t, x, y, towards_zero=True)[1], dtype)
 
 
 @lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
 def remainder(t: Tosa, self: Operand, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; the remainder with the sign of the divisor (0 has the dividend's). It is exact while the
-    quotient is below 2^24, and meaningless from there on
+    """[*S], [*S] -> [*S]; the remainder with the sign of the divisor (0 has the dividend's); exact for quotients below
+    2^24, else wrong
     """
     x, y, dtype = _operands_of_one_type(t, self, other)
     return converted(t, _whole_quotient(t, x, y, towards_zero=False)[1], dtype)
@@ -154,8 +152,8 @@ def remainder(t: Tosa, self: Operand, other: Operand) -> Value:
 
 @lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
 def floor_divide(t: Tosa, self: Value, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; the quotient, rounded down. Exact for floats while it is below 2^24; torch rounds a
-    difference on the way, and its quotient may be one off
+    """[*S], [*S] -> [*S]; the quotient, rounded down; exact for floats while it is below 2^24, where torch's may be
+    one off
     """
     return _rounded_division(t, self, other, "floor")
 
@@ -171,17 +169,17 @@ def _rounded_division(t: Tosa, left: Operand, right: Operand, mode: str) -> Valu
     x, y, dtype = _operands(t, left, right)
     if x.dtype not in FLOATS:
         return converted(t, _integer_quotient(t, x, y, mode == "trunc")[0], dtype)
-    infinite = t.equal(t.abs(x), inf)
+    x_is_infinite = t.equal(t.abs(x), inf)
     x, y = _scaled_alike(t, x, y)
-    # right where y is 0 or an operand is infinite
-    unbounded = t.mul(x, t.reciprocal(y))
+    # not rounded; the result where y is 0, an operand is infinite, or the quotient overflows
+    plain = t.mul(x, t.reciprocal(y))
     if mode == "trunc":
-        quotient = t.select(infinite, unbounded, truncated(t, rounded_quotient(t, x, y, unbounded)))
+        quotient = t.select(x_is_infinite, plain, truncated(t, rounded_quotient(t, x, y, plain)))
     else:
-        quotient = t.select(infinite, math.nan, _whole_quotient(t, x, y, towards_zero=False)[0])
-    beyond = t.logical_and(t.equal(t.abs(unbounded), inf), t.logical_not(infinite))
-    bounded = t.select(t.logical_or(t.equal(y, 0), beyond), unbounded, quotient)
-    return converted(t, bounded, dtype)
+        quotient = t.select(x_is_infinite, math.nan, _whole_quotient(t, x, y, towards_zero=False)[0])
+    overflows = t.logical_and(t.equal(t.abs(plain), inf), t.logical_not(x_is_infinite))
+    result = t.select(t.logical_or(t.equal(y, 0), overflows), plain, quotient)
+    return converted(t, result, dtype)
 
 
 def _scaled_alike(t: Tosa, x: Value, y: Value) -> tuple[Value, Value]:

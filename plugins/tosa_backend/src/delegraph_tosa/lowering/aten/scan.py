@@ -1,7 +1,7 @@
-"""Running sums, products and extremes.
+"""Running sums, products and extremes, and ``masked_scatter``, which needs a running sum.
 
-TOSA has no scan. In step k each element is combined with the one 2^k before it, so log2(N) steps are enough. Partial
-results are combined in pairs, which rounds less than adding one element after the other.
+TOSA has no scan. In step k, each element is combined with the element 2^k before it, so log2(N) steps are enough.
+Partial results are combined in pairs, which rounds less than adding one element after the other.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ inf = math.inf
 
 
 def scanned(t: Tosa, x: Value, dim: int, step: Callable[[Value, Value], Value], neutral: float) -> Value:
-    """x [*A,N,*B] -> [*A,N,*B]: element n is ``step`` applied over the elements 0 .. n along ``dim``.
+    """x [*A,N,*B] -> [*A,N,*B]: element n combines the elements 0 .. n along ``dim`` by the associative ``step``.
 
-    ``neutral`` is the number that ``step`` leaves everything unchanged with: 0 for sums. If N is known at run time
-    only, the steps are those of the largest N: 31, where the dimension has no maximum.
+    ``neutral`` is the neutral number of ``step``: 0 for sums, 1 for products. If N is known at run time only, there are
+    as many steps as the largest N needs: 31 if the size has no maximum.
     """
     if x.rank == 0:
         return x
@@ -54,7 +54,7 @@ def _longest(x: Value, axis: int) -> int:
 
 
 def _moved_back(t: Tosa, x: Value, axis: int, distance: int, neutral: float) -> Value:
-    """x [*A,N,*B], each element moved ``distance`` further along ``axis``; ``neutral`` fills the beginning"""
+    """x [*A,N,*B] -> [*A,N,*B] with element i at i + ``distance`` along ``axis``; ``neutral`` fills the beginning"""
     size = list(x.shape)
     padding = [0] * (2 * x.rank)
     padding[2 * axis] = smallest(distance, size[axis])
@@ -66,16 +66,16 @@ def _moved_back(t: Tosa, x: Value, axis: int, distance: int, neutral: float) -> 
 
 @lowers(aten.cumsum.default)
 def cumsum(t: Tosa, self: Value, dim: int, dtype: torch.dtype | None) -> Value:
-    """[*A,N,*B] -> [*A,N,*B]; short floats in fp32"""
+    """[*A,N,*B] -> [*A,N,*B]; fp16 and bf16 are summed in fp32"""
     x = summand(t, self, dtype)
     wide = converted(t, x, DType.FP32) if x.dtype in SHORT_FLOATS else x
     return converted(t, _running_sums(t, wide, dim), x.dtype)
 
 
 def _running_sums(t: Tosa, x: Value, dim: int) -> Value:
-    """x [*A,N,*B] -> [*A,N,*B].
+    """x [*A,N,*B] -> [*A,N,*B], the running sums along ``dim``.
 
-    Sums of integers are proven to lie within those of N terms, also in the steps between.
+    Every partial sum of integers has at most N terms, which bounds its range: int64 is computed as int32 if it fits.
     """
     if x.dtype in FLOATS or x.rank == 0:
         return scanned(t, x, dim, t.add, 0)
@@ -86,7 +86,7 @@ def _running_sums(t: Tosa, x: Value, dim: int) -> Value:
 
 @lowers(aten.cumprod.default)
 def cumprod(t: Tosa, self: Value, dim: int, dtype: torch.dtype | None) -> Value:
-    """[*A,N,*B] -> [*A,N,*B]; short floats in fp32. What overflows and comes back to 0 is NaN, not infinity"""
+    """[*A,N,*B] -> [*A,N,*B]; fp16 and bf16 are multiplied in fp32; an overflow followed by a 0 is NaN: inf * 0"""
     x = summand(t, self, dtype)
     wide = converted(t, x, DType.FP32) if x.dtype in SHORT_FLOATS else x
     return converted(t, scanned(t, wide, dim, lambda a, b: product(t, a, b), 1), x.dtype)
@@ -94,18 +94,18 @@ def cumprod(t: Tosa, self: Value, dim: int, dtype: torch.dtype | None) -> Value:
 
 @lowers(aten.masked_scatter.default)
 def masked_scatter(t: Tosa, self: Value, mask: Value, source: Value) -> Value:
-    """self [*S], mask bool [*S] -> [*S]; where the mask is true, the next element of ``source``, taken in order"""
+    """self [*S], mask bool [*S] -> [*S]; true elements of the mask take the elements of ``source``, in order"""
     shape = broadcast(self.shape, mask.shape)
-    chosen = expanded(t, mask, shape)
+    mask = expanded(t, mask, shape)
     # the number of true elements so far, less one, is the position in ``source``
-    count = scanned(t, t.reshape(t.cast(chosen, DType.INT32), (math.prod(shape),)), 0, t.add, 0)
+    count = scanned(t, t.reshape(t.cast(mask, DType.INT32), (math.prod(shape),)), 0, t.add, 0)
     size = math.prod(source.shape)
-    place = t.minimum(t.maximum(t.sub(count, 1), 0), size - 1)
-    given = taken(t, t.reshape(source, (1, size, 1)), t.reshape(place, (1, math.prod(shape))))
-    return t.select(chosen, t.reshape(given, shape), expanded(t, self, shape))
+    position = t.minimum(t.maximum(t.sub(count, 1), 0), size - 1)
+    selected = taken(t, t.reshape(source, (1, size, 1)), t.reshape(position, (1, math.prod(shape))))
+    return t.select(mask, t.reshape(selected, shape), expanded(t, self, shape))
 
 
 @lowers(aten.logcumsumexp.default)
 def logcumsumexp(t: Tosa, self: Value, dim: int) -> Value:
-    """[*A,N,*B] -> [*A,N,*B]; logarithms of running sums of exponentials"""
+    """[*A,N,*B] -> [*A,N,*B]; log(cumsum(exp(x)))"""
     return scanned(t, self, dim, lambda a, b: logaddexp(t, a, b), -inf)

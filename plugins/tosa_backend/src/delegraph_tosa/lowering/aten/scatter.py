@@ -1,8 +1,8 @@
 """Writing at indices.
 
-SCATTER writes rows, each at most once. Where torch leaves open which of several values for one place remains, so do the
-rules here. Where torch defines it, because values are combined or all equal, each place is compared with every index
-that may name it: as many comparisons as there are places times values.
+SCATTER writes rows; no two indices may name the same row. It is used where torch does not define which of several
+values for one place remains. Where torch defines the result, because values are combined or all equal, each place is
+compared with every index that may name it: places * values comparisons.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ aten = torch.ops.aten
 inf = math.inf
 
 ALONG = {"index": positions("self", "dim")}
-"""Which indices eager takes: positions along ``dim``."""
+"""The indices that eager accepts: positions along ``dim``."""
 ALONG_FROM_END = {"index": positions("self", "dim", from_end=True)}
-"""Positions along ``dim`` that may count from the end."""
+"""As ALONG; negative positions count from the end."""
 COMPARISONS = 1 << 22
-"""The most comparisons of places with indices; of sizes that are known at run time only, the smallest ones count."""
+"""The most comparisons of places with indices; a size known at run time only is counted as small as it can be."""
 
 
 def written(t: Tosa, values: Value, places: Value, source: Value) -> Value:
@@ -47,9 +47,9 @@ def written(t: Tosa, values: Value, places: Value, source: Value) -> Value:
 
 
 class Combination(NamedTuple):
-    """How values for one place become one: along an axis, and as a pair with what was there.
+    """A reduction of the values for one place: ``along`` an axis, and of a ``pair`` of tensors.
 
-    ``neutral`` changes neither.
+    ``neutral`` is a number that does not change the result.
     """
 
     along: Callable[[Tosa, Value, int], Value]
@@ -85,47 +85,47 @@ def hits(t: Tosa, x: Value, axis: int, index: Value) -> Value:
 
 
 def combined(t: Tosa, x: Value, axis: int, index: Value, source: Value, name: str, include_self: bool = True) -> Value:
-    """x [*A,K,*B] with the values ``source`` [*A',W,*B'] combined into the places that ``index`` names.
+    """x [*A,K,*B], index and source [*A',W,*B'] -> x with the values ``source`` combined into the places of ``index``.
 
-    ``name`` is the reduction. Places that no index names stay as they are. Axes of ``index`` may have size 1 and
-    broadcast. Short floats and small integers are combined in 32 bits.
+    ``name`` is a key of NAMES. Places that no index names stay as they are; ``include_self``: whether the element of x
+    at a named place is combined too. Axes of ``index`` may have size 1 and broadcast. Short floats and small integers
+    are combined in 32 bits. Raises Unsupported for a mean of integers, and above COMPARISONS.
     """
-    how, dtype = NAMES[name], x.dtype
+    combination, dtype = NAMES[name], x.dtype
     t.require(name != "mean" or dtype in FLOATS, f"a mean of {dtype} is not lowered")
     wide = _wide(dtype)
     x, source = converted(t, x, wide), converted(t, source, wide)
     hit = hits(t, x, axis, index)
-    offered = t.reshape(source, (*source.shape[:axis], 1, *source.shape[axis:]))
-    found = how.along(t, t.select(hit, offered, _neutral(t, how, x)), axis + 1)
+    values = t.reshape(source, (*source.shape[:axis], 1, *source.shape[axis:]))
+    result = combination.along(t, t.select(hit, values, _neutral(t, combination, x)), axis + 1)
     named = _without_axis(t, t.reduce_any(hit, axis + 1), axis + 1)
-    found = _without_axis(t, found, axis + 1)
+    result = _without_axis(t, result, axis + 1)
     # the index may be smaller than x along other axes: only the corner of x is written
-    region = t.slice(x, [0] * x.rank, found.shape)
+    region = t.slice(x, [0] * x.rank, result.shape)
     if name == "mean":
         count = t.reduce_sum(t.select(hit, t.constant(1, wide, (1,) * hit.rank), 0), axis + 1)
-        total = t.add(_without_axis(t, count, axis + 1), float(include_self))
-        found = t.add(found, region) if include_self else found
-        found = t.mul(found, t.reciprocal(t.maximum(total, 1.0)))
+        count = t.add(_without_axis(t, count, axis + 1), float(include_self))
+        result = t.add(result, region) if include_self else result
+        result = t.mul(result, t.reciprocal(t.maximum(count, 1.0)))
     elif include_self:
-        found = how.pair(t, region, found)
-    return converted(
-        t, t.select(_filled_up(t, expanded(t, named, found.shape), x, False), _filled_up(t, found, x, 0), x), dtype
-    )
+        result = combination.pair(t, region, result)
+    is_named = _filled_up(t, expanded(t, named, result.shape), x, False)
+    return converted(t, t.select(is_named, _filled_up(t, result, x, 0), x), dtype)
 
 
 def _wide(dtype: DType) -> DType:
-    """The type in which elements of ``dtype`` are combined."""
+    """The type in which elements of ``dtype`` are combined: fp32, int64 or int32."""
     if dtype in FLOATS:
         return DType.FP32
     return dtype if dtype is DType.INT64 else DType.INT32
 
 
-def _neutral(t: Tosa, how: Combination, x: Value) -> Value:
-    """The neutral number of ``how`` as a constant that broadcasts with hits.
+def _neutral(t: Tosa, combination: Combination, x: Value) -> Value:
+    """The neutral number as a constant of the type of x and of the rank of ``hits``.
 
-    For integers the ends of int32 are infinite.
+    For integers, the smallest and the largest int32 stand for -inf and inf.
     """
-    number = how.neutral
+    number = combination.neutral
     if x.dtype not in FLOATS and math.isinf(number):
         number = range_of_type(DType.INT32)[number > 0]
     return t.constant(number, x.dtype, (1,) * (x.rank + 1))
@@ -137,12 +137,12 @@ def _without_axis(t: Tosa, y: Value, axis: int) -> Value:
 
 
 def _filled_up(t: Tosa, part: Value, x: Value, number: float) -> Value:
-    """``part`` padded with ``number`` at its ends to the shape of x."""
+    """``part`` padded with ``number`` at the end of each axis to the shape of x."""
     return t.pad(part, [n for a in range(x.rank) for n in (0, x.shape[a] - part.shape[a])], number)
 
 
 def _corner(t: Tosa, source: Value, index: Value) -> Value:
-    """The part of ``source`` that the index covers: torch ignores the rest of a larger source."""
+    """The leading part of ``source`` in the shape of ``index``: torch ignores the rest of a larger source."""
     return t.slice(t.ranked(source, index.rank), [0] * index.rank, index.shape)
 
 
@@ -208,9 +208,9 @@ def scatter_reduce_two(
 
 
 def _slices(t: Tosa, x: Value, dim: int, index: Value, source: Value) -> tuple[Value, int, Value, Value]:
-    """Operands of ``combined`` for an index of one axis.
+    """(x, axis, index, source) for ``combined``, where ``index`` [W] names slices of x along ``dim``.
 
-    X and source with at least one axis, the axis, the index reshaped.
+    x and ``source`` get at least one axis; the index [1,..,W,..,1] broadcasts over all others.
     """
     x = t.ranked(x, max(x.rank, 1))
     axis = axis_of(dim, x.rank)
@@ -221,16 +221,16 @@ def _slices(t: Tosa, x: Value, dim: int, index: Value, source: Value) -> tuple[V
 @lowers(aten.index_add.default, indexes=ALONG)
 def index_add(t: Tosa, self: Value, dim: int, index: Value, source: Value, alpha: float) -> Value:
     """self [*A,K,*B], index [W], source [*A,W,*B] -> [*A,K,*B]"""
-    x, axis, places, offered = _slices(t, self, dim, index, source)
-    offered = scaled(t, offered, alpha)  # type: ignore[assignment]
-    return t.reshape(combined(t, x, axis, places, offered, "add"), self.shape)
+    x, axis, places, values = _slices(t, self, dim, index, source)
+    values = scaled(t, values, alpha)  # type: ignore[assignment]
+    return t.reshape(combined(t, x, axis, places, values, "add"), self.shape)
 
 
 @lowers(aten.index_reduce.default, indexes=ALONG)
 def index_reduce(t: Tosa, self: Value, dim: int, index: Value, source: Value, reduce: str, include_self: bool) -> Value:
     """self [*A,K,*B], index [W], source [*A,W,*B] -> [*A,K,*B]; prod, mean, amax or amin"""
-    x, axis, places, offered = _slices(t, self, dim, index, source)
-    return t.reshape(combined(t, x, axis, places, offered, reduce, include_self), self.shape)
+    x, axis, places, values = _slices(t, self, dim, index, source)
+    return t.reshape(combined(t, x, axis, places, values, reduce, include_self), self.shape)
 
 
 @lowers(aten.index_copy.default, indexes=ALONG)
@@ -243,7 +243,7 @@ def index_copy(t: Tosa, self: Value, dim: int, index: Value, source: Value) -> V
 
 
 def _filled_slices(t: Tosa, x: Value, dim: int, index: Value, value: Value) -> Value:
-    """``x`` with the slices that ``index`` names along ``dim`` filled with ``value``."""
+    """x [*A,K,*B] with the slices that ``index`` [W] names along ``dim`` filled with ``value`` []."""
     ranked = t.ranked(x, max(x.rank, 1))
     axis, size, count = axis_of(dim, ranked.rank), ranked.shape[axis_of(dim, ranked.rank)], math.prod(index.shape)
     places = t.reshape(from_start(t, index, size), along(ranked.rank, axis, count))
@@ -268,7 +268,7 @@ def index_fill_tensor(t: Tosa, self: Value, dim: int, index: Value, value: Value
 
 @lowers(aten.index_put.default, aten._unsafe_index_put.default, indexes={"indices": each_axis("self")})
 def index_put(t: Tosa, self: Value, indices: Sequence[Value | None], values: Value, accumulate: bool) -> Value:
-    """self [*S], several [*I] that broadcast, values [*A,*I,*B] -> [*S]; or a mask and values that broadcast"""
+    """self [*S], several indices [*I] that broadcast, values [*A,*I,*B] -> [*S]; or one mask instead of the indices"""
     mask = next((index for index in indices if index is not None), None)
     if mask is not None and mask.dtype is DType.BOOL:
         return _put_masked(t, self, indices, values, accumulate)
@@ -287,20 +287,24 @@ def index_put(t: Tosa, self: Value, indices: Sequence[Value | None], values: Val
 
 @lowers(aten.put.default, indexes={"index": elements("self")})
 def put(t: Tosa, self: Value, index: Value, source: Value, accumulate: bool) -> Value:
-    """self [*S], index [*I], source [*I] -> [*S]; the index is one of all elements"""
+    """self [*S], index [*I], source [*I] -> [*S]; an index into self as if it had one axis"""
     flat = t.reshape(self, (math.prod(self.shape),))
     values = t.reshape(source, index.shape)
     return t.reshape(index_put(t, flat, [index], values, accumulate), self.shape)
 
 
 def _put_masked(t: Tosa, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool) -> Value:
-    """x where the mask is false; elsewhere the values, of which there is the same for each place."""
+    """x, with ``values`` where the mask, the only index that is not None, is true; added to x if ``accumulate``.
+
+    ``values`` has to be the same for each true element: one number, or one slice of the axes after the mask's. Raises
+    Unsupported otherwise.
+    """
     (mask,) = [index for index in indices if index is not None]
     before = indices.index(mask)
     after = x.rank - before - mask.rank
-    single = before == 0 and (values.rank <= after or values.shape[: values.rank - after] == (1,))
-    t.require(single or math.prod(values.shape) == 1, "what a mask takes of several values depends on the data")
-    own = t.reshape(values, values.shape[max(values.rank - after, 0) :] if before == 0 else ())
-    offered = converted(t, t.ranked(own, x.rank), x.dtype)
-    offered = t.add(x, offered) if accumulate else offered
-    return t.select(t.reshape(mask, (*(1,) * before, *mask.shape, *(1,) * after)), offered, x)
+    one_slice = before == 0 and (values.rank <= after or values.shape[: values.rank - after] == (1,))
+    t.require(one_slice or math.prod(values.shape) == 1, "what a mask takes of several values depends on the data")
+    element = t.reshape(values, values.shape[max(values.rank - after, 0) :] if before == 0 else ())
+    element = converted(t, t.ranked(element, x.rank), x.dtype)
+    element = t.add(x, element) if accumulate else element
+    return t.select(t.reshape(mask, (*(1,) * before, *mask.shape, *(1,) * after)), element, x)

@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 
 def resolved(size: Sequence[int], elements: int) -> list[int]:
-    """``size`` with -1 replaced by the size that makes it a shape of so many ``elements``."""
+    """``size`` with -1 replaced so that the product of all sizes is ``elements``."""
     known = math.prod([n for n in size if n != -1])
     return [elements // known if n == -1 else n for n in size]
 
@@ -42,7 +42,7 @@ def reshape(t: Tosa, self: Value, shape: Sequence[int]) -> Value:
 
 @lowers(aten.view_as.default)
 def view_as(t: Tosa, self: Value, other: Type) -> Value:
-    """[*S] -> [*S'] of the other's shape"""
+    """[*S] -> [*S'], the shape of ``other``"""
     return t.reshape(self, other.shape)
 
 
@@ -69,7 +69,10 @@ def unsqueeze(t: Tosa, self: Value, dim: int) -> Value:
 
 
 def without(t: Tosa, x: Value, axes: Sequence[int]) -> Value:
-    """x without those of ``axes`` that have size 1. A tensor without axes may name axis 0."""
+    """x without those of ``axes`` that have size 1; for x [], ``axes`` may contain 0.
+
+    Raises Unsupported if one of these sizes is known at run time only.
+    """
     for size in [x.shape[axis] for axis in axes if axis < x.rank]:
         why = f"whether an axis of the size {size} is dropped is known at run time only"
         t.require(not is_dynamic(size), by_size(why, "name the axes that are 1 at every size: x.squeeze(dim)"))
@@ -123,18 +126,18 @@ def swapdims(t: Tosa, self: Value, dim0: int, dim1: int) -> Value:
 
 @lowers(aten.t.default, aten.numpy_T.default)
 def t_(t: Tosa, self: Value) -> Value:
-    """[A,B] -> [B,A]; any number of axes in reverse order"""
+    """[A,B] -> [B,A]; numpy_T reverses any number of axes"""
     return t.transpose(self, range(self.rank)[::-1])
 
 
 @lowers(aten.mT.default, aten.mH.default, aten.matrix_H.default, aten.adjoint.default)
 def mT(t: Tosa, self: Value) -> Value:
-    """[*S,A,B] -> [*S,B,A]; real numbers are their own conjugates"""
+    """[*S,A,B] -> [*S,B,A]; mH and adjoint too, since real numbers are their own conjugates"""
     return _swapped(t, self, -2, -1)
 
 
 def _swapped(t: Tosa, x: Value, first: int, second: int) -> Value:
-    """x with two axes exchanged."""
+    """x with the axes ``first`` and ``second`` exchanged; x [] as it is."""
     perms = list(range(x.rank))
     if perms:
         a, b = axis_of(first, x.rank), axis_of(second, x.rank)
@@ -156,9 +159,9 @@ def movedim_list(t: Tosa, self: Value, source: Sequence[int], destination: Seque
 
 def _moved(t: Tosa, x: Value, source: Sequence[int], destination: Sequence[int]) -> Value:
     """x with the axes ``source`` moved to the positions ``destination``; the others keep their order."""
-    place = {axis_of(d, x.rank): axis_of(s, x.rank) for s, d in zip(source, destination, strict=True)}
-    rest = iter([axis for axis in range(x.rank) if axis not in place.values()])
-    return t.transpose(x, [place[axis] if axis in place else next(rest) for axis in range(x.rank)])
+    source_of = {axis_of(d, x.rank): axis_of(s, x.rank) for s, d in zip(source, destination, strict=True)}
+    rest = iter([axis for axis in range(x.rank) if axis not in source_of.values()])
+    return t.transpose(x, [source_of[axis] if axis in source_of else next(rest) for axis in range(x.rank)])
 
 
 # ---- joining
@@ -167,8 +170,8 @@ def _moved(t: Tosa, x: Value, source: Sequence[int], destination: Sequence[int])
 @lowers(aten.cat.default, aten.concat.default, aten.concatenate.default, skips_empty=True)
 def cat(t: Tosa, tensors: Sequence[Value], dim: int) -> Value:
     """[*A,N,*B], [*A,M,*B], ... -> [*A,N+M+..,*B]; tensors without elements are left out"""
-    same = _one_type(t, tensors)
-    return joined(t, same, axis_of(dim, same[0].rank))
+    values = _one_type(t, tensors)
+    return joined(t, values, axis_of(dim, values[0].rank))
 
 
 @lowers(aten.stack.default)
@@ -213,23 +216,24 @@ def slice(t: Tosa, self: Value, dim: int, start: int | None, end: int | None, st
     """[*A,N,*B] -> [*A,N',*B]; negative bounds count from the end, and bounds beyond the axis stop at its end"""
     axis = axis_of(dim, self.rank)
     first, last = bounds(start, end, self.shape[axis])
-    taken = cut(t, self, axis, first, last - first)
-    return taken if step == 1 else every(t, taken, axis, step)
+    part = cut(t, self, axis, first, last - first)
+    return part if step == 1 else every(t, part, axis, step)
 
 
 def bounds(start: int | None, end: int | None, size: int) -> tuple[int, int]:
-    """Where a slice begins and ends, counted from 0; not before its beginning.
+    """First and last position (exclusive) of ``[start:end]`` on an axis of ``size``: 0 <= first <= last <= size.
 
-    A bound that may lie beyond the axis at run time is taken to lie inside, as torch did when it recorded the sizes.
+    None is the start or the end of the axis. If only run time tells whether a bound lies beyond the axis, it is taken
+    as it is, as torch did when it recorded the sizes.
     """
     first, last = (_bound_inside(p, size) for p in (start or 0, size if end is None else end))
     return first, max(first, last)
 
 
 def _bound_inside(position: int, size: int) -> int:
-    """One bound of a slice, counted from 0 and at most ``size``."""
-    counted = max(position + size if position < 0 else position, 0)
-    return size if exceeds(counted, size) else counted
+    """One bound of a slice: a negative ``position`` counts from the end; clamped to 0 .. size."""
+    from_start = max(position + size if position < 0 else position, 0)
+    return size if exceeds(from_start, size) else from_start
 
 
 @lowers(aten.narrow.default)
@@ -243,8 +247,8 @@ def narrow(t: Tosa, self: Value, dim: int, start: int, length: int) -> Value:
 def select(t: Tosa, self: Value, dim: int, index: int) -> Value:
     """[*A,N,*B] -> [*A,*B]"""
     axis = axis_of(dim, self.rank)
-    taken = cut(t, self, axis, index % self.shape[axis], 1)
-    return t.reshape(taken, (*self.shape[:axis], *self.shape[axis + 1 :]))
+    row = cut(t, self, axis, index % self.shape[axis], 1)
+    return t.reshape(row, (*self.shape[:axis], *self.shape[axis + 1 :]))
 
 
 def pieces(t: Tosa, x: Value, dim: int, sizes: Sequence[int]) -> tuple[Value, ...]:
@@ -257,7 +261,7 @@ def pieces(t: Tosa, x: Value, dim: int, sizes: Sequence[int]) -> tuple[Value, ..
 def _equal_sizes(size: int, step: int) -> list[int]:
     """Sizes of the pieces when ``size`` is cut into pieces of ``step``; the last one may be smaller.
 
-    Of a dynamic size there are as many pieces as torch recorded.
+    If both are known at run time only, ``size`` has to be a known multiple of ``step``.
     """
     if is_dynamic(step) and not is_dynamic(size // step):
         return [step] * (size // step)
@@ -284,7 +288,7 @@ def split_sizes(t: Tosa, self: Value, split_size: Sequence[int], dim: int) -> tu
 
 @lowers(aten.chunk.default)
 def chunk(t: Tosa, self: Value, chunks: int, dim: int) -> tuple[Value, ...]:
-    """[*A,N,*B] -> [*A,ceil(N/chunks),*B], ..; the last one may be smaller, and there may be fewer"""
+    """[*A,N,*B] -> [*A,ceil(N/chunks),*B], ..; at most ``chunks`` pieces, the last of which may be smaller"""
     size = self.shape[axis_of(dim, self.rank)]
     return pieces(t, self, dim, _equal_sizes(size, -(-size // chunks)))
 
@@ -299,7 +303,7 @@ def unbind(t: Tosa, self: Value, dim: int) -> tuple[Value, ...]:
 
 
 def expanded(t: Tosa, x: Value, shape: Shape) -> Value:
-    """x [*S] -> ``shape``, repeated along axes of size 1 and along new leading axes"""
+    """x [*S] -> ``shape``, broadcast along axes of size 1 and along new leading axes"""
     x = t.ranked(x, len(shape))
     return t.tile(x, [n // m for n, m in zip(shape, x.shape, strict=True)])
 
@@ -307,13 +311,13 @@ def expanded(t: Tosa, x: Value, shape: Shape) -> Value:
 @lowers(aten.expand.default, aten.expand_copy.default)
 def expand(t: Tosa, self: Value, size: Sequence[int], implicit: bool) -> Value:
     """[*S] -> [*size]; -1 keeps a size"""
-    own = (1,) * (len(size) - self.rank) + self.shape
-    return expanded(t, self, tuple([m if n == -1 else n for n, m in zip(size, own, strict=True)]))
+    present = (1,) * (len(size) - self.rank) + self.shape
+    return expanded(t, self, tuple([m if n == -1 else n for n, m in zip(size, present, strict=True)]))
 
 
 @lowers(aten.expand_as.default)
 def expand_as(t: Tosa, self: Value, other: Type) -> Value:
-    """[*S] -> [*S']; the other's shape"""
+    """[*S] -> [*S'], the shape of ``other``"""
     return expanded(t, self, other.shape)
 
 

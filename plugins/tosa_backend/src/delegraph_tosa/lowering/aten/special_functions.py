@@ -1,6 +1,6 @@
 """Functions that TOSA has no operator for: erfinv, erfc and erfcx, i0 and i0e, hypot, angle, logaddexp2.
 
-Exponentials and logarithms are in exponential.py, those of torch.special too.
+``exponential`` has exponentials and logarithms, also those of torch.special.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ I0_FAR = (
 
 
 def polynomial(t: Tosa, x: Value, coefficients: Sequence[float]) -> Value:
-    """The polynomial of x with these coefficients, that of the highest power first."""
+    """The polynomial of x with these coefficients, by Horner's scheme; the highest power comes first."""
     y: Value | float = coefficients[0]
     for coefficient in coefficients[1:]:
         y = t.add(t.mul(x, y), coefficient)
@@ -63,45 +63,46 @@ def erfinv(t: Tosa, self: Value) -> Value:
     tail = polynomial(t, t.sub(sqrt(t, t.clamp(w, 5, 32)), 3), ERFINV_TAIL)
     factor = t.select(t.greater(5, w), polynomial(t, t.sub(w, 2.5), ERFINV_CENTRE), tail)
     y = t.mul(x, factor)
+    # w is NaN for |x| > 1 and NaN x, and the comparison 5 > w has hidden that
     return t.select(t.equal(t.abs(x), 1), t.mul(x, inf), t.select(t.equal(w, w), y, w))
 
 
 @lowers(aten.erfc.default, aten.special_erfc.default)
 def erfc(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; 1 - erf(x), whose tail keeps its digits: 4e-7 of the value"""
+    """[*S] -> [*S]; 1 - erf(x), with an error up to 4e-7 of the value: above 1/2 it is exp(-x^2) erfcx(x)"""
     x = floating_value(t, self)
-    size = t.clamp(x, ERFC_BORDER, 16)
-    tail = t.mul(_exp_of_square(t, size, -1), _scaled_tail(t, size))
+    clamped = t.clamp(x, ERFC_BORDER, 16)
+    tail = t.mul(_exp_of_square(t, clamped, -1), _scaled_tail(t, clamped))
     return t.select(t.greater(x, ERFC_BORDER), tail, t.sub(1, t.erf(x)))
 
 
 @lowers(aten.special_erfcx.default)
 def special_erfcx(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; exp(x^2) erfc(x), to 6e-7 of the value"""
+    """[*S] -> [*S]; exp(x^2) erfc(x), with an error up to 6e-7 of the value"""
     x = floating_value(t, self)
-    below = t.mul(_exp_of_square(t, t.clamp(x, -16, ERFC_BORDER), 1), t.sub(1, t.erf(x)))
-    return t.select(t.greater(x, ERFC_BORDER), _scaled_tail(t, t.maximum(x, ERFC_BORDER)), below)
+    product = t.mul(_exp_of_square(t, t.clamp(x, -16, ERFC_BORDER), 1), t.sub(1, t.erf(x)))
+    return t.select(t.greater(x, ERFC_BORDER), _scaled_tail(t, t.maximum(x, ERFC_BORDER)), product)
 
 
 def _scaled_tail(t: Tosa, x: Value) -> Value:
-    """exp(x^2) erfc(x) of x [*S] from 1/2 on"""
+    """exp(x^2) erfc(x) for x [*S] >= 1/2, by the polynomial ERFC_TAIL"""
     u = t.reciprocal(t.add(t.mul(x, 0.5), 1))
     return t.mul(u, t.exp(polynomial(t, u, ERFC_TAIL)))
 
 
 def _exp_of_square(t: Tosa, x: Value, sign: int) -> Value:
-    """exp(sign * x^2) for |x| <= 16.
+    """exp(sign * x^2) = exp(sign * c^2) * exp(sign * (x - c) (x + c)) for |x| <= 16, where c is x cut to 12 bits.
 
-    x is split into 12 bits, whose square is exact, and a small rest, so that the exponent loses no digits.
+    c^2 is exact in fp32. A rounded x^2 of up to 256 would be off by too much for an exponent.
     """
-    cut = t.mul(t.floor(t.mul(x, 256)), 1 / 256)
-    rest = t.mul(t.sub(x, cut), t.add(x, cut))
-    return t.mul(t.exp(t.mul(t.mul(cut, cut), sign)), t.exp(t.mul(rest, sign)))
+    c = t.mul(t.floor(t.mul(x, 256)), 1 / 256)
+    rest = t.mul(t.sub(x, c), t.add(x, c))
+    return t.mul(t.exp(t.mul(t.mul(c, c), sign)), t.exp(t.mul(rest, sign)))
 
 
 @lowers(aten.hypot.default)
 def hypot(t: Tosa, self: Value, other: Value) -> Value:
-    """[*S], [*S] -> [*S]; sqrt(x^2 + y^2), as larger * sqrt(1 + (smaller / larger)^2), where no square overflows"""
+    """[*S], [*S] -> [*S]; sqrt(x^2 + y^2) as larger * sqrt(1 + (smaller / larger)^2), whose squares do not overflow"""
     left, right = promoted(t, self, other)
     x, y = t.abs(left), t.abs(right)  # type: ignore[arg-type]
     larger, smaller = t.maximum(x, y), t.minimum(x, y)
@@ -113,26 +114,27 @@ def hypot(t: Tosa, self: Value, other: Value) -> Value:
 
 @lowers(aten.logaddexp2.default)
 def logaddexp2(t: Tosa, self: Value, other: Value) -> Value:
-    """[*S], [*S] -> [*S]; log2(2^x + 2^y)"""
+    """[*S], [*S] -> [*S]; log2(2^x + 2^y) = max(x, y) + log1p(2^-|x - y|) / log(2)"""
     left, right = promoted(t, self, other)
     larger, distance = t.maximum(left, right), t.abs(t.sub(left, right))
-    share = t.mul(log1p_of(t, t.exp(t.mul(distance, -LN2))), 1 / LN2)
-    return t.select(t.equal(left, right), t.add(larger, 1), t.add(larger, share))
+    summand = t.mul(log1p_of(t, t.exp(t.mul(distance, -LN2))), 1 / LN2)
+    # equal infinities would have a distance of NaN
+    return t.select(t.equal(left, right), t.add(larger, 1), t.add(larger, summand))
 
 
 @lowers(aten.angle.default)
 def angle(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; the angle of a real number as a complex one: pi below 0, else 0; NaN stays"""
+    """[*S] -> [*S]; the angle of real numbers in the complex plane: pi below 0, else 0; NaN for NaN"""
     x = floating_value(t, self)
-    side = t.select(t.greater(0, x), t.like(math.pi, x), 0)
-    return t.select(t.equal(x, x), side, x)
+    radians = t.select(t.greater(0, x), t.like(math.pi, x), 0)
+    return t.select(t.equal(x, x), radians, x)
 
 
 def _bessel_0(t: Tosa, x: Value) -> Value:
-    """exp(-x) times the modified Bessel function of order 0, of x [*S] that is not negative"""
+    """exp(-x) i0(x) for x [*S] >= 0, where i0 is the modified Bessel function of order 0"""
     near, far = t.minimum(x, I0_BORDER), t.maximum(x, I0_BORDER)
-    share = t.mul(near, 1 / I0_BORDER)
-    small = t.mul(polynomial(t, t.mul(share, share), I0_NEAR), t.exp(t.negate(near)))
+    ratio = t.mul(near, 1 / I0_BORDER)
+    small = t.mul(polynomial(t, t.mul(ratio, ratio), I0_NEAR), t.exp(t.negate(near)))
     large = t.mul(polynomial(t, t.mul(t.reciprocal(far), I0_BORDER), I0_FAR), t.rsqrt(far))
     return t.select(t.greater(I0_BORDER, x), small, large)
 

@@ -19,13 +19,14 @@ inf = math.inf
 
 
 def is_negative(t: Tosa, x: Value) -> Value:
-    """x [*S] -> truth values: its sign bit. That of a zero shows in the zero's reciprocal; NaN counts as positive."""
+    """x [*S] -> bool [*S]: whether the sign bit is set, also that of -0.0; false for NaN."""
     if x.dtype is DType.BOOL:
         return filled(t, x.shape, False, torch.bool)
-    below = t.greater(0, x)
+    below_zero = t.greater(0, x)
     if x.dtype not in FLOATS:
-        return below
-    return t.logical_or(below, t.logical_and(t.equal(x, 0), t.greater(0.0, t.reciprocal(x))))
+        return below_zero
+    # the reciprocal of -0.0 is -inf
+    return t.logical_or(below_zero, t.logical_and(t.equal(x, 0), t.greater(0.0, t.reciprocal(x))))
 
 
 @lowers(aten.sign.default, aten.sgn.default)
@@ -39,13 +40,13 @@ def sign(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.signbit.default)
 def signbit(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S] truth values; of NaN false, since no operator of TOSA shows its sign"""
+    """[*S] -> [*S]; bool; false for NaN, whose sign no operator of TOSA shows"""
     return is_negative(t, self)
 
 
 @lowers(aten.copysign.Tensor, aten.copysign.Scalar)
 def copysign(t: Tosa, self: Value, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; the first one's magnitude with the second one's sign (see ``signbit``)"""
+    """[*S], [*S] -> [*S]; the magnitude of self with the sign of ``other`` (see ``signbit``)"""
     if isinstance(other, Value):
         left, right = promoted(t, self, other)
         negative = is_negative(t, right)  # type: ignore[arg-type]
@@ -65,7 +66,7 @@ def heaviside(t: Tosa, self: Value, values: Value) -> Value:
 
 @lowers(aten.isnan.default)
 def isnan(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S] truth values"""
+    """[*S] -> [*S]; bool"""
     if self.dtype not in FLOATS:
         return filled(t, self.shape, False, torch.bool)
     return t.logical_not(t.equal(self, self))
@@ -73,7 +74,7 @@ def isnan(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.isinf.default)
 def isinf(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S] truth values"""
+    """[*S] -> [*S]; bool"""
     if self.dtype not in FLOATS:
         return filled(t, self.shape, False, torch.bool)
     return t.equal(t.abs(self), inf)
@@ -81,7 +82,7 @@ def isinf(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.isfinite.default)
 def isfinite(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S] truth values"""
+    """[*S] -> [*S]; bool"""
     if self.dtype not in FLOATS:
         return filled(t, self.shape, True, torch.bool)
     return t.greater(inf, t.abs(self))
@@ -89,37 +90,37 @@ def isfinite(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.isposinf.default)
 def isposinf(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S] truth values"""
+    """[*S] -> [*S]; bool"""
     return t.equal(self, inf) if self.dtype in FLOATS else filled(t, self.shape, False, torch.bool)
 
 
 @lowers(aten.isneginf.default)
 def isneginf(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S] truth values"""
+    """[*S] -> [*S]; bool"""
     return t.equal(self, -inf) if self.dtype in FLOATS else filled(t, self.shape, False, torch.bool)
 
 
 @lowers(aten.nan_to_num.default)
 def nan_to_num(t: Tosa, self: Value, nan: float | None, posinf: float | None, neginf: float | None) -> Value:
-    """[*S] -> [*S]; NaN becomes 0 and infinities the largest numbers, or what is given"""
+    """[*S] -> [*S]; NaN becomes ``nan``, inf ``posinf``, -inf ``neginf``; for None 0 and the largest finite numbers"""
     if self.dtype not in FLOATS:
         return self
     largest = finfo(self.dtype).max
     high, low = largest if posinf is None else posinf, -largest if neginf is None else neginf
-    number = t.select(t.equal(self, self), self, 0.0 if nan is None else nan)
+    no_nan = t.select(t.equal(self, self), self, 0.0 if nan is None else nan)
     if (high, low) == (largest, -largest):
-        return t.clamp(number, low, high)
-    above = t.select(t.equal(self, inf), high, number)
-    return t.select(t.equal(self, -inf), low, above)
+        return t.clamp(no_nan, low, high)
+    no_inf = t.select(t.equal(self, inf), high, no_nan)
+    return t.select(t.equal(self, -inf), low, no_inf)
 
 
 @lowers(aten.fmax.default)
 def fmax(t: Tosa, self: Value, other: Value) -> Value:
-    """[*S], [*S] -> [*S]; a number wins over NaN"""
+    """[*S], [*S] -> [*S]; NaN only where both elements are NaN"""
     return t.maximum(*promoted(t, self, other), nan_mode=NanMode.IGNORE)
 
 
 @lowers(aten.fmin.default)
 def fmin(t: Tosa, self: Value, other: Value) -> Value:
-    """[*S], [*S] -> [*S]; a number wins over NaN"""
+    """[*S], [*S] -> [*S]; NaN only where both elements are NaN"""
     return t.minimum(*promoted(t, self, other), nan_mode=NanMode.IGNORE)

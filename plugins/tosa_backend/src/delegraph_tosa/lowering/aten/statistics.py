@@ -21,35 +21,36 @@ aten = torch.ops.aten
 inf = math.inf
 Dims = Sequence[int] | None
 SMALLEST = 2.0**-100
-"""The least number by which deviations are divided: the reciprocal of a subnormal number may be infinite."""
+"""The smallest number by which deviations are divided: the reciprocal of a subnormal number may be infinite."""
 
 
 def moments(t: Tosa, x: Value, dims: Dims, correction: float, root: bool) -> tuple[Value, Value]:
-    """The variance of x [*S] over ``dims``, or with ``root`` the standard deviation, and the mean.
+    """(variance, mean) of x [*S] over ``dims``, or with ``root`` (standard deviation, mean), in fp32.
 
-    Axes stay, with size 1. All is fp32. Values are divided by the count before they are summed, so that a sum overflows
-    only if the result does. For the root, deviations are divided by the largest one first, because their squares could
-    overflow, and values by 4 before that, because the difference of a value and the mean could.
+    The axes stay, with size 1. Elements are divided by the count before they are summed, so that a sum overflows only
+    if the result does. For the standard deviation, elements are divided by 4 first, because the difference from the
+    mean could overflow; then deviations are divided by the largest one, because their squares could.
     """
     t.require(x.dtype in FLOATS, f"a variance of {x.dtype} is not defined")
     wide, axes = converted(t, x, DType.FP32), axes_of(dims, x.rank)
     count = math.prod([x.shape[axis] for axis in axes])
     divisor = max(count - correction, 0)
-    share = _root_of_share(t, divisor, wide)
+    # sum(d^2) / divisor is computed as sum((d * weight)^2)
+    weight = _reciprocal_root(t, divisor, wide)
     if not root:
         mean = reduced(t, t.mul(wide, 1 / count), t.reduce_sum, axes, True)
-        return _squares(t, t.mul(t.sub(wide, mean), share), axes), mean
+        return _squares(t, t.mul(t.sub(wide, mean), weight), axes), mean
     quarter = t.mul(wide, 0.25)
     mean = reduced(t, t.mul(quarter, 1 / count), t.reduce_sum, axes, True)
     centred = t.sub(quarter, mean)
     largest = reduced(t, t.abs(centred), t.reduce_max, axes, True)
     unit = t.select(t.greater(inf, largest), t.maximum(largest, SMALLEST), 1.0)
-    scaled = t.mul(t.mul(centred, t.reciprocal(unit)), share)
+    scaled = t.mul(t.mul(centred, t.reciprocal(unit)), weight)
     return t.mul(t.mul(sqrt(t, _squares(t, scaled, axes)), unit), 4), t.mul(mean, 4)
 
 
-def _root_of_share(t: Tosa, divisor: float, x: Value) -> Operand:
-    """The square root of 1 / divisor; infinite for 0."""
+def _reciprocal_root(t: Tosa, divisor: float, x: Value) -> Operand:
+    """1 / sqrt(divisor), infinite for 0: a number, or a value of the type of x if ``divisor`` waits for run time."""
     if waits(divisor):
         return t.rsqrt(t.like(divisor, x))
     return math.sqrt(1 / divisor) if divisor else inf
@@ -61,7 +62,7 @@ def _squares(t: Tosa, x: Value, axes: Sequence[int]) -> Value:
 
 
 def _as_torch_returns(t: Tosa, x: Value, y: Value, dims: Dims, keepdim: bool) -> Value:
-    """y, a statistic of x over ``dims``, in the type of x, and without these axes unless ``keepdim``."""
+    """y, a statistic of x over ``dims`` with axes of size 1, cast to the type of x; without ``keepdim`` [*S']."""
     axes = axes_of(dims, x.rank)
     y = converted(t, y, x.dtype)
     return y if keepdim else t.reshape(y, [n for axis, n in enumerate(x.shape) if axis not in axes])
@@ -70,14 +71,17 @@ def _as_torch_returns(t: Tosa, x: Value, y: Value, dims: Dims, keepdim: bool) ->
 def _spread_and_mean(
     t: Tosa, x: Value, dims: Dims, correction: float | None, keepdim: bool, root: bool
 ) -> tuple[Value, Value]:
-    """The variance (with ``root`` the standard deviation) and the mean of x, as torch returns them."""
+    """(variance, mean) of x, or with ``root`` (standard deviation, mean), in the type and shape that torch returns.
+
+    A ``correction`` of None is 1.
+    """
     spread, mean = moments(t, x, dims, 1 if correction is None else correction, root)
     return _as_torch_returns(t, x, spread, dims, keepdim), _as_torch_returns(t, x, mean, dims, keepdim)
 
 
 @lowers(aten.var.correction)
 def var(t: Tosa, self: Value, dim: Dims, correction: float | None, keepdim: bool) -> Value:
-    """[*S] -> [*S']; divided by the count less ``correction``, which is 1 if it is not given"""
+    """[*S] -> [*S']; the sum of squares divided by N - correction; None is a correction of 1"""
     return _spread_and_mean(t, self, dim, correction, keepdim, root=False)[0]
 
 

@@ -1,8 +1,8 @@
 """Trigonometric and hyperbolic functions and their inverses.
 
-TOSA has SIN, COS, TANH and EXP. The inverse functions are polynomials on a small interval, into which identities bring
-every argument. Degrees and coefficients are those of the single-precision functions of the Cephes library (S. Moshier),
-whose errors are below 2e-7 of the value.
+TOSA has SIN, COS, TANH and EXP. An inverse function is a polynomial on a small interval; identities map every argument
+to this interval. Degrees and coefficients are those of the single-precision functions of the Cephes library
+(S. Moshier), whose errors are below 2e-7 of the value.
 """
 
 from __future__ import annotations
@@ -56,12 +56,13 @@ def tan(t: Tosa, self: Value) -> Value:
 def atan_of(t: Tosa, x: Value) -> Value:
     """x [*S] -> [*S], the arc tangent.
 
-    From tan(3 pi / 8) on it is that of -1 / x plus pi / 2, from tan(pi / 8) on that of (x - 1) / (x + 1) plus pi / 4.
+    With m = |x|: atan(m) = pi / 2 + atan(-1 / m) above tan(3 pi / 8), pi / 4 + atan((m - 1) / (m + 1)) above
+    tan(pi / 8), and the polynomial ATAN below.
     """
-    size = t.abs(x)
-    high, middle = t.greater(size, math.tan(3 * pi / 8)), t.greater(size, math.tan(pi / 8))
-    shifted = t.mul(t.sub(size, 1), t.reciprocal(t.add(size, 1)))
-    small = t.select(high, t.negate(t.reciprocal(size)), t.select(middle, shifted, size))
+    m = t.abs(x)
+    high, middle = t.greater(m, math.tan(3 * pi / 8)), t.greater(m, math.tan(pi / 8))
+    shifted = t.mul(t.sub(m, 1), t.reciprocal(t.add(m, 1)))
+    small = t.select(high, t.negate(t.reciprocal(m)), t.select(middle, shifted, m))
     offset = t.select(high, t.like(pi / 2, x), t.select(middle, t.like(pi / 4, x), 0.0))
     return with_sign(t, t.add(offset, odd_polynomial(t, small, ATAN)), x)
 
@@ -74,7 +75,7 @@ def atan(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.atan2.default, aten.arctan2.default)
 def atan2(t: Tosa, self: Value, other: Value) -> Value:
-    """y [*S], x [*S] -> [*S]; the angle of (x, y) in radians; zeros have signs"""
+    """y [*S], x [*S] -> [*S]; the angle of (x, y) in radians; 0.0 and -0.0 differ, as in torch"""
     left, right = promoted(t, self, other)
     assert isinstance(left, Value) and isinstance(right, Value)
     y, x = floating_value(t, left), floating_value(t, right)
@@ -82,87 +83,92 @@ def atan2(t: Tosa, self: Value, other: Value) -> Value:
     both_zero = t.logical_and(t.equal(x, 0), t.equal(y, 0))
     ratio = quotient_of(t, t.abs(y), t.abs(x))
     ratio = t.select(both_infinite, 1.0, t.select(both_zero, 0.0, ratio))
+    # the angle of (|x|, |y|), then of (x, |y|)
     angle = atan_of(t, ratio)
-    full = t.select(is_negative(t, x), t.sub(pi, angle), angle)
-    return t.select(is_negative(t, y), t.negate(full), full)
+    upper = t.select(is_negative(t, x), t.sub(pi, angle), angle)
+    return t.select(is_negative(t, y), t.negate(upper), upper)
 
 
-def _half_angle(t: Tosa, size: Value) -> Value:
-    """size [*S] in 1/2 .. 1 -> sqrt((1 - size) / 2), whose arc sine is half the arc cosine of ``size``"""
-    return sqrt(t, t.mul(t.sub(1, size), 0.5))
+def _half_angle(t: Tosa, m: Value) -> Value:
+    """m [*S] in 1/2 .. 1 -> sqrt((1 - m) / 2), so that acos(m) = 2 asin(result)"""
+    return sqrt(t, t.mul(t.sub(1, m), 0.5))
 
 
 @lowers(aten.asin.default, aten.arcsin.default)
 def asin(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; radians, NaN beyond -1 .. 1"""
+    """[*S] -> [*S]; radians; NaN beyond -1 .. 1"""
     x = floating_value(t, self)
-    size = t.abs(x)
-    large = t.greater(size, 0.5)
-    arc = odd_polynomial(t, t.select(large, _half_angle(t, size), size), ASIN)
+    m = t.abs(x)
+    large = t.greater(m, 0.5)
+    arc = odd_polynomial(t, t.select(large, _half_angle(t, m), m), ASIN)
+    # above 1/2: asin(m) = pi / 2 - acos(m)
     return with_sign(t, t.select(large, t.sub(pi / 2, t.mul(arc, 2)), arc), x)
 
 
 @lowers(aten.acos.default, aten.arccos.default)
 def acos(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; radians, NaN beyond -1 .. 1"""
+    """[*S] -> [*S]; radians; NaN beyond -1 .. 1"""
     x = floating_value(t, self)
-    size = t.abs(x)
-    large = t.greater(size, 0.5)
-    arc = odd_polynomial(t, t.select(large, _half_angle(t, size), x), ASIN)
+    m = t.abs(x)
+    large = t.greater(m, 0.5)
+    arc = odd_polynomial(t, t.select(large, _half_angle(t, m), x), ASIN)
+    # above 1/2: acos(m) = 2 arc, and acos(-m) = pi - acos(m); else acos(x) = pi / 2 - asin(x)
     twice = t.mul(arc, 2)
-    outer = t.select(t.greater(x, 0), twice, t.sub(pi, twice))
-    return t.select(large, outer, t.sub(pi / 2, arc))
+    of_large = t.select(t.greater(x, 0), twice, t.sub(pi, twice))
+    return t.select(large, of_large, t.sub(pi / 2, arc))
 
 
 @lowers(aten.sinh.default)
 def sinh(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; (e - 1 / e) / 2 of e = exp(|x|), halved before it can overflow; a polynomial up to 1"""
+    """[*S] -> [*S]; (exp(|x|) - exp(-|x|)) / 2 with the sign of x; a polynomial up to 1"""
     x = floating_value(t, self)
-    size = t.abs(x)
-    root = t.exp(t.mul(size, 0.5))
-    large = t.sub(t.mul(t.mul(root, 0.5), root), t.mul(t.exp(t.negate(size)), 0.5))
-    small = odd_polynomial(t, t.minimum(size, 1), SINH)
-    return with_sign(t, t.select(t.greater(size, 1), large, small), x)
+    m = t.abs(x)
+    # exp(m) / 2 as exp(m / 2) / 2 * exp(m / 2): exp(m) itself could overflow
+    root = t.exp(t.mul(m, 0.5))
+    large = t.sub(t.mul(t.mul(root, 0.5), root), t.mul(t.exp(t.negate(m)), 0.5))
+    small = odd_polynomial(t, t.minimum(m, 1), SINH)
+    return with_sign(t, t.select(t.greater(m, 1), large, small), x)
 
 
 @lowers(aten.cosh.default)
 def cosh(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; (e + 1 / e) / 2 of e = exp(|x|), halved before it can overflow"""
-    size = t.abs(floating_value(t, self))
-    root = t.exp(t.mul(size, 0.5))
-    return t.add(t.mul(t.mul(root, 0.5), root), t.mul(t.exp(t.negate(size)), 0.5))
+    """[*S] -> [*S]; (exp(|x|) + exp(-|x|)) / 2"""
+    m = t.abs(floating_value(t, self))
+    # exp(m) / 2 as exp(m / 2) / 2 * exp(m / 2): exp(m) itself could overflow
+    root = t.exp(t.mul(m, 0.5))
+    return t.add(t.mul(t.mul(root, 0.5), root), t.mul(t.exp(t.negate(m)), 0.5))
 
 
 LARGE = 1e4
-"""From here on, 1 + x * x is x * x in fp32, while x * x is still far from overflowing."""
+"""For larger x, 1 + x * x rounds to x * x in fp32; up to here, x * x is far from overflowing."""
 
 
 @lowers(aten.asinh.default, aten.arcsinh.default)
 def asinh(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; log1p(x + x^2 / (1 + sqrt(1 + x^2))); of a large x, log(x) + log(2)"""
+    """[*S] -> [*S]; with m = |x|: log1p(m + m^2 / (1 + sqrt(1 + m^2))), or log(m) + log(2) for large m; sign of x"""
     x = floating_value(t, self)
-    size = t.abs(x)
-    capped = t.minimum(size, LARGE)
+    m = t.abs(x)
+    capped = t.minimum(m, LARGE)
     squared = t.mul(capped, capped)
-    rest = t.mul(squared, t.reciprocal(t.add(sqrt(t, t.add(squared, 1)), 1)))
-    large = t.add(t.log(size), math.log(2))
-    return with_sign(t, t.select(t.greater(size, LARGE), large, log1p_of(t, t.add(capped, rest))), x)
+    quotient = t.mul(squared, t.reciprocal(t.add(sqrt(t, t.add(squared, 1)), 1)))
+    large = t.add(t.log(m), math.log(2))
+    return with_sign(t, t.select(t.greater(m, LARGE), large, log1p_of(t, t.add(capped, quotient))), x)
 
 
 @lowers(aten.acosh.default, aten.arccosh.default)
 def acosh(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; log1p(y + sqrt(2 y + y^2)) where y = x - 1; of a large x, log(x) + log(2)"""
+    """[*S] -> [*S]; log1p(y + sqrt(2 y + y^2)) where y = x - 1, or log(x) + log(2) for large x; NaN below 1"""
     x = floating_value(t, self)
     y = t.sub(t.minimum(x, LARGE), 1)
     small = log1p_of(t, t.add(y, sqrt(t, t.mul(y, t.add(y, 2)))))
-    inside = t.select(t.greater(1, x), math.nan, small)
-    return t.select(t.greater(x, LARGE), t.add(t.log(x), math.log(2)), inside)
+    small = t.select(t.greater(1, x), math.nan, small)
+    return t.select(t.greater(x, LARGE), t.add(t.log(x), math.log(2)), small)
 
 
 @lowers(aten.atanh.default, aten.arctanh.default)
 def atanh(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; log1p(2 x / (1 - x)) / 2 of |x|, with the sign of x"""
+    """[*S] -> [*S]; log1p(2 m / (1 - m)) / 2 where m = |x|, with the sign of x"""
     x = floating_value(t, self)
-    size = t.abs(x)
-    half = t.mul(log1p_of(t, t.mul(t.mul(size, 2), t.reciprocal(t.sub(1, size)))), 0.5)
-    return with_sign(t, half, x)
+    m = t.abs(x)
+    magnitude = t.mul(log1p_of(t, t.mul(t.mul(m, 2), t.reciprocal(t.sub(1, m)))), 0.5)
+    return with_sign(t, magnitude, x)

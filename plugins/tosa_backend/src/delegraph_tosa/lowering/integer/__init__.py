@@ -1,7 +1,7 @@
-"""Integer rules: what ATen operators do to quantized values, one file for each family. Importing it registers them.
+"""Rules for ATen operators on quantized values, one file for each family. Importing the package registers them.
 
-They stand beside the rules for floats (``aten``). Many apply the rule for floats to integers. A call that would lose
-too much in integers is refused, and computed in floats where the target has them.
+They complement the rules for floats (``aten``), and many of them apply the float rule to the integers. A rule refuses
+a call that would lose too much precision in integers; the call is then computed in floats if the target has them.
 """
 
 from ..aten import quantize  # noqa: F401 - registers dequantize, which makes lazy values, and quantize, which takes them

@@ -1,4 +1,4 @@
-"""Limits of quantized values. They become limits of the integers, once a quantize says in which quantization."""
+"""Clamps of quantized values. They become clamps of the integers when a quantize operator gives the quantization."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ inf = math.inf
 
 
 def between(x: Lazy, low: float | None, high: float | None) -> Lazy:
-    """x limited to ``low`` .. ``high``, where None is no limit.
+    """x clamped to ``low`` .. ``high``; None means no limit.
 
-    If ``low`` is above ``high``, all is ``high``, as in torch.
+    If ``low`` is above ``high``, every element becomes ``high``, as in torch.
     """
-    least, most = -inf if low is None else float(low), inf if high is None else float(high)
-    return Clamped(x, min(least, most), most)
+    lower, upper = -inf if low is None else float(low), inf if high is None else float(high)
+    return Clamped(x, min(lower, upper), upper)
 
 
 @lowers(aten.relu.default, on=Lazy)

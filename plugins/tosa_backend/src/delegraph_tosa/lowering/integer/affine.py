@@ -1,4 +1,4 @@
-"""Quantized values times a constant, or plus a constant, that has a number for each channel."""
+"""Products and sums of a quantized value with constants that have one number for each channel."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .products import deferred, real_elements
 from .sums import centred
 
 GAIN = 28
-"""Bits behind the point of a factor."""
+"""Fraction bits of a constant factor."""
 
 
 def multiplied(t: Tosa, x: Scaled, by: Value, bias: Value | None = None) -> Scaled:
-    """x * by + bias; both are constants that broadcast with x and with each other"""
+    """x * by + bias, for constants that broadcast with x and with each other; None is no bias"""
     return affine(t, _with_all_bits(t, x), by.shape, by, bias)
 
 
@@ -28,27 +28,28 @@ def sloped(t: Tosa, x: Scaled, shape: Shape, slopes: Value) -> Scaled:
     """x above 0 and x * slopes below, for constant slopes that broadcast with x in ``shape``"""
     y = _with_all_bits(t, x)
 
-    # one step of the factors; known when the file is written, when the slopes are read
+    # the scale of the integer factors 1 and slope; it is computed when the file is written and the slopes are read
     def gain() -> float:
         return float(max(np.abs(real_elements(slopes)).max(), 1.0)) / 2.0**GAIN
 
-    one, below = (_constant_in_steps(s, v, gain) for s, v in (((1,) * len(shape), None), (shape, slopes)))
-    factors = t.select(t.greater(y.q, 0), one, below)
+    one, slope = (_constant_in_steps(s, v, gain) for s, v in (((1,) * len(shape), None), (shape, slopes)))
+    factors = t.select(t.greater(y.q, 0), one, slope)
     step = Value(Type((1,), DType.FP32), Deferred(lambda: np.array([gain()], np.float32)))
     return Scaled(t.mul(y.q, factors, shift=GAIN), Scale(y.scale.factor * 2.0**GAIN, (step,)))
 
 
 def _with_all_bits(t: Tosa, x: Scaled) -> Scaled:
-    """The same numbers in finer steps: as many bits as int32 can have in a product."""
+    """x rescaled to integers of BITS bits, the most that a product in int32 allows."""
     step = x.scale.factor / 2.0 ** (BITS - x.size.bit_length())
     return Scaled(centred(t, x, step), Scale(step))
 
 
 def affine(t: Tosa, y: Scaled, shape: Shape, weight: Value | None, bias: Value | None) -> Scaled:
-    """y * weight + bias, for constants that broadcast with y in ``shape``; None leaves one out.
+    """y * weight + bias, for constants that broadcast with y in ``shape``; None leaves the step out.
 
-    A step of the weight is made so large that neither the weight nor the bias, in steps of the product, overflows. Both
-    are read when the file is written, so the step is computed then (``gain``).
+    The scale of the integer weight is large enough that neither the weight, nor the bias in the scale of the product,
+    overflows. It is computed when the file is written (``gain``), because the constants are read only then. Raises
+    Unsupported if ``weight`` or ``bias`` is no constant.
     """
     if weight is None and bias is None:
         return y
@@ -71,7 +72,7 @@ def affine(t: Tosa, y: Scaled, shape: Shape, weight: Value | None, bias: Value |
 
 
 def _constant_in_steps(shape: Shape, value: Value | None, step: Callable[[], float]) -> Value:
-    """A constant as integers: its elements divided by ``step``, which is called when the file is written. None is 1."""
+    """round(value / step()) as an int32 constant of ``shape``; None is 1. Computed when the file is written."""
 
     def load() -> Array:
         elements = np.ones(math.prod(shape)) if value is None else real_elements(value)

@@ -1,7 +1,6 @@
 """Sums, products and comparisons of quantized values.
 
-A call that is a function of one quantized value is no business of these rules: they return NotImplemented, and it
-becomes a TABLE.
+For a call that is a function of one quantized value, these rules return NotImplemented: the call becomes a TABLE.
 """
 
 from __future__ import annotations
@@ -33,12 +32,15 @@ aten = torch.ops.aten
 
 
 def _is_table(*operands: Any) -> bool:
-    """Whether a call is a function of each element of one quantized value; all other operands are single numbers."""
-    points = [v.pointwise() for v in operands if isinstance(v, Lazy)]
+    """Whether a call with these operands is a function of single elements of one quantized value.
+
+    Lazy operands have to be functions of the same quantized value; all others have to be single numbers.
+    """
+    functions = [v.pointwise() for v in operands if isinstance(v, Lazy)]
     others = [v for v in operands if isinstance(v, Value) and not isinstance(v, Lazy)]
-    if points[0] is None or not all(v.constant is not None and set(v.shape) <= {1} for v in others):
+    if functions[0] is None or not all(v.constant is not None and set(v.shape) <= {1} for v in others):
         return False
-    return all(p is not None and p.source.is_like(points[0].source) for p in points)
+    return all(f is not None and f.source.is_like(functions[0].source) for f in functions)
 
 
 def _is_constant(value: Any) -> bool:
@@ -65,36 +67,35 @@ def rsub(t: Tosa, self: Any, other: Any, alpha: float) -> Any:
 
 
 def _sum(t: Tosa, left: Any, right: Any, alpha: float, sign: int) -> Any:
-    """left + sign * alpha * right."""
+    """left + sign * alpha * right, where one operand is lazy; NotImplemented if the call can be a TABLE."""
     if _is_table(left, right):
         return NotImplemented
     first, second = left, _operand_times(t, right, alpha)
     # if one operand cannot be brought to a common scale (a mask, a float), it is added later, when the result's scale
     # is known
-    for x, by, turns in ((first, second, (1, sign)), (second, first, (sign, 1))):
-        if isinstance(x, Lazy) and _is_no_addend(t, by):
-            return _shifted_by(t, x if turns[0] > 0 else times(t, x, -1), _operand_times(t, by, turns[1]))
+    for x, other, signs in ((first, second, (1, sign)), (second, first, (sign, 1))):
+        if isinstance(x, Lazy) and _has_no_common_scale(t, other):
+            return _shifted_by(t, x if signs[0] > 0 else times(t, x, -1), _operand_times(t, other, signs[1]))
     (x, y), step = aligned(t, [addend(t, first), addend(t, second)])
     return Scaled(t.add(x, y) if sign > 0 else t.sub(x, y), Scale(step))
 
 
-def _is_no_addend(t: Tosa, value: Any) -> bool:
-    """Whether a value cannot be added as integers.
+def _has_no_common_scale(t: Tosa, value: Any) -> bool:
+    """Whether an operand cannot be brought to one scale with others: a float, or a mask.
 
-    It has no scale, or numbers in it are so low that they hide elements. ``HIDES`` is the number below which they do,
-    as a mask of attention has them.
+    A mask has numbers below ``HIDES``, such as -inf, for which the common scale would be too coarse.
     """
     return not isinstance(value, Lazy) or (value.reach(t) > value.reach(t, HIDES))
 
 
 def _shifted_by(t: Tosa, x: Lazy, by: Any) -> Lazy:
-    """x + by, as a lazy value that adds ``by`` once it is quantized."""
+    """x + by, as a lazy value that is added when the scale of the result is known."""
     number = by if isinstance(by, Value) else t.constant(by, x.dtype, ())
     return Shifted(x, number, lowering_of(aten.add.Tensor)(trial(), Value(x.type), Value(number.type), 1).shape)
 
 
 def _operand_times(t: Tosa, value: Any, factor: float) -> Any:
-    """An operand times a number. A constant or a Python number is multiplied right away."""
+    """``value`` * factor: a lazy value changes its scale, a tensor is multiplied by MUL, a number in Python."""
     if factor == 1:
         return value
     if isinstance(value, Lazy):
@@ -112,7 +113,7 @@ def neg(t: Tosa, self: Lazy) -> Any:
 
 @lowers(aten.abs.default, aten.absolute.default, on=Lazy)
 def abs(t: Tosa, self: Lazy) -> Any:
-    """[*S] -> [*S]; of a sum, the absolute values of its integers"""
+    """[*S] -> [*S]; a TABLE of a quantized value, ABS of the integers of a sum"""
     if _is_table(self):
         return NotImplemented
     x = addend(t, self)
@@ -121,7 +122,7 @@ def abs(t: Tosa, self: Lazy) -> Any:
 
 @lowers(aten.mul.Tensor, aten.mul.Scalar, aten.multiply.Tensor, on=Lazy)
 def mul(t: Tosa, self: Any, other: Any) -> Any:
-    """[*S], [*S] -> [*S]; a factor may be a number, a mask, a constant with a number for each channel, or quantized"""
+    """[*S], [*S] -> [*S]; one factor is quantized, the other may be too, or a number, a mask or a constant"""
     if _is_table(self, other):
         return NotImplemented
     for x, factor in ((self, other), (other, self)):
@@ -136,21 +137,18 @@ def mul(t: Tosa, self: Any, other: Any) -> Any:
 
 @lowers(aten.prelu.default, on=Lazy)
 def prelu(t: Tosa, self: Lazy, weight: Value) -> Lazy:
-    """[N,C,*S], [C] or [1] -> [N,C,*S]; a TABLE if all slopes are the same
-
-    For that, ``self`` has to be a function of one quantized value as well.
-    """
+    """[N,C,*S], [C] or [1] -> [N,C,*S]; a TABLE if slopes are equal and self is a function of one quantized value"""
     t.require(weight.constant is not None, "its slopes are computed at run time")
-    table, slope = self.pointwise(), _single_number(weight)
-    if table is not None and slope is not None:
-        return table.then(lambda t, x: leaky_relu(t, x, slope))
+    function, slope = self.pointwise(), _single_number(weight)
+    if function is not None and slope is not None:
+        return function.then(lambda t, x: leaky_relu(t, x, slope))
     return sloped(t, addend(t, self), slopes_shape(self, weight), weight)
 
 
 def _single_number(constant: Value) -> float | None:
-    """The number that all elements of a constant are.
+    """The number that all elements of ``constant`` equal.
 
-    None if they differ, and in the support check, which does not read it.
+    None if they differ, and during the support check, which cannot read constants.
     """
     try:
         numbers = set(real_elements(constant).flat)
@@ -161,23 +159,23 @@ def _single_number(constant: Value) -> float | None:
 
 @lowers(aten.hardsigmoid.default, on=Lazy)
 def hardsigmoid(t: Tosa, self: Lazy) -> Any:
-    """[*S] -> [*S]; of int8 a TABLE, of int16 computed"""
+    """[*S] -> [*S]; a TABLE of int8, computed operators of int16"""
     return _gate(t, self) if _is_int16(self) else NotImplemented
 
 
 @lowers(aten.hardswish.default, on=Lazy)
 def hardswish(t: Tosa, self: Lazy) -> Any:
-    """[*S] -> [*S]; of int8 a TABLE, of int16 computed"""
+    """[*S] -> [*S]; a TABLE of int8, computed operators of int16"""
     return _product(t, addend(t, self), _gate(t, self)) if _is_int16(self) else NotImplemented
 
 
 def _is_int16(x: Lazy) -> bool:
-    """Whether ``x`` is int16: its TABLE is linear between entries, so kinks between two entries would be wrong."""
+    """Whether x is quantized to int16, whose TABLE interpolates linearly and would miss kinks between two entries."""
     return isinstance(x, Scaled) and x.q.dtype is DType.INT16
 
 
 def _gate(t: Tosa, self: Lazy) -> Scaled:
-    """clamp(x + 3, 0, 6) / 6, as integers of 28 bits"""
+    """clamp(x + 3, 0, 6) / 6 as int32; x + 3 has 29 bits"""
     x = addend(t, self)
     step = max(x.size * x.scale.factor, 3.0) / 2.0 ** (BITS - 1)
     three = round(3 / step)
@@ -186,9 +184,9 @@ def _gate(t: Tosa, self: Lazy) -> Scaled:
 
 
 def _product(t: Tosa, left: Scaled, right: Scaled) -> Scaled:
-    """left * right. Products that need more than 32 bits lose so many low bits."""
+    """left * right as int32. If that is too narrow, ``lost`` low bits of the products are rounded off."""
     scale = left.scale.times(right.scale)
-    # MUL of small integers gives int32 itself
+    # MUL of int8 or int16 returns int32
     if left.zero_point == right.zero_point == 0 and left.q.dtype is right.q.dtype and left.is_small:
         return Scaled(t.mul(left.q, right.q), scale)
     x, y = [centred(t, p, p.scale.factor) for p in (left, right)]
@@ -198,7 +196,7 @@ def _product(t: Tosa, left: Scaled, right: Scaled) -> Scaled:
 
 @lowers(aten.div.Tensor, aten.div.Scalar, aten.divide.Tensor, aten.true_divide.Tensor, on=Lazy)
 def div(t: Tosa, self: Any, other: Any) -> Any:
-    """[*S], [*S] -> [*S]; by a number, by a constant with one for each channel, or by another quantized value"""
+    """[*S], [*S] -> [*S]; ``other`` is a number, a constant or a quantized value"""
     if _is_table(self, other):
         return NotImplemented
     if not isinstance(other, Value):
@@ -210,7 +208,7 @@ def div(t: Tosa, self: Any, other: Any) -> Any:
 
 
 def _register_comparison(packet: Any) -> None:
-    """Register the rules for an operator that compares two tensors, or a tensor and a number."""
+    """Register the rules for both overloads of a comparison, ``packet.Tensor`` and ``packet.Scalar``."""
 
     def compared(t: Tosa, self: Any, other: Any) -> Any:
         """[*S], [*S] -> bool [*S]"""
@@ -223,7 +221,7 @@ def _register_comparison(packet: Any) -> None:
 
 
 def _comparable(t: Tosa, value: Any) -> Scaled:
-    """An operand with a scale. A number becomes one step of its own size, or zero steps."""
+    """An operand as integers with a scale. A Python number x becomes sign(x) in the scale |x|; 0 has the scale 1."""
     if isinstance(value, Value):
         return addend(t, value)
     t.require(math.isfinite(value), f"comparing sums with {value} is not lowered")
@@ -238,12 +236,12 @@ def _register_choice(*overloads: Any, larger: bool) -> None:
     """Register the rule of the element-wise maximum (``larger``) or minimum."""
 
     def choose(t: Tosa, pair: Sequence[Value]) -> Value:
-        """The larger or smaller of two tensors; TOSA compares integers as int32."""
+        """MAXIMUM or MINIMUM of two tensors, which take no integers but int32."""
         left, right = (v if v.dtype is DType.FP32 else t.cast(v, DType.INT32) for v in pair)
         return t.cast((t.maximum if larger else t.minimum)(left, right), pair[0].dtype)
 
     def chosen(t: Tosa, self: Any, other: Any) -> Any:
-        """[*S], [*S] -> [*S]; a constant is quantized as the result is, quantized values are brought to one scale"""
+        """[*S], [*S] -> [*S]; a constant is quantized with the result; quantized values are brought to one scale"""
         if _is_table(self, other):
             return NotImplemented
         if _is_constant(self) or _is_constant(other):
@@ -264,9 +262,9 @@ def clamp_tensor(t: Tosa, self: Value, min: Value | None, max: Value | None) -> 
     limits = [limit for limit in (min, max) if limit is not None]
     if _is_table(self, *limits):
         return NotImplemented
-    above = self if min is None else lowering_of(aten.maximum.default, Lazy)(t, self, min)
-    t.require(above is not NotImplemented, "one of its limits is a function of what it limits, the other is not")
-    return above if max is None else lowering_of(aten.minimum.default, Lazy)(t, above, max)
+    x = self if min is None else lowering_of(aten.maximum.default, Lazy)(t, self, min)
+    t.require(x is not NotImplemented, "one of its limits is a function of what it limits, the other is not")
+    return x if max is None else lowering_of(aten.minimum.default, Lazy)(t, x, max)
 
 
 @lowers(aten.sum.default, on=Lazy)
@@ -283,7 +281,7 @@ def sum_dim(t: Tosa, self: Lazy, dim: Sequence[int] | None, keepdim: bool, dtype
 
 
 FACTORS = 8
-"""The most factors: a product of more could be so much smaller than the largest possible one that no bits are left."""
+"""The most elements of a product. Its scale fits the largest possible product and leaves small ones few bits."""
 
 
 @lowers(aten.prod.dim_int, on=Lazy)
@@ -295,18 +293,18 @@ def prod_dim(t: Tosa, self: Lazy, dim: int, keepdim: bool, dtype: torch.dtype | 
     size = [1 if a == axis else n for a, n in enumerate(x.shape)]
     starts = [[k if a == axis else 0 for a in range(x.rank)] for k in range(x.shape[axis])]
     y = reduce(partial(_product, t), [Scaled(t.slice(x.q, start, size), x.scale, x.zero_point) for start in starts])
-    rest = size if keepdim else [*size[:axis], *size[axis + 1 :]]
-    return Scaled(t.reshape(y.q, rest), y.scale, y.zero_point)
+    shape = size if keepdim else [*size[:axis], *size[axis + 1 :]]
+    return Scaled(t.reshape(y.q, shape), y.scale, y.zero_point)
 
 
 KEPT = 20
-"""A sum whose length only run time knows must leave each element so many bits, because it may turn out to be short."""
+"""The fewest bits of each element in a sum whose length is known at run time only: the sum may turn out to be short."""
 
 
 def lost_in_sum(t: Tosa, size: int, count: int, bits: int) -> int:
-    """How many low bits ``count`` integers of magnitude ``size`` lose so that their sum has ``bits`` bits at most.
+    """How many low bits ``count`` integers of magnitude ``size`` have to lose for a sum of at most ``bits`` bits.
 
-    Unsupported if run time may make the sum so short that too little is left (``KEPT``).
+    Raises Unsupported if ``count`` is known at run time only and elements would keep fewer than KEPT bits.
     """
     lost = max(0, (size * greatest(count)).bit_length() - bits)
     fine = lost == 0 or not is_dynamic(count) or size.bit_length() - lost >= KEPT
@@ -315,9 +313,9 @@ def lost_in_sum(t: Tosa, size: int, count: int, bits: int) -> int:
 
 
 def summed(t: Tosa, x: Lazy, dim: Sequence[int] | None, keepdim: bool) -> tuple[Scaled, int]:
-    """The sum of x [*S] over ``dim`` [*S'], and how many elements each sum adds."""
-    found = addend(t, x)
-    count = math.prod([found.shape[a] for a in axes_of(dim, found.rank)])
-    lost = lost_in_sum(t, found.size, count, 31)
-    step = found.scale.factor * 2.0**lost
-    return Scaled(reduced(t, centred(t, found, step), t.reduce_sum, dim, keepdim), Scale(step)), count
+    """x [*S] -> the sum over ``dim`` [*S'], and the number of elements in each sum."""
+    terms = addend(t, x)
+    count = math.prod([terms.shape[a] for a in axes_of(dim, terms.rank)])
+    lost = lost_in_sum(t, terms.size, count, 31)
+    step = terms.scale.factor * 2.0**lost
+    return Scaled(reduced(t, centred(t, terms, step), t.reduce_sum, dim, keepdim), Scale(step)), count

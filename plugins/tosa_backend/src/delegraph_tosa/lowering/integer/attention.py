@@ -1,8 +1,8 @@
 """Scaled dot-product attention in integers: MATMULs of int8 or int16, and between them exp in 32 bits.
 
-The weights of the second product are exp(score - largest score of the row). The rows of the product are divided by the
-sum of their weights afterwards: weights that were divided before would use few of their bits. Weights have more bits
-than activations, so the second product is done in two parts, by their high and by their low bits.
+The weights of the second product are exp(score - largest score of the row). Their division by the sum of the row comes
+after the product, because divided weights would use few of their bits. Weights have more bits than activations, so
+there are two products, one with their high bits and one with their low bits.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from .sums import Shifted
 
 aten = torch.ops.aten
 HIDDEN = -(2**30)
-"""A score of what a mask hides, below all others."""
+"""The score of a hidden key, below all other scores."""
 LOWER = 8
-"""How many of a weight's bits are its low ones."""
+"""How many low bits of a weight go into the second of the two products."""
 
 
 class Widths(NamedTuple):
-    """Numbers of bits: of a value, of a weight at most, and of the sum of a row of weights, which is below 2**total."""
+    """Numbers of bits: of a ``value``, the most of a ``weight``, and ``total`` of the sum of a row of weights."""
 
     value: int
     weight: int
     total: int
 
     def of_weights(self, t: Tosa, count: int) -> int:
-        """How many bits weights may have, for a sum of ``count`` of them; Unsupported if that is too few."""
+        """How many bits weights may have if ``count`` of them are summed; raises Unsupported for too few bits."""
         bits = min(self.weight, self.total - math.ceil(math.log2(count)))
         t.require(bits >= self.weight - 7, f"attention to up to {count} positions has too large a sum")
         return bits
 
     def lost(self, bits: int, count: int) -> int:
-        """How many low bits a sum of ``count`` products loses, so that int32 can hold it."""
+        """How many low bits a sum of ``count`` products loses to fit into int32, for weights of ``bits`` bits."""
         return max(0, bits + math.ceil(math.log2(count)) + self.value - 30)
 
 
@@ -68,16 +68,16 @@ def scaled_dot_product_attention(
     scale: float | None,
     enable_gqa: bool,
 ) -> Lazy:
-    """query [*B,L,E], key [*B,S,E], value [*B,S,V], mask [*B,L,S] -> [*B,L,V]; a row that sees no key is 0"""
+    """query [*B,L,E], key [*B,S,E], value [*B,S,V], mask [*B,L,S] -> [*B,L,V]; 0 if a mask hides every key"""
     t.require(dropout_p == 0, "it has dropout")
     q, k, v = operand(t, query, "the query"), operand(t, key, "the key"), operand(t, value, "the value")
     t.require(q.q.dtype is k.q.dtype is v.q.dtype, "its operands are quantized to different types")
     keys, values = (repeated(t, x.q, q.q) if enable_gqa else x.q for x in (k, v))
-    inside = Accumulating(t, WIDE[q.q.dtype], q.zero_point, k.zero_point)
+    builder = Accumulating(t, WIDE[q.q.dtype], q.zero_point, k.zero_point)
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     t.require(factor > 0, f"a scale of {factor} is not positive")
-    products = batched_product(inside, q.q, transposed(t, keys))
-    scores = Scaled(products, q.scale.times(k.scale).times(inside.unit).over(1 / factor))
+    products = batched_product(builder, q.q, transposed(t, keys))
+    scores = Scaled(products, q.scale.times(k.scale).times(builder.unit).over(1 / factor))
     widths, count = WIDTHS[q.q.dtype], greatest(scores.shape[-1])
     bits = widths.of_weights(t, count)
     mask = lower_triangle(t, scores.shape) if is_causal else attn_mask
@@ -88,30 +88,36 @@ def scaled_dot_product_attention(
 
 
 def _masked(t: Tosa, scores: Scaled, mask: Value | None) -> tuple[Scaled, Value | None]:
-    """The scores with the mask applied, and bool [*B,L,S] which of them are seen; None if all are."""
+    """The scores with the mask applied, and bool [*B,L,S], false for hidden keys; None if no key is hidden.
+
+    The mask is bool (False hides a key), a float or lazy value that is added to scores, or None.
+    """
     if mask is None:
         return scores, None
     if mask.dtype is DType.BOOL:
         return Scaled(t.select(mask, scores.q, HIDDEN), scores.scale), mask
-    return logits(t, Shifted(scores, mask, scores.shape)), _where_seen(t, mask)
+    return logits(t, Shifted(scores, mask, scores.shape)), _above_minus_infinity(t, mask)
 
 
-def _where_seen(t: Tosa, mask: Value) -> Value | None:
-    """Where a mask that is added to scores is not minus infinity; None if it is nowhere."""
+def _above_minus_infinity(t: Tosa, mask: Value) -> Value | None:
+    """bool, false where a mask that is added to scores is -inf; None if it is -inf nowhere.
+
+    Quantized numbers are finite, so only computed floats and constants can be -inf.
+    """
     if isinstance(mask, Joined):
-        parts = [_where_seen(t, part) for part in mask.parts]
+        parts = [_above_minus_infinity(t, part) for part in mask.parts]
         true = t.constant(1, DType.BOOL, (1,) * mask.rank)
         return None if not any(parts) else mask.join(t, [true if part is None else part for part in parts])
     if isinstance(mask, Moved):
-        seen = _where_seen(t, mask.of)
+        seen = _above_minus_infinity(t, mask.of)
         return seen and mask.move(t, seen)
     return None if isinstance(mask, Lazy) else t.greater(mask, -math.inf)
 
 
 def _weights(t: Tosa, scores: Scaled, seen: Value | None, bits: int) -> Value:
-    """scores int32 [*B,L,S] -> exp(score - largest of its row), int32 of ``bits`` bits.
+    """scores int32 [*B,L,S] -> exp(score - largest of its row), int32 of ``bits`` bits, 0 where ``seen`` is false.
 
-    0 for scores that are not seen
+    ``seen`` of None is true everywhere.
     """
     distance = Scaled(t.sub(scores.q, t.reduce_max(scores.q, scores.rank - 1)), scores.scale)
     weights = exp_of(t, distance, bits)
@@ -119,21 +125,21 @@ def _weights(t: Tosa, scores: Scaled, seen: Value | None, bits: int) -> Value:
 
 
 def _weighted_values(t: Tosa, weights: Value, values: Value, zero_point: int, lost: int) -> Value:
-    """weights [*B,L,S], values [*B,S,V] -> [*B,L,V] in steps of 2**lost, as the sum of two products
+    """weights [*B,L,S], values [*B,S,V] -> [*B,L,V] in steps of 2**lost: weights @ (values - zero_point).
 
-    One product has the high bits of the weights, one the low bits.
+    It is the sum of two products, one with the high bits of the weights, one with the low bits.
     """
     high = t.right_shift(t.add(weights, 1 << (LOWER - 1)), LOWER)
     low = t.sub(weights, t.left_shift(high, LOWER))
     sums = [
-        batched_product(Weighing(t, values, zero_point, place), t.cast(part, values.dtype), values)
-        for part, place in ((high, max(lost - LOWER, 0)), (low, lost))
+        batched_product(Weighing(t, values, zero_point, lost_of_part), t.cast(part, values.dtype), values)
+        for part, lost_of_part in ((high, max(lost - LOWER, 0)), (low, lost))
     ]
     return t.add(t.left_shift(sums[0], max(LOWER - lost, 0)), sums[1])
 
 
 class Weighing(Accumulating):
-    """A builder for one of these products: sums of int48 are rescaled to int32, which rounds off ``lost`` low bits."""
+    """A builder for a product of ``_weighted_values``: rescales sums of int48 to int32 without ``lost`` low bits."""
 
     def __init__(self, t: Tosa, values: Value, zero_point: int, lost: int) -> None:
         super().__init__(t, WIDE[values.dtype], 0, zero_point)
@@ -145,9 +151,9 @@ class Weighing(Accumulating):
 
 
 def _divided_by_sums(t: Tosa, y: Value, total: Value, scale: Scale, bits: int, lost: int) -> Lazy:
-    """(y << lost) / total, below 2**bits.
+    """(y << lost) / total in ``scale``; |y << lost| is less than total << bits.
 
-    One shift does it all: that of ``reciprocal`` plus ``lost``, less the bits of the result.
+    y is shifted only once: by ``lost``, by the shift of the reciprocal, and back by the ``bits`` of the quotient.
     """
     inverse = reciprocal(t, t.maximum(total, 1))
     shifted = t.left_shift(y, t.maximum(t.sub(inverse.shift, bits - lost), 0))

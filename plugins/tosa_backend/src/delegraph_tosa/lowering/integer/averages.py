@@ -1,9 +1,9 @@
 """Averages of quantized values: pools and means.
 
 If the result has the quantization of the operand, an average is AVG_POOL2D on the integers, which rounds once.
-Otherwise that would round twice; so the elements of each window are summed, and the RESCALE of the sums divides as
-well. Windows of different sizes, or over three axes, are summed by a product with a matrix that has a column for each
-window.
+Otherwise AVG_POOL2D and a RESCALE would both round. So the elements of each window are summed, and the RESCALE of the
+sums also divides. Windows of different sizes, or over three axes, are summed by a product with a matrix that has a
+column for each window.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from .products import WIDE, Accumulating
 
 aten = torch.ops.aten
 MOST_ENTRIES = 1 << 20
-"""The most entries of such a matrix: a megabyte in the file."""
+"""The most elements of the matrix that sums windows: a megabyte in the file."""
 
 
 class Averaged(Lazy):
-    """Averages of windows of ``of``. ``pool`` is the ATen operator, ``settings`` are its other arguments."""
+    """Averages of windows of ``of``: the ATen operator ``pool`` with the arguments ``settings`` after its input."""
 
     __slots__ = ("of", "pool", "settings", "windows")
 
@@ -46,7 +46,7 @@ class Averaged(Lazy):
         super().__init__(self.average(self.windows, Value(of.type)).shape)
 
     def average(self, t: Tosa, x: Value) -> Value:
-        """What the rule for floats makes of x; on a builder for integers, it makes sums or averages of integers."""
+        """The result of the float rule of ``pool``; with a builder for integers, averages or sums of integers."""
         result: Value = lowering_of(self.pool)(t, x, *self.settings)
         return result
 
@@ -55,58 +55,58 @@ class Averaged(Lazy):
         same = (self.of.scale, self.of.zero_point, self.of.q.dtype) == (Scale(to.scale), to.zero_point, to.dtype)
         if same and self.windows.are_averages:
             # the quantization stays: AVG_POOL2D on the integers is the result
-            inside = Accumulating(t, DType.INT32, to.zero_point, to.zero_point)
-            return limit(t, self.average(inside, self.of.q), to.low, to.high)
+            builder = Accumulating(t, DType.INT32, to.zero_point, to.zero_point)
+            return limit(t, self.average(builder, self.of.q), to.low, to.high)
         sums = self._sums(t) if self.windows.are_equal else self._columns(t)
         return sums.integer(t, to)
 
     def _sums(self, t: Tosa) -> Scaled:
-        """The sums of equal windows, in a scale that is smaller by the number of their elements."""
-        inside = Summing(t, WIDE[self.of.q.dtype], self.of.zero_point, 0)
-        sums = self.average(inside, self.of.q)
-        return Scaled(sums, self.of.scale.times(inside.unit).over(inside.count))
+        """The sums of windows of n elements, whose scale is divided by n: so they stand for averages."""
+        builder = Summing(t, WIDE[self.of.q.dtype], self.of.zero_point, 0)
+        sums = self.average(builder, self.of.q)
+        return Scaled(sums, self.of.scale.times(builder.unit).over(builder.count))
 
     def _columns(self, t: Tosa) -> Lazy:
         """Averages of any windows, as products with a constant matrix [elements, windows] of zeros and ones.
 
-        Each column of products has a scale: the share that one element has in that window's average.
+        The sums of window w have their own scale: the share of one element in the average, 1 / its number of elements.
         """
         x, dtype = self.of.q, self.of.q.dtype
         axes = 3 if "3d" in str(self.pool) else 2
-        places, results = math.prod(x.shape[-axes:]), math.prod(self.shape[-axes:])
-        t.require(not is_dynamic(places) and not is_dynamic(results), "where its windows lie is known at run time only")
-        t.require(places * results <= MOST_ENTRIES, f"{results} windows in {places} elements are too large a matrix")
+        elements, windows = math.prod(x.shape[-axes:]), math.prod(self.shape[-axes:])
+        known = not is_dynamic(elements) and not is_dynamic(windows)
+        t.require(known, "where its windows lie is known at run time only")
+        t.require(
+            elements * windows <= MOST_ENTRIES, f"{windows} windows in {elements} elements are too large a matrix"
+        )
         key = (self.pool, repr(self.settings), x.shape[-axes:])
         shares = t.once(("shares", *key), lambda: cache(lambda: self._shares(x.shape[-axes:])))
-        ones = t.once(("ones", dtype, *key), lambda: _ones_where_shared(shares, (1, places, results), dtype))
-        inside = Accumulating(t, WIDE[dtype], self.of.zero_point, 0)
-        sums = inside.matmul(t.reshape(x, (1, math.prod(x.shape[:-axes]), places)), ones)
-        share = t.once(("share", *key), lambda: Value(Type((results,), DType.FP32), Deferred(lambda: shares().max(0))))
-        scale = self.of.scale.times(inside.unit).times(Scale(1.0, (share,)))
+        ones = t.once(("ones", dtype, *key), lambda: _ones_where_shared(shares, (1, elements, windows), dtype))
+        builder = Accumulating(t, WIDE[dtype], self.of.zero_point, 0)
+        sums = builder.matmul(t.reshape(x, (1, math.prod(x.shape[:-axes]), elements)), ones)
+        share = t.once(("share", *key), lambda: Value(Type((windows,), DType.FP32), Deferred(lambda: shares().max(0))))
+        scale = self.of.scale.times(builder.unit).times(Scale(1.0, (share,)))
         return Scaled(sums, scale, axis=2).moved(t, lambda t, v: t.reshape(v, self.shape), self.shape)
 
     def _shares(self, size: Shape) -> Array:
-        """The share of each element in each window's average [elements, windows], found by averaging unit vectors."""
-        places = math.prod(size)
-        unit = literal(np.eye(places).reshape(places, 1, *size), DType.FP32, np.float32)
-        return materialize(self.average(trial(), unit)).reshape(places, -1)
+        """The share of each element in each window's average [elements, windows]: the averages of unit vectors."""
+        elements = math.prod(size)
+        units = literal(np.eye(elements).reshape(elements, 1, *size), DType.FP32, np.float32)
+        return materialize(self.average(trial(), units)).reshape(elements, -1)
 
     def real(self, t: Tosa) -> Value:
         return self.average(t, self.of.real(t))
 
 
 def _ones_where_shared(shares: Any, shape: Shape, dtype: DType) -> Value:
-    """1 where an element belongs to a window, 0 elsewhere.
-
-    The matrix of ``_columns``, computed when the file is written.
-    """
-    made = Value(Type(shape, dtype), Deferred(lambda: (shares() != 0).astype(ARRAY_DTYPES[dtype]).reshape(shape)))
-    made.range = (0, 1)
-    return made
+    """The matrix of ``_columns``: 1 where an element belongs to a window, else 0. Computed when the file is written."""
+    matrix = Value(Type(shape, dtype), Deferred(lambda: (shares() != 0).astype(ARRAY_DTYPES[dtype]).reshape(shape)))
+    matrix.range = (0, 1)
+    return matrix
 
 
 class Windows(Tosa):
-    """A builder on which the rule for floats is tried, to see over which windows it averages."""
+    """A builder on which the float rule of a pool is tried; it notes the padding and a division after the pool."""
 
     def __init__(self) -> None:
         self.__dict__.update(trial().__dict__)
@@ -115,29 +115,29 @@ class Windows(Tosa):
 
     @property
     def are_averages(self) -> bool:
-        """Whether one AVG_POOL2D computes the averages. Otherwise a division follows it, which rounds a second time."""
+        """Whether one AVG_POOL2D computes the averages, and no division by another divisor follows."""
         return len(self._pads) == 1 and not self._divides
 
     @property
     def are_equal(self) -> bool:
-        """Whether, in addition, all windows have the same number of elements, because nothing is padded."""
+        """Whether one AVG_POOL2D without padding computes the averages, so that all windows have the same size."""
         return self.are_averages and not any(self._pads[0])
 
     def avg_pool2d(self, x: Value, kernel: Shape, stride: Shape, pad: Shape) -> Value:
-        """Note the padding."""
+        """Notes the padding."""
         self._pads.append(pad)
         return super().avg_pool2d(x, kernel, stride, pad)
 
     def mul(self, left: Any, right: Any, shift: int = 0) -> Value:
-        """Note that the averages are multiplied afterwards, by another divisor."""
+        """Notes that the averages are multiplied after the pool, because the divisor is not the window's size."""
         self._divides = True
         return super().mul(left, right, shift)
 
 
 class Summing(Accumulating):
-    """A builder that sums where a rule averages, by a depthwise convolution with ones.
+    """A builder whose ``avg_pool2d`` sums each window, by a depthwise convolution with ones.
 
-    ``count``: elements of a window.
+    ``count`` is the number of elements of a window.
     """
 
     count = 1
@@ -154,18 +154,18 @@ class Summing(Accumulating):
 def _register_averages(*overloads: Any) -> None:
     """Register the rule of each pool.
 
-    The windows of an adaptive pool follow from the size of its input. If that is known at run time only, a result of
-    size 1 is lowered, the mean of everything.
+    The windows of an adaptive pool follow from the size of its input. If this size is known at run time only, only an
+    output size of 1 is lowered: it is a mean.
     """
     for overload in overloads:
 
         def averaged(t: Tosa, self: Lazy, *settings: Any, of: Any = overload) -> Lazy:
             """[N,C,*S] -> [N,C,*S']"""
             axes = 3 if "3d" in str(of) else 2
-            divided = self.shape[-axes:] if "adaptive" in str(of) else ()
-            if any(map(is_dynamic, divided)) and set(settings[0]) == {1}:  # the output size of an adaptive pool
+            sizes = self.shape[-axes:] if "adaptive" in str(of) else ()
+            if any(map(is_dynamic, sizes)) and set(settings[0]) == {1}:  # the output size of an adaptive pool
                 return mean_dim(t, self, list(range(-axes, 0)), True, None)
-            t.require(not any(map(is_dynamic, divided)), "its windows depend on a size that is known at run time only")
+            t.require(not any(map(is_dynamic, sizes)), "its windows depend on a size that is known at run time only")
             return Averaged(operand(t, self, "its input"), of, settings)
 
         lowers(overload, on=Lazy)(averaged)
@@ -185,14 +185,14 @@ def mean(t: Tosa, self: Lazy, dtype: torch.dtype | None) -> Lazy:
 
 @lowers(aten.mean.dim, on=Lazy)
 def mean_dim(t: Tosa, self: Lazy, dim: Sequence[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Lazy:
-    """[*S] -> [*S']; over height and width of images it is a pool, over other axes a sum with a smaller scale"""
+    """[*S] -> [*S']; a pool over height and width of images; over other axes a sum whose scale is divided by N"""
     t.require(dtype in (None, torch.float32), f"a mean in {dtype} is not lowered")
     if self.rank == 4 and axes_of(dim, 4) == [2, 3] and not any(map(is_dynamic, self.shape[2:])):
         window = (self.shape[2:], self.shape[2:], (0, 0), False, True, None)
-        whole = Averaged(operand(t, self, "its input"), aten.avg_pool2d.default, window)
-        return whole if keepdim else whole.moved(t, lambda t, v: t.reshape(v, v.shape[:2]), self.shape[:2])
+        pooled = Averaged(operand(t, self, "its input"), aten.avg_pool2d.default, window)
+        return pooled if keepdim else pooled.moved(t, lambda t, v: t.reshape(v, v.shape[:2]), self.shape[:2])
     total, count = summed(t, self, dim, keepdim)
-    # a number of elements that only run time knows cannot be part of the scale
+    # a number of elements that is known at run time only cannot be part of the scale
     if is_dynamic(count):
         divisor = t.reshape(computed(t, count, DType.INT32), (1,) * total.rank)
         return Quotient(total, Scaled(divisor, Scale(1.0)), total.shape)

@@ -1,9 +1,9 @@
-"""Functions of sums and products that nothing quantizes in between, such as ``tanh(x + y)``.
+"""Functions of sums and products that are not quantized before, such as ``tanh(x + y)``.
 
-Such a sum is int32 in a known range. The range is cut into equal pieces, and over each of them the function is
-approximated by a parabola, whose coefficients GATHER reads from a constant. As few pieces are taken as bring the
-parabolas near enough to what the rules for floats compute, which is tried at eight or more places of each piece. If no
-number of pieces is enough, and the sum has 16 bits, all values of the function are a constant.
+Such a sum is int32 in a known range. The range is cut into equal pieces, and over each piece a parabola approximates
+the function; GATHER reads its coefficients from a constant. The fewest pieces are taken with which the parabolas are
+near enough to the results of the float rules, compared at eight or more places of each piece. If no number of pieces is
+enough, and the sum has at most 16 bits, a constant holds the function's value for each integer.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from .sums import FINE, addend
 
 SUM = "its operand is a sum or product that nothing quantizes before"
 PIECES = (8, 10, 12)
-"""Powers of two: how many pieces are tried. More would take more than the 64 KB that all values of 16 bits take."""
+"""2**8, 2**10, 2**12 pieces are tried. More would take more than the 64 KB that all values of 16 bits take."""
 MORE_PIECES = (14, 16)
-"""Powers of two that are tried where the sum has more than 16 bits."""
+"""2**14 and 2**16 pieces are tried too if the sum has more than 16 bits."""
 PLACES = 3
-"""Each piece is compared at two to this power of places at least."""
+"""Each piece is compared at 2**PLACES places at least."""
 ALL_PLACES = 16
-"""The whole range is compared at two to this power of places.
-
-Between two of them gelu near 0 bends less than an int16 step.
-"""
+"""The whole range is compared at 2**ALL_PLACES places. Between two, gelu near 0 bends by less than an int16 step."""
 COEFFICIENT = 28
 """Bits of a parabola's coefficient."""
 
 
 def curve_of(t: Tosa, x: Lazy) -> Pointwise:
-    """A lazy value as a function of one quantized value, or of one sum; Unsupported if the sum's range is not known."""
-    found = x.pointwise()
-    if found is not None:
-        return found
+    """x as a function of one quantized value, else as the identity of the sum x; the caller appends its own function.
+
+    Raises Unsupported if the range of the sum is not known.
+    """
+    function = x.pointwise()
+    if function is not None:
+        return function
     t.require(x.reach(t) < math.inf, SUM)
     return Curve(addend(t, x), lambda t, v: v)
 
@@ -51,7 +51,7 @@ def curve_of(t: Tosa, x: Lazy) -> Pointwise:
 class Pieces(NamedTuple):
     """Parabolas c0 + c1 * u + c2 * u**2 over pieces of 2**``width`` integers from ``start`` on.
 
-    U runs from 0 to 1 in each.
+    In each piece, ``u`` runs from 0 to 1.
     """
 
     start: int
@@ -84,49 +84,51 @@ class Curve(Pointwise):
         None if they are not near enough.
         """
         start, most = range_of(self.source.q)
-        count, apart = -(-(most - start + 1) >> width) or 1, min(width - PLACES, _spacing(self.source.q))
-        between = 1 << (width - apart)
-        places = range(start, start + (count << width) + 1, 1 << apart)
+        # the function is computed at ``samples`` places of each piece, 2**spacing integers apart
+        count, spacing = -(-(most - start + 1) >> width) or 1, min(width - PLACES, _spacing(self.source.q))
+        samples = 1 << (width - spacing)
+        places = range(start, start + (count << width) + 1, 1 << spacing)
         least, highest = to.low - to.zero_point, to.high - to.zero_point
-        # results beyond the quantization's range are limited anyway: they need not be approximated far outside of it
-        beyond = highest - least
+        # results beyond the quantization's range are clamped anyway: they need not be approximated far outside of it
+        margin = highest - least
         steps = materialize(self.entries(t, places)).astype(np.float64) / to.scale
-        steps = np.clip(np.nan_to_num(steps, posinf=np.inf, neginf=-np.inf), least - beyond, highest + beyond)
-        inside, ends = steps[:-1].reshape(count, between), steps[between::between]
-        first, middle = inside[:, 0], inside[:, between // 2]
+        steps = np.clip(np.nan_to_num(steps, posinf=np.inf, neginf=-np.inf), least - margin, highest + margin)
+        by_piece, ends = steps[:-1].reshape(count, samples), steps[samples::samples]
+        first, middle = by_piece[:, 0], by_piece[:, samples // 2]
+        # the parabola with the values first, middle and ends at u = 0, 1/2 and 1
         c2 = 2 * first - 4 * middle + 2 * ends
         coefficients = np.stack([first, ends - first - c2, c2], 1)
-        powers = (np.arange(between) / between) ** np.arange(3)[:, None]
+        powers = (np.arange(samples) / samples) ** np.arange(3)[:, None]
         limits = least, highest
-        distance = np.abs(np.clip(coefficients @ powers, *limits) - np.clip(inside, *limits))
+        distance = np.abs(np.clip(coefficients @ powers, *limits) - np.clip(by_piece, *limits))
         return Pieces(start, width, coefficients) if _is_near_enough(distance, to) else None
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
-        """The largest absolute value among the results at the places where the function is tried."""
+        """The largest absolute value among the results at up to 2**ALL_PLACES places."""
         start, most = range_of(self.source.q)
-        found = materialize(self.entries(t, range(start, most + 1, 1 << _spacing(self.source.q))))
-        return float(np.abs(found, out=np.zeros_like(found), where=~(found < least)).max())
+        results = materialize(self.entries(t, range(start, most + 1, 1 << _spacing(self.source.q))))
+        return float(np.abs(results, out=np.zeros_like(results), where=~(results < least)).max())
 
     def truth(self, t: Tosa) -> Value:
-        """The function's truth values, looked up; Unsupported for a sum of more than 16 bits."""
+        """The function's results as bools, looked up; raises Unsupported for a sum of more than 16 bits."""
         start, most = range_of(self.source.q)
         t.require(most - start < INT16_VALUES, SUM)
         values = materialize(self.entries(t, range(start, most + 1))).reshape(1, -1, 1)
-        found = _gathered_columns(t, t.sub(self.source.q, start), literal(values, DType.INT8, np.int8))[0]
-        return t.cast(found, DType.BOOL)
+        result = _gathered_columns(t, t.sub(self.source.q, start), literal(values, DType.INT8, np.int8))[0]
+        return t.cast(result, DType.BOOL)
 
 
 def _spacing(q: Value) -> int:
-    """The distance of the places at which functions of ``q`` are tried: a power of two."""
+    """The exponent s with which the range of ``q`` has at most 2**ALL_PLACES places that are 2**s integers apart."""
     start, most = range_of(q)
     return max(0, (most - start + 1).bit_length() - ALL_PLACES)
 
 
 def _is_near_enough(distance: Array, to: Quantization) -> bool:
-    """Whether results that are off by ``distance`` steps round to the same integer for 99 % of elements.
+    """Whether all errors ``distance``, in steps, are at most 1/4, and 99 % (EQUAL) of them at most 1 %.
 
-    The others must be one step off at most. A result that is off by a share of a step rounds to another integer in that
-    share of cases. Sums of ``FINE`` bits are quantized later, to 16 bits at most, so for them a step is larger.
+    A result with an error of 1 % of a step rounds to another integer in 1 % of cases. A result in int32 has FINE bits
+    and is quantized to at most 16 bits later, so its step counts as 2**(FINE - 15).
     """
     step = 1 if to.dtype in SMALL else 1 << (FINE - 15)
     return bool(distance.max() <= step / 4 and (distance <= (1 - EQUAL) * step).mean() >= EQUAL)
@@ -134,19 +136,19 @@ def _is_near_enough(distance: Array, to: Quantization) -> bool:
 
 def _parabolas(t: Tosa, q: Value, pieces: Pieces, to: Quantization) -> Value:
     """q int32 [*S] -> integers [*S], by the parabola of the piece in which each element lies"""
-    fraction = COEFFICIENT - math.ceil(math.log2(max(np.abs(pieces.coefficients).max(), 1)))
-    table = np.rint(pieces.coefficients * 2.0**fraction).astype(np.int64)[None]
+    fraction_bits = COEFFICIENT - math.ceil(math.log2(max(np.abs(pieces.coefficients).max(), 1)))
+    table = np.rint(pieces.coefficients * 2.0**fraction_bits).astype(np.int64)[None]
     offset = t.sub(q, pieces.start)
     c0, c1, c2 = _gathered_columns(t, t.right_shift(offset, pieces.width), literal(table, DType.INT32, np.int32))
-    # the place in its piece: the low bits of the offset
+    # the position in the piece, with ``width`` fraction bits: the low bits of the offset
     u = t.bitwise_and(offset, (1 << pieces.width) - 1)
     y = t.add(c0, t.mul(t.add(c1, t.mul(c2, u, shift=pieces.width)), u, shift=pieces.width))
     y.range = -(1 << (COEFFICIENT + 1)), 1 << (COEFFICIENT + 1)
-    return Scaled(y, Scale(to.scale / 2.0**fraction)).integer(t, to)
+    return Scaled(y, Scale(to.scale / 2.0**fraction_bits)).integer(t, to)
 
 
 def _gathered_columns(t: Tosa, index: Value, table: Value) -> list[Value]:
-    """index int32 [*S], table [1,K,C] -> C values [*S], one for each column of the row that is named"""
+    """index int32 [*S], table [1,K,C] -> a list of C values [*S]: table[0, index, c] for each column c"""
     count = math.prod(index.shape)
     rows = t.gather(table, t.reshape(index, (1, count)))
     columns = [t.slice(rows, (0, 0, c), (1, count, 1)) for c in range(table.shape[2])]

@@ -1,7 +1,7 @@
 """Quotients of two quantized values.
 
-The range of a quotient is not known beforehand. So it is computed directly in steps of the quantization that the result
-gets.
+The range of a quotient is not known at compile time. So the quotient is computed in the scale of the quantization that
+the result gets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .fixed_point import reciprocal
 from .sums import centred
 
 MOST = 17
-"""Bits of a quotient that is not limited to the result's range yet: one more than int16 has."""
+"""Bits of a quotient before it is clamped to the result's range: one more than int16 has."""
 
 
 class Quotient(Lazy):
@@ -33,10 +33,7 @@ class Quotient(Lazy):
         self.left, self.right = left, right
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """The quotient in steps of the quantization ``to``.
-
-        Magnitudes are divided, and the sign is put on afterwards.
-        """
+        """The quotient in the quantization ``to``; raises Unsupported unless this is int8 or int16."""
         t.require(to.dtype in (DType.INT8, DType.INT16), f"a quotient in {to.dtype} is not lowered")
         n, d = (centred(t, x, x.scale.factor) for x in (self.left, self.right))
         ratio = self.left.scale.factor / self.right.scale.factor / to.scale
@@ -52,15 +49,15 @@ class Quotient(Lazy):
 def _quotient_of_magnitudes(t: Tosa, n: Value, d: Value, ratio: float) -> Value:
     """n, d int32 >= 0 -> n / d * ratio, rounded, below 2**(MOST + 1)
 
-    Both are shifted up to 31 bits, so that the quotient has 29 bits whatever their size, and it is shifted back. n << a
-    lies in [2**30, 2**31), n / d = (n << a) * mantissa / 2**60 * 2**(shift - a), and ratio = fraction * 2**e.
+    n and d are shifted left until they have 31 bits, so that their quotient has 29 bits. n << a lies in
+    [2**30, 2**31), n / d = (n << a) * mantissa / 2**60 * 2**(shift - a), and ratio = fraction * 2**e.
     """
     a = t.sub(t.clz(n), 1)
     inverse = reciprocal(t, t.maximum(d, 1))
     fraction, e = math.frexp(ratio)
     product = t.mul(t.left_shift(n, a), inverse.mantissa, shift=31)
     product = t.mul(product, round(fraction * 2**31 - 0.5), shift=31)
-    behind = t.add(t.sub(a, inverse.shift), 29 - e)
-    # ``behind``: how many bits the product has behind the point
-    behind = t.select(t.equal(d, 0), 29 - MOST, t.minimum(t.maximum(behind, 29 - MOST), 31))
-    return t.right_shift(t.add(product, t.left_shift(1, t.sub(behind, 1))), behind)
+    fraction_bits = t.add(t.sub(a, inverse.shift), 29 - e)
+    # at least 29 - MOST, so that the result has at most MOST bits; n / 0 gets the fewest, to be the largest number
+    fraction_bits = t.select(t.equal(d, 0), 29 - MOST, t.minimum(t.maximum(fraction_bits, 29 - MOST), 31))
+    return t.right_shift(t.add(product, t.left_shift(1, t.sub(fraction_bits, 1))), fraction_bits)

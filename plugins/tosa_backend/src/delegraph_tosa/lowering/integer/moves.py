@@ -1,6 +1,6 @@
 """Operators that move quantized elements, or choose among them by size: the rules for floats, applied to the integers.
 
-Quantizing keeps the order of numbers, so the largest of some integers is the integer of the largest number.
+Quantization is monotonic, so the largest integer stands for the largest number.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ MOVES = (
 """Operators whose results are elements of their only quantized operand, or positions of such elements."""
 
 PUTS = aten.index_put.default, aten._unsafe_index_put.default
-"""Writes that may add to what is there (``accumulate``)."""
+"""Writes that add to the present elements if ``accumulate`` is true; ``scatter`` has their rules."""
 WRITES = (
     aten.scatter.src, aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default,
     aten.index_copy.default, aten.masked_scatter.default, *PUTS,
 )  # fmt: skip
-"""Operators whose results are elements of several operands, at positions that their other arguments say."""
+"""Operators that write elements of one operand into another, at positions that other arguments name."""
 
 
 def _overloads() -> list[Any]:
-    """All overloads of ``MOVES`` that have a rule for floats."""
+    """All overloads of ``MOVES`` that have a rule for floats, without the element-wise max and min of two tensors."""
     packets = [getattr(aten, name) for name in MOVES]
-    found = [getattr(packet, name) for packet in packets for name in packet.overloads()]
-    return [overload for overload in found if has_rule(overload) and overload not in (aten.max.other, aten.min.other)]
+    overloads = [getattr(packet, name) for packet in packets for name in packet.overloads()]
+    return [one for one in overloads if has_rule(one) and one not in (aten.max.other, aten.min.other)]
 
 
 def _moved(overload: Any, t: Tosa, *arguments: Any) -> Any:
@@ -75,7 +75,10 @@ def _moved(overload: Any, t: Tosa, *arguments: Any) -> Any:
 
 
 def _moved_weight(t: Tosa, x: Scaled, overload: Any, move: Any, settings: Sequence[Any]) -> Value:
-    """A weight with a scale for each channel, whose axes change places; the axis of the scales moves along."""
+    """A constant with a scale for each channel, transposed; the axis of the scales moves along.
+
+    ``settings`` are the operator's arguments after the tensor. Raises Unsupported for operators that do not transpose.
+    """
     axes = list(range(x.rank))
     if overload in (aten.t.default, aten.numpy_T.default):
         axes.reverse()
@@ -93,13 +96,13 @@ def _moved_weight(t: Tosa, x: Scaled, overload: Any, move: Any, settings: Sequen
 
 
 ROW_BITS = 22
-"""Bits of a row's scale: together with those of int8 they are 30."""
+"""Bits of a row's scale as an integer: with the bits of int8 they are 30."""
 
 
 def _rows_of_table(t: Tosa, x: Scaled, move: Any) -> Value:
-    """Rows of a table [K,C] that has a scale for each row.
+    """Rows of an int8 table [K,C] that has a scale for each row, as int32 with one scale.
 
-    Their integers times the row's share of the largest scale.
+    Each integer is multiplied by round(scale of its row / largest scale * 2**ROW_BITS).
     """
     t.require(x.q.dtype is DType.INT8, "its rows have scales of their own, which is lowered for int8 only")
 
@@ -116,18 +119,18 @@ def _rows_of_table(t: Tosa, x: Scaled, move: Any) -> Value:
 
 
 def _in_scale_of(x: Scaled, q: Value | None) -> Value | None:
-    """The result ``q`` in the quantization of ``x``.
+    """The moved integers ``q`` as a value in the quantization of ``x``.
 
-    A result of another type holds positions, and stays as it is; so does None, a result that the rule cannot make.
+    A result of another type holds positions and is returned as it is, and so is None, a result that is not lowered.
     """
     return q if q is None or q.dtype is not x.q.dtype else Scaled(q, x.scale, x.zero_point)
 
 
 def _moved_once_quantized(t: Tosa, x: Lazy, move: Any) -> Any:
-    """The results as lazy values, which move once they are quantized.
+    """The results of ``move`` as lazy values, which are moved when they are quantized.
 
-    A trial tells how many there are, and their shapes. Positions can be computed only from floats. A target without
-    them returns None for these, and the elements all the same.
+    A trial run of ``move`` gives their number and shapes. Positions cannot be lazy values: for one of several results
+    that holds positions, a target without floats returns None. Raises Unsupported for positions otherwise.
     """
     results = move(trial(), Value(x.type))
     if not isinstance(results, tuple):
@@ -149,17 +152,16 @@ def _result_at(move: Any, position: int, t: Tosa, v: Value) -> Value:
 
 
 def _shape_of_elements(t: Tosa, x: Lazy, result: Value) -> tuple[int, ...]:
-    """The shape of ``result``, one output of the move.
+    """The shape of ``result``, one result of moving x.
 
-    Raises Unsupported if the output holds indices (as of max or topk), whose type is not that of x: x is not quantized
-    yet, and its elements cannot be compared before they are.
+    Raises Unsupported if it holds positions (as of max or topk): elements cannot be compared before they are quantized.
     """
     t.require(result.dtype is x.dtype, "it takes places of what nothing has quantized yet")
     return result.shape
 
 
 def _moved_bytes(overload: Any, t: Tosa, *arguments: Any) -> Any:
-    """The rule on uint8: int8 that is 128 less has the same order."""
+    """The rule on uint8 for an operator of ``MOVES``: the float rule, on int8 integers, which have the same order."""
     results = lowering_of(overload)(t, *[a.q if isinstance(a, Bytes) else a for a in arguments])
     if isinstance(results, tuple):
         return tuple([Bytes(q) if q is not None and q.dtype is DType.INT8 else q for q in results])
@@ -184,7 +186,7 @@ def stack(t: Tosa, tensors: Sequence[Value], dim: int) -> Value:
 
 
 def _joined(t: Tosa, tensors: Sequence[Value], join: Callable[[Tosa, list[Value]], Value]) -> Value:
-    """Tensors joined by ``join``: as integers if all have the same quantization, else as a lazy value."""
+    """``join`` of the integers if all tensors have the same quantization, else a lazy value that is joined later."""
     first = tensors[0]
     if isinstance(first, Scaled) and first.is_small and all(_has_quantization_of(v, first) for v in tensors):
         parts = [v.q for v in tensors if isinstance(v, Scaled)]
@@ -194,20 +196,20 @@ def _joined(t: Tosa, tensors: Sequence[Value], join: Callable[[Tosa, list[Value]
 
 def _has_quantization_of(value: Value, first: Scaled) -> bool:
     """Whether a value is quantized exactly as ``first`` is."""
-    own = isinstance(value, Scaled) and (value.scale, value.zero_point, value.q.dtype)
-    return own == (first.scale, first.zero_point, first.q.dtype)
+    quantization = isinstance(value, Scaled) and (value.scale, value.zero_point, value.q.dtype)
+    return quantization == (first.scale, first.zero_point, first.q.dtype)
 
 
 def written(overload: Any, t: Tosa, *arguments: Any) -> Value:
     """The rule for an operator of ``WRITES``: the rule for floats, on integers of all operands in one quantization."""
-    places = [k for k, a in enumerate(arguments) if isinstance(a, Value) and a.dtype is DType.FP32]
+    positions = [k for k, a in enumerate(arguments) if isinstance(a, Value) and a.dtype is DType.FP32]
 
     def join(t: Tosa, parts: list[Value]) -> Value:
-        given = dict(zip(places, parts, strict=True))
-        result: Value = lowering_of(overload)(t, *[given.get(k, a) for k, a in enumerate(arguments)])
+        replaced = dict(zip(positions, parts, strict=True))
+        result: Value = lowering_of(overload)(t, *[replaced.get(k, a) for k, a in enumerate(arguments)])
         return result
 
-    return _joined(t, [arguments[k] for k in places], join)
+    return _joined(t, [arguments[k] for k in positions], join)
 
 
 for overload in WRITES:
@@ -217,15 +219,15 @@ for overload in WRITES:
 
 @lowers(aten.constant_pad_nd.default, on=Lazy)
 def constant_pad_nd(t: Tosa, self: Lazy, pad: Sequence[int], value: float) -> Value:
-    """[*S] -> [*S']; ``value`` becomes an integer now if it is a whole number of steps, else when all is quantized"""
+    """[*S] -> [*S']; ``value`` is quantized with the result, unless it is a whole number of steps of self"""
     function = lowering_of(aten.constant_pad_nd.default)
     if isinstance(self, Scaled) and self.is_small:
         number = value / self.scale.factor + self.zero_point
         if number == round(number):
             return Scaled(function(t, self.q, pad, round(number)), self.scale, self.zero_point)
-    whole = function(trial(), Value(self.type), pad, 0.0)
+    result = function(trial(), Value(self.type), pad, 0.0)
     filling = t.constant(value, self.dtype)
-    return Joined([self, filling], lambda t, parts: function(t, parts[0], pad, parts[1]), whole.shape)
+    return Joined([self, filling], lambda t, parts: function(t, parts[0], pad, parts[1]), result.shape)
 
 
 @lowers(aten.pad.default, on=Lazy)
@@ -241,8 +243,8 @@ def where(t: Tosa, condition: Value, self: Operand, other: Operand) -> Value:
     """condition [*S], [*S], [*S] -> [*S]"""
     t.require(not isinstance(condition, Lazy), "its condition is quantized")
     parts = [v if isinstance(v, Value) else t.constant(v, DType.FP32, ()) for v in (self, other)]
-    whole = lowering_of(aten.where.self)(trial(), Value(condition.type), *[Value(v.type) for v in parts])
-    return Joined(parts, lambda t, parts: t.select(condition, *_ranked(t, parts)), whole.shape)
+    result = lowering_of(aten.where.self)(trial(), Value(condition.type), *[Value(v.type) for v in parts])
+    return Joined(parts, lambda t, parts: t.select(condition, *_ranked(t, parts)), result.shape)
 
 
 def _ranked(t: Tosa, parts: Sequence[Value]) -> list[Value]:
@@ -264,9 +266,9 @@ def masked_fill_tensor(t: Tosa, self: Lazy, mask: Value, value: Value) -> Value:
 
 
 def _triangle(overload: Any, t: Tosa, self: Lazy, diagonal: int) -> Value:
-    """[*B,N,M] -> [*B,N,M]; zeros are chosen by a mask"""
-    kept = lowering_of(overload)(t, t.constant(1, DType.BOOL, self.shape[-2:]), diagonal)
-    return where(t, kept, self, t.like(0.0, self))
+    """[*B,N,M] -> [*B,N,M]; SELECT by a mask, the triangle of a tensor of true"""
+    mask = lowering_of(overload)(t, t.constant(1, DType.BOOL, self.shape[-2:]), diagonal)
+    return where(t, mask, self, t.like(0.0, self))
 
 
 for overload in (aten.tril.default, aten.triu.default):

@@ -23,12 +23,12 @@ aten = torch.ops.aten
 
 
 def normalized(t: Tosa, x: Scaled, axes: Sequence[int], eps: float, centre: bool) -> Scaled:
-    """(x - mean) / sqrt(variance + eps) over ``axes``, or x / sqrt(mean square + eps) if not ``centre``.
+    """(x - mean) / sqrt(variance + eps) over ``axes``, or x / sqrt(mean square + eps) without ``centre``; int32.
 
-    Int32, ~30 bits. With n elements, c = n * x - sum (or n * x) is exact, and sum(c**2) = n**3 * variance. So many low
-    bits of the squares are rounded off (``lost``) that their sum has 31 bits. Where eps is the larger part of the sum,
-    ``below`` bits more, twice, are rounded off for it to fit. That makes the result smaller by so many bits, which its
-    scale undoes.
+    With n elements, c = n * x - sum (or n * x) is exact, and sum(c**2) = n**3 * variance. ``lost`` low bits of the
+    squares are rounded off, so that their sum has 31 bits. If n**3 * eps needs more bits than that, 2 * ``extra`` more
+    are rounded off; this makes the inverse root 2**extra times as large, which the scale of the result undoes. Raises
+    Unsupported if c has more than 31 bits.
     """
     n = math.prod([x.shape[a] for a in axes])
     low, high = range_of(x.q)
@@ -40,15 +40,16 @@ def normalized(t: Tosa, x: Scaled, axes: Sequence[int], eps: float, centre: bool
         c = t.sub(c, reduced(t, q, t.reduce_sum, axes, True))
     lost = 2 * max(0, (2 * bits + math.ceil(math.log2(n)) - 29) // 2)
     offset = eps * n**3 / x.scale.factor**2 / 2.0**lost
-    below = max(0, math.ceil((math.log2(max(offset, 1)) - 29) / 2))
-    squares = t.mul(c, c, shift=min(lost + 2 * below, 62))
-    total = t.add(reduced(t, squares, t.reduce_sum, axes, True), round(offset / 4.0**below))
+    extra = max(0, math.ceil((math.log2(max(offset, 1)) - 29) / 2))
+    squares = t.mul(c, c, shift=min(lost + 2 * extra, 62))
+    total = t.add(reduced(t, squares, t.reduce_sum, axes, True), round(offset / 4.0**extra))
     inverse = inverse_root(t, t.maximum(total, 1))
-    more = 14 - lost // 2
-    if more < 0:
-        c, more = t.right_shift(c, -more), 0
-    y = t.mul(t.left_shift(c, t.add(inverse.shift, more)), inverse.mantissa, shift=FRACTION)
-    return Scaled(y, Scale(math.sqrt(n) * 2.0 ** (-29.5 - below)))
+    # c is shifted left as far as int32 allows: the root of a sum that lost ``lost`` bits has lost // 2 bits less
+    left = 14 - lost // 2
+    if left < 0:
+        c, left = t.right_shift(c, -left), 0
+    y = t.mul(t.left_shift(c, t.add(inverse.shift, left)), inverse.mantissa, shift=FRACTION)
+    return Scaled(y, Scale(math.sqrt(n) * 2.0 ** (-29.5 - extra)))
 
 
 @lowers(aten.layer_norm.default, on=Lazy)
@@ -84,7 +85,7 @@ def group_norm(
     eps: float,
     cudnn_enabled: bool,
 ) -> Lazy:
-    """input [N,C,*S], weight [C], bias [C] -> [N,C,*S]; each of the groups of channels for itself"""
+    """input [N,C,*S], weight [C], bias [C] -> [N,C,*S]; statistics over each group of channels of each sample"""
     x = operand(t, input, "its input")
     parts = t.reshape(x.q, (x.shape[0], num_groups, math.prod(x.shape[1:]) // num_groups))
     groups = Scaled(parts, x.scale, x.zero_point)
@@ -105,7 +106,7 @@ def instance_norm(
     eps: float,
     cudnn_enabled: bool,
 ) -> Lazy:
-    """input [N,C,*S], weight [C], bias [C] -> [N,C,*S]; each channel of each sample for itself"""
+    """input [N,C,*S], weight [C], bias [C] -> [N,C,*S]; statistics over each channel of each sample"""
     if not use_input_stats:
         return batch_norm(t, input, weight, bias, running_mean, running_var, False, momentum, eps, cudnn_enabled)
     t.require(running_mean is None, "instance normalization that keeps running statistics is not lowered")
@@ -126,7 +127,7 @@ def batch_norm(
     eps: float,
     cudnn_enabled: bool,
 ) -> Lazy:
-    """input [N,C,*S], the others [C] -> [N,C,*S]; with the running statistics of training, as x * k + s"""
+    """input [N,C,*S], the others [C] -> [N,C,*S]; x * k + s from constant running statistics"""
     t.require(not training and running_mean is not None and running_var is not None, "it has the statistics of a batch")
     assert running_mean is not None and running_var is not None
     for value in (weight, bias, running_mean, running_var):

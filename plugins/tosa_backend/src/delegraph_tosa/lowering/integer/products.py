@@ -1,6 +1,6 @@
 """Convolutions and matrix products of integers: the rules for floats, on a builder that sums in int32 or int48.
 
-The scale of such sums is the product of the operands' scales. The next quantize makes one RESCALE of it.
+The scale of these sums is the product of the operands' scales. The next quantize operator makes one RESCALE of it.
 """
 
 from __future__ import annotations
@@ -34,18 +34,15 @@ WIDE = {DType.INT8: DType.INT32, DType.INT16: DType.INT48}
 class Accumulating(Tosa):
     """A builder on which rules for floats make products of quantized integers.
 
-    It shares the operators of ``t``. It gives products the zero points of their operands, ``left`` and ``right``, and
-    sums in the integer type ``sums``. Padding has to be the zero point of the padded value: the right operand's for
-    ``weight`` and everything that is made of it, else the left one's.
+    It appends to the operators of ``t``. Products get the zero points ``left`` and ``right`` of their operands and are
+    summed in the integer type ``dtype``. A padded value is padded with its zero point: ``right`` for ``weight`` and
+    values computed from it, else ``left``. ``bias`` is a constant bias in the sums, None if there is none.
     """
 
     unit: Scale = Scale(1.0)
-    """How many steps of the sums one step of the result is.
-
-    A power of two where int48 loses low bits to become int32.
-    """
+    """The scale of the results relative to the sums: a power of two if int48 loses low bits to become int32."""
     terms: int | None = None
-    """How many products each sum of int48 has."""
+    """The number of products in each sum of int48; None before the first one."""
 
     def __init__(
         self, t: Tosa, dtype: DType, left: int, right: int, weight: Value | None = None, bias: Value | None = None
@@ -55,7 +52,7 @@ class Accumulating(Tosa):
         self._of_weight = set() if weight is None else {weight}
 
     def emit(self, cls: type[Operator], inputs: Sequence[Value], fold: bool = True, **attributes: Any) -> Value:
-        """As in the base class, and notes what is made of the weight."""
+        """As in the base class; also notes results that are computed from the weight."""
         result = super().emit(cls, inputs, fold, **attributes)
         if inputs[0] in self._of_weight:
             self._of_weight.add(result)
@@ -75,21 +72,23 @@ class Accumulating(Tosa):
         return super().pad(x, padding, zero_point if number == 0 else number)
 
     def expect_one_type(self, what: str, *values: Value | None) -> None:
-        """Checks nothing: the bias has the type of the sums, as it should."""
+        """Checks nothing: the bias rightly has the type of the sums, which is not that of the input."""
 
     def _convolution(self, cls: type[Operator], x: Value, weight: Value, *settings: Any) -> Value:
+        """As in the base class, with the sums narrowed to int32."""
         terms = math.prod(weight.shape[:2] if cls is tosa.DEPTHWISE_CONV2D else weight.shape[1:])
         return self._narrow_sums(super()._convolution(cls, x, weight, *settings), terms, x, weight)
 
     def transpose_conv2d(self, x: Value, weight: Value, bias: Value, out_pad: Shape, stride: Shape) -> Value:
+        """As in the base class, with the sums narrowed to int32."""
         sums = super().transpose_conv2d(x, weight, bias, out_pad, stride)
         return self._narrow_sums(sums, math.prod(weight.shape[1:]), x, weight)
 
     def _narrow_sums(self, sums: Value, terms: int, left: Value, right: Value) -> Value:
-        """int48 as int32, without the low bits that do not fit; only RESCALE takes int48. int32 as it is.
+        """The sums as int32: a RESCALE of int48 rounds off the low bits that do not fit, int32 stays as it is.
 
-        ``terms`` is the number of products in a sum. The RESCALE is by a power of two: any other multiplier has 15 bits
-        for int48, which is too little for int16 results.
+        ``terms`` is the number of products in a sum. Other operators do not take int48. The RESCALE is by a power of
+        two: for int48 a multiplier has 15 bits, and any other one would be too coarse for int16 results.
         """
         if sums.dtype is not DType.INT48:
             return self._bounded(sums, terms, left, right)
@@ -105,7 +104,7 @@ class Accumulating(Tosa):
         return self._rescaled(sums, Scale(1.0, (down,)))
 
     def _bounded(self, sums: Value, terms: int, left: Value, right: Value) -> Value:
-        """The sums, with the range that ``terms`` products can have; none is known if there is a bias."""
+        """The sums, with the range that ``terms`` products can have as ``Value.range``; None if there is a bias."""
         most = (
             greatest(terms)
             * _largest_distance(left, self._left)
@@ -136,14 +135,14 @@ class Accumulating(Tosa):
 def _sums_and_scale(
     t: Tosa, overload: Any, x: Scaled, weight: Scaled, bias: Value | None, *settings: Any
 ) -> tuple[Value, Scale]:
-    """The sums that the rule for floats makes on integers, and the scale of the sums."""
+    """The result of the float rule of ``overload`` on the integers of x, weight and bias, and its scale."""
     sums = WIDE[x.q.dtype]
     scale = x.scale.times(weight.scale)
     steps = bias_in_steps(t, bias, scale, sums)
     kernel = _as_int4(t, weight.q) if _fits_int4(t, x, weight) else weight.q
-    building = Accumulating(t, sums, x.zero_point, weight.zero_point, kernel, steps)
-    y = lowering_of(overload)(building, x.q, kernel, steps, *settings)
-    return y, scale.times(building.unit)
+    builder = Accumulating(t, sums, x.zero_point, weight.zero_point, kernel, steps)
+    y = lowering_of(overload)(builder, x.q, kernel, steps, *settings)
+    return y, scale.times(builder.unit)
 
 
 def _fits_int4(t: Tosa, x: Scaled, weight: Scaled) -> bool:
@@ -153,7 +152,7 @@ def _fits_int4(t: Tosa, x: Scaled, weight: Scaled) -> bool:
 
 
 def _bits(value: Value) -> int:
-    """The bits that the integers of ``value`` have beside the sign; the least of a type counts as the greatest."""
+    """The bits that the integers of ``value`` have beside the sign; -2**n counts as 2**n - 1 and needs n bits."""
     low, high = range_of(value)
     return (max(-low, high, 1) - 1).bit_length()
 
@@ -164,12 +163,12 @@ def _largest_distance(value: Value, zero_point: int) -> int:
 
 
 def _unit(largest: float) -> float:
-    """The least power of two in whose steps numbers up to ``largest`` are below 2**30."""
+    """The smallest power of two, at least 1, by which numbers up to ``largest`` are divided to be below 2**30."""
     return 2.0 ** max(0, math.ceil(math.log2(largest)) - 29)
 
 
 def _unit_with_bias(bias: Value, products: float, sign: int) -> Value:
-    """As ``_unit``, to the power of ``sign``, for sums with a bias, fp32 [1]; computed when the file is written."""
+    """fp32 [1]: ``_unit(products + largest |bias|) ** sign``, computed when the file is written."""
 
     def load() -> Array:
         largest = products + float(np.abs(materialize(bias)).max())
@@ -179,9 +178,9 @@ def _unit_with_bias(bias: Value, products: float, sign: int) -> Value:
 
 
 def bias_in_steps(t: Tosa, bias: Value | None, scale: Scale, sums: DType) -> Value | None:
-    """A constant bias [O], quantized or not, in steps of ``scale`` and of the type ``sums``.
+    """A constant bias [O], quantized or not, as integers round(bias / scale) of the type ``sums``; None stays None.
 
-    Computed when the file is written.
+    They are computed when the file is written, which raises Unsupported if one does not fit into the type.
     """
     if bias is None:
         return None
@@ -193,17 +192,17 @@ def bias_in_steps(t: Tosa, bias: Value | None, scale: Scale, sums: DType) -> Val
         largest = np.abs(steps).max()
         if not largest <= most:  # or NaN
             raise refused(f"a bias of {largest:.3g} steps of the product's scale does not fit into {sums}")
-        found: Array = steps.astype(ARRAY_DTYPES[sums])
-        return found
+        integers: Array = steps.astype(ARRAY_DTYPES[sums])
+        return integers
 
     return t.once(("bias", bias, scale, sums), lambda: deferred(Type(bias.shape, sums), load, most))  # type: ignore[no-any-return]
 
 
 def deferred(type: Type, load: Callable[[], Array], most: int) -> Value:
     """An integer constant between -most and most that ``load`` computes when the file is written."""
-    made = Value(type, Deferred(load))
-    made.range = (-most, most)
-    return made
+    constant = Value(type, Deferred(load))
+    constant.range = (-most, most)
+    return constant
 
 
 def real_elements(value: Value) -> Array:
@@ -214,25 +213,28 @@ def real_elements(value: Value) -> Array:
 
 
 def _weight(t: Tosa, weight: Value, axis: int) -> Scaled:
-    """``weight`` as a quantized value; Unsupported if it has scales of channels along another axis than ``axis``."""
-    found = operand(t, weight, "its weight")
-    t.require(found.axis in (None, axis), f"its weight has scales along axis {found.axis}, not {axis}")
-    return found
+    """``weight`` as a quantized value; raises Unsupported if its scales of channels lie along another axis."""
+    w = operand(t, weight, "its weight")
+    t.require(w.axis in (None, axis), f"its weight has scales along axis {w.axis}, not {axis}")
+    return w
 
 
 def _kernel(t: Tosa, weight: Value, axis: int) -> Scaled:
-    """As ``_weight``, for convolutions: TOSA has no int16 weights there."""
-    found = _weight(t, weight, axis)
-    t.require(found.q.dtype is DType.INT8, f"TOSA convolves by weights of int8 and int4 only, not {found.q.dtype}")
-    return found
+    """As ``_weight``, for convolutions; raises Unsupported unless the weight is int8."""
+    w = _weight(t, weight, axis)
+    t.require(w.q.dtype is DType.INT8, f"TOSA convolves by weights of int8 and int4 only, not {w.q.dtype}")
+    return w
 
 
 INT4 = (-7, 7)
-"""The integers of int4, to which -8 does not belong (specification: Supported Number Formats)."""
+"""The smallest and largest int4; TOSA leaves -8 out (specification: Supported Number Formats)."""
 
 
 def _as_int4(t: Tosa, weight: Value) -> Value:
-    """A constant of int8 as int4, which takes half a byte for each element in the file."""
+    """A constant of int8 as int4, which takes half a byte for each element in the file.
+
+    Writing the file raises Unsupported for integers beyond INT4.
+    """
 
     def load() -> Array:
         elements = materialize(weight)
@@ -240,12 +242,12 @@ def _as_int4(t: Tosa, weight: Value) -> Value:
             raise refused("a weight that is quantized to int4 has integers beyond -7 to 7")
         return elements
 
-    made: Value = t.once(("int4", weight), lambda: Value(Type(weight.shape, DType.INT4), Deferred(load)))
-    return made
+    constant: Value = t.once(("int4", weight), lambda: Value(Type(weight.shape, DType.INT4), Deferred(load)))
+    return constant
 
 
 def _convolution(t: Tosa, overload: Any, x: Scaled, weight: Scaled, bias: Value | None, *settings: Any) -> Lazy:
-    """A convolution of quantized values. A constant bias is part of the sums; another one is added to them."""
+    """A convolution of quantized values. A constant bias is part of the operator; any other is added to its sums."""
     folded = bias if bias is None or bias.constant is not None else None
     y, scale = _sums_and_scale(t, overload, x, weight, folded, *settings)
     axis = y.rank - (weight.rank - 1)
@@ -253,7 +255,10 @@ def _convolution(t: Tosa, overload: Any, x: Scaled, weight: Scaled, bias: Value 
 
 
 def _with_bias(t: Tosa, y: Scaled, bias: Value | None, axis: int) -> Lazy:
-    """y + bias [O], the bias along ``axis``."""
+    """y + bias, where ``bias`` [O] lies along ``axis``; None is no bias.
+
+    Raises Unsupported if y has a scale for each channel.
+    """
     if bias is None:
         return y
     t.require(y.axis is None, "its bias is no part of the sums, because the weight has a scale for each channel")
@@ -295,26 +300,29 @@ def _register_products(*overloads: Any) -> None:
     for overload in overloads:
 
         def multiplied(t: Tosa, self: Value, other: Value, of: Any = overload) -> Lazy:
-            """[*B,L,K], [*B,K,M] -> [*B,L,M]; the right one may have a scale for each column"""
+            """[*B,L,K], [*B,K,M] -> [*B,L,M]; the right matrix may have a scale for each column"""
             return product(t, of, operand(t, self, "the left matrix"), operand(t, other, "the right matrix"))
 
         lowers(overload, on=Lazy)(multiplied)
 
 
 def product(t: Tosa, overload: Any, left: Scaled, right: Scaled) -> Scaled:
-    """A product of two quantized matrices, as lazy sums. ``overload`` is the ATen operator."""
+    """The sums of a product of two quantized matrices. ``overload`` is the ATen operator.
+
+    Raises Unsupported for scales of channels, other than one for each column of the right matrix.
+    """
     t.require(left.axis is None, f"the left matrix has scales along axis {left.axis}")
     columns = right.rank - 1
     t.require(right.axis in (None, columns), f"the right matrix has scales along axis {right.axis}, not {columns}")
     left, right = _widened(t, left, right), _widened(t, right, left)
     sums = WIDE[left.q.dtype]
-    building = Accumulating(t, sums, left.zero_point, right.zero_point)
-    y: Value = lowering_of(overload)(building, left.q, right.q)
-    return Scaled(y, left.scale.times(right.scale).times(building.unit), axis=y.rank - 1)
+    builder = Accumulating(t, sums, left.zero_point, right.zero_point)
+    y: Value = lowering_of(overload)(builder, left.q, right.q)
+    return Scaled(y, left.scale.times(right.scale).times(builder.unit), axis=y.rank - 1)
 
 
 def _widened(t: Tosa, x: Scaled, other: Scaled) -> Scaled:
-    """x as int16 without zero point if it is int8 beside an int16 operand: a MATMUL takes one type."""
+    """x as int16 without zero point if x is int8 and ``other`` int16, else x: operands of MATMUL have one type."""
     if x.q.dtype is other.q.dtype or x.q.dtype is DType.INT16 or x.axis is not None:
         return x
     return Scaled(rescale(t, x, x.scale.factor, 0, DType.INT16), x.scale)
@@ -332,14 +340,15 @@ def _register_transposed(*overloads: Any) -> None:
         ) -> Lazy:
             """input [N,C,*S], weight [C,O/groups,*K], bias [O] -> [N,O,*S']"""
             x, w = operand(t, input, "its input"), _kernel(t, weight, 1)
-            every = Scaled(w.q, _scale_of_groups(t, w.scale, settings[3]), w.zero_point, w.axis)
-            return _convolution(t, of, x, every, bias, *settings)
+            groups = settings[3]
+            w = Scaled(w.q, _scale_of_groups(t, w.scale, groups), w.zero_point, w.axis)
+            return _convolution(t, of, x, w, bias, *settings)
 
         lowers(overload, on=Lazy)(spread)
 
 
 def _scale_of_groups(t: Tosa, scale: Scale, groups: int) -> Scale:
-    """The scale of all output channels, from that of one group: every group has the same ones."""
+    """The scales of all output channels: those of one group's channels, repeated for each group."""
     if scale.channels == 1:
         return scale
     return Scale(scale.factor, tuple([t.tile(v, (groups,)) if v.shape != (1,) else v for v in scale.tensors]))
@@ -355,7 +364,6 @@ def baddbmm(t: Tosa, self: Value, batch1: Value, batch2: Value, beta: float, alp
     y = times(t, product(t, aten.bmm.default, left, right), alpha)
     if beta == 0:
         return y
-    # both in one scale
     (sums, added), step = aligned(t, [addend(t, y), addend(t, times(t, self, beta))])
     return Scaled(t.add(sums, added), Scale(step))
 
@@ -365,19 +373,19 @@ def addmm(t: Tosa, self: Value, mat1: Value, mat2: Value, beta: float, alpha: fl
     """self [M], mat1 [L,K], mat2 [K,M] -> [L,M]"""
     x, matrix = operand(t, mat1, "the left matrix"), operand(t, mat2, "the right matrix")
     t.require(beta == alpha == 1 and self.shape == mat2.shape[1:], "addmm with factors, or of a matrix, is not lowered")
-    turned = Scaled(t.transpose(matrix.q, (1, 0)), matrix.scale, matrix.zero_point, 0 if matrix.axis == 1 else None)
+    weight = Scaled(t.transpose(matrix.q, (1, 0)), matrix.scale, matrix.zero_point, 0 if matrix.axis == 1 else None)
     t.require(matrix.axis in (None, 1), f"the right matrix has scales along axis {matrix.axis}, not 1")
-    return linear(t, x, turned, self)
+    return linear(t, x, weight, self)
 
 
 @lowers(aten.linear.default, on=Lazy)
 def linear(t: Tosa, input: Value, weight: Value, bias: Value | None) -> Lazy:
     """input [*S,I], weight [O,I], bias [O] -> [*S,O]"""
     x, w = operand(t, input, "its input"), _weight(t, weight, 0)
-    # whether the sums can have a bias: those of a CONV2D or of int8
+    # CONV2D has a bias; the bias of a MATMUL of int8 can be added to its int32 sums
     in_sums = w.constant is not None or x.q.dtype is w.q.dtype is DType.INT8
     folded = bias if in_sums and (bias is None or bias.constant is not None) else None
-    if w.constant is None:  # it becomes a MATMUL, whose operands need one type
+    if w.constant is None:  # the product is a MATMUL, whose operands need one type
         x, w = _widened(t, x, w), _widened(t, w, x)
     y, scale = _sums_and_scale(t, aten.linear.default, x, w, folded)
     return _with_bias(t, Scaled(y, scale, axis=y.rank - 1), None if folded is bias else bias, y.rank - 1)

@@ -1,7 +1,7 @@
 """Interpolation of quantized images.
 
-RESIZE weights integers with whole numbers, and gives sums of 32 bits. Where it cannot express the interpolation, sums
-are weighted in fixed point, one axis after the other.
+RESIZE multiplies integers by integer weights and returns sums of 32 or 48 bits. If RESIZE cannot express an
+interpolation, weighted sums are computed in fixed point, along one axis after the other.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ aten = torch.ops.aten
 
 
 class Resizing(Tosa):
-    """A builder for one RESIZE of integers. ``weight`` is the sum of its weights, by which the result is too large.
+    """A builder for one RESIZE of integers. ``weight`` is the sum of its integer weights: the factor of the result.
 
-    It raises Unsupported when a rule computes weighted sums, the other way of ``resize``.
+    The float rule falls back to weighted sums where RESIZE cannot express the call; their operators raise Unsupported.
     """
 
     weight = 1
@@ -37,7 +37,7 @@ class Resizing(Tosa):
         self.__dict__.update(t.__dict__)
 
     def resize(self, x: Value, scale: Shape, offset: Shape, border: Shape, mode: ResizeMode) -> Value:
-        """RESIZE, with int48 sums brought to int32."""
+        """RESIZE, with int48 sums rescaled to int32; raises Unsupported if they may not fit."""
         self.weight = scale[0] * scale[2]
         y = super().resize(x, scale, offset, border, mode)
         if y.dtype is not DType.INT48:
@@ -46,18 +46,18 @@ class Resizing(Tosa):
         return self.rescale(y, *multipliers(self, Scale(1.0), 15), 0, 0, DType.INT32)
 
     def mul(self, left: Any, right: Any, shift: int = 0) -> Value:
-        """Raise Unsupported: the rule has left RESIZE for weighted sums."""
+        """Raise Unsupported: only weighted sums multiply."""
         self.require(False, "its sizes are no fractions that RESIZE can express")
         return super().mul(left, right, shift)
 
     def matmul(self, left: Value, right: Value) -> Value:
-        """Raise Unsupported: the rule has left RESIZE for weighted sums."""
+        """Raise Unsupported: only weighted sums multiply."""
         self.require(False, "its sizes are no fractions that RESIZE can express")
         return super().matmul(left, right)
 
 
 class Weighing(Tosa):
-    """A builder for sums of int32 that are weighted by fp32 constants; these become integers."""
+    """A builder for weighted sums of int32: the fp32 constants by which a rule multiplies become fixed point."""
 
     weighs_integers = True
 
@@ -71,9 +71,9 @@ class Weighing(Tosa):
 
 
 WEIGHT = 28
-"""Bits of a weight behind the point."""
+"""Fraction bits of a weight."""
 ROOM = 4
-"""How many bits larger a sum of cubic weights over three axes may be than its largest element."""
+"""How many bits a cubic interpolation over three axes may add to the largest element."""
 
 
 def _by_weighted_sums(overload: Any, t: Tosa, self: Value, *settings: Any) -> Lazy:
@@ -86,19 +86,19 @@ def _by_weighted_sums(overload: Any, t: Tosa, self: Value, *settings: Any) -> La
 
 
 def _by_resize(overload: Any, t: Tosa, self: Value, *settings: Any) -> Lazy:
-    """[N,C,H,W] -> [N,C,H',W'], by RESIZE where it can express that"""
-    x, made = operand(t, self, "its input"), len(t.operators)
-    inside = Resizing(t)
+    """[N,C,H,W] -> [N,C,H',W'], by RESIZE, or by weighted sums if RESIZE cannot express the call"""
+    x, start = operand(t, self, "its input"), len(t.operators)
+    builder = Resizing(t)
     try:
-        y: Value = lowering_of(overload)(inside, x.q, *settings)
+        y: Value = lowering_of(overload)(builder, x.q, *settings)
     except Unsupported:
-        del t.operators[made:]
+        del t.operators[start:]
         return _by_weighted_sums(overload, t, x, *settings)
     if y.dtype is x.q.dtype:
         return Scaled(y, x.scale, x.zero_point)
-    # the zero point has been weighted, too
-    centre = t.sub(y, x.zero_point * inside.weight) if x.zero_point else y
-    return Scaled(centre, x.scale.over(inside.weight))
+    # RESIZE has multiplied the zero point by the weight as well
+    centred_y = t.sub(y, x.zero_point * builder.weight) if x.zero_point else y
+    return Scaled(centred_y, x.scale.over(builder.weight))
 
 
 for overload in (aten.upsample_bilinear2d.default, aten.upsample_bilinear2d.vec):

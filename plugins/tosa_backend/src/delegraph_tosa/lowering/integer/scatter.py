@@ -22,17 +22,19 @@ aten = torch.ops.aten
 
 
 def _added_at_indices(overload: Any, t: Tosa, *arguments: Any, count: int) -> Lazy:
-    """The rule for floats, with all operands in one scale, in which the sum at any position fits into 32 bits.
+    """The float rule of ``overload``, on int32 with one scale for all operands, in which the sum at any position fits.
 
-    ``count`` is the most values that are added at one position.
+    ``count`` is the largest number of values that are added at one position.
     """
-    places = [k for k, a in enumerate(arguments) if isinstance(a, Value) and a.dtype is DType.FP32]
-    quantized = {k: addend(t, arguments[k]) for k in places if isinstance(arguments[k], Lazy)}
-    most = (count + 1) * max(reach(t, arguments[k], -math.inf) for k in places)
+    positions = [k for k, a in enumerate(arguments) if isinstance(a, Value) and a.dtype is DType.FP32]
+    quantized = {k: addend(t, arguments[k]) for k in positions if isinstance(arguments[k], Lazy)}
+    most = (count + 1) * max(reach(t, arguments[k], -math.inf) for k in positions)
     t.require(most < math.inf, "one of its operands has no known limits")
     step = max(most / 2.0**BITS, aligned(t, list(quantized.values()))[1])
-    whole = Quantization(step, 0, -(1 << BITS), 1 << BITS, DType.INT32)
-    parts = {k: centred(t, quantized[k], step) if k in quantized else integer(t, arguments[k], whole) for k in places}
+    common = Quantization(step, 0, -(1 << BITS), 1 << BITS, DType.INT32)
+    parts = {
+        k: centred(t, quantized[k], step) if k in quantized else integer(t, arguments[k], common) for k in positions
+    }
     result: Value = lowering_of(overload)(t, *[parts.get(k, a) for k, a in enumerate(arguments)])
     result.range = -(1 << BITS + 1), 1 << BITS + 1
     return Scaled(result, Scale(step))
@@ -48,9 +50,9 @@ def scatter_add(t: Tosa, self: Value, dim: int, index: Value, src: Value) -> Laz
 @lowers(aten.index_add.default, on=Lazy)
 def index_add(t: Tosa, self: Value, dim: int, index: Value, source: Value, alpha: float) -> Lazy:
     """self [*A,K,*B], index [W], source [*A,W,*B] -> [*A,K,*B]"""
-    offered = times(t, source, alpha) if isinstance(source, Lazy) and alpha != 1 else source
-    t.require(offered is not source or alpha == 1, "its constant source has a factor")
-    return _added_at_indices(aten.index_add.default, t, self, dim, index, offered, 1, count=math.prod(index.shape))
+    values = times(t, source, alpha) if isinstance(source, Lazy) and alpha != 1 else source
+    t.require(values is not source or alpha == 1, "its constant source has a factor")
+    return _added_at_indices(aten.index_add.default, t, self, dim, index, values, 1, count=math.prod(index.shape))
 
 
 def _put_at_indices(overload: Any, t: Tosa, self: Value, indices: Any, values: Value, accumulate: bool) -> Value:
@@ -66,9 +68,9 @@ for overload in PUTS:
 
 
 def _filled_at_indices(overload: Any, t: Tosa, self: Lazy, dim: int, index: Value, value: float) -> Value:
-    """self [*A,K,*B], index -> [*A,K,*B] with ``value`` at the index
+    """self [*A,K,*B], index -> [*A,K,*B] with ``value`` at the positions that ``index`` names.
 
-    The rule for floats, applied to truth values, tells where that is; the number is chosen there.
+    The float rule of ``overload``, applied to a tensor of False with the value True, gives the mask for a SELECT.
     """
     named = lowering_of(overload)(t, t.constant(False, DType.BOOL, self.shape), dim, index, True)
     return where(t, named, value, self)

@@ -1,6 +1,6 @@
 """Softmax in integers: exp by tables, the sum in 32 bits, and one division for each row by Newton's iterations.
 
-Nothing in between is quantized to 8 bits, so that its errors do not show in a result of 8 bits.
+Intermediate values have 15 bits and more, so that their errors do not show in a result of 8 bits.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from .sums import HIDES, Shifted, addend, aligned
 
 aten = torch.ops.aten
 MARGIN = 32.0
-"""How far below the least of the others hidden elements are put: their exp is then 1e-14."""
+"""How far hidden elements are placed below the smallest of the others: their exp is then 1e-14."""
 _UNKNOWN = "nothing quantizes its operand before"
 
 
 class Softmax(Lazy):
-    """The softmax of ``of`` along ``axis``. Its exponentials get as many bits as the result's type needs."""
+    """The softmax of ``of`` along ``axis``, computed when the type of the result is known."""
 
     __slots__ = ("axis", "of")
 
@@ -39,7 +39,7 @@ class Softmax(Lazy):
         self.of, self.axis = of, axis_of(dim, of.rank)
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """exp of each element, times the reciprocal of their sum."""
+        """exp of each element, times the reciprocal of their sum; the exponentials have 15 bits for int8, else 23."""
         e = exponentials(t, logits(t, self.of), self.axis, 15 if to.dtype is DType.INT8 else 23)
         inverse = reciprocal(t, t.reduce_sum(e, self.axis))
         shares = t.mul(t.left_shift(e, inverse.shift), inverse.mantissa, shift=31)
@@ -54,18 +54,21 @@ class Softmax(Lazy):
 
 
 def softmax_of(t: Tosa, x: Lazy, dim: int) -> Lazy:
-    """x [*S] -> [*S], as a lazy value; raises Unsupported now for what its ``integer`` could not compute later"""
-    found = Softmax(x, dim)
+    """The softmax of x [*S] along ``dim``, as a lazy value.
+
+    Raises Unsupported now if computing it later would: if x is not quantized, or the sum is too large.
+    """
+    y = Softmax(x, dim)
     t.require(x.reach(t, HIDES) < math.inf, _UNKNOWN)
-    _bits_in_sum(t, x, found.axis)
-    return found
+    _bits_in_sum(t, x, y.axis)
+    return y
 
 
 def logits(t: Tosa, x: Lazy) -> Scaled:
-    """The operand of a softmax as integers. Hidden elements are as far below the others as int32 lets them be.
+    """The operand of a softmax as integers; raises Unsupported if x is not quantized.
 
-    In a row where a mask that is added hides everything, all elements are equal then, as with the lowest number of
-    fp32.
+    Elements that a mask hides become the smallest integer, MARGIN below all others. If a mask hides a whole row, its
+    elements are equal, as they are in torch if the mask adds the lowest number of fp32.
     """
     most = x.reach(t, HIDES)
     t.require(most < math.inf, _UNKNOWN)
@@ -76,7 +79,7 @@ def logits(t: Tosa, x: Lazy) -> Scaled:
 
 
 def exponentials(t: Tosa, x: Scaled, axis: int, bits: int) -> Value:
-    """exp(x - the largest x along ``axis``), int32 in some scale; their sum along the axis is below 2**30"""
+    """exp(x - the largest x along ``axis``), int32 of at most ``bits`` bits; the sum along the axis is below 2**30"""
     bits, distance = min(_bits_in_sum(t, x, axis), bits), _distance_from_largest(t, x, axis)
     if x.q.dtype is DType.INT8:
         return looked_up(t, t.cast(t.add(distance, 127), DType.INT8), exp_table(x.scale.factor, bits))
@@ -84,7 +87,7 @@ def exponentials(t: Tosa, x: Scaled, axis: int, bits: int) -> Value:
 
 
 def _bits_in_sum(t: Tosa, x: Value, axis: int) -> int:
-    """How many bits each exponential may have, so that the sum along ``axis`` has 30."""
+    """How many bits each exponential may have if the sum along ``axis`` has 30; raises Unsupported for less than 15."""
     count = greatest(x.shape[axis])
     room = 30 - math.ceil(math.log2(count))
     t.require(room >= 15, f"a softmax over up to {count} elements has too large a sum")
@@ -97,14 +100,14 @@ def _distance_from_largest(t: Tosa, x: Scaled, axis: int) -> Value:
 
 
 def log_softmax_of(t: Tosa, x: Lazy, dim: int) -> Lazy:
-    """x [*S] -> [*S]; the distance from the largest element, minus the logarithm of the sum of exponentials"""
+    """x [*S] -> [*S]; d - ln(sum(exp(d))), where d is x minus its largest element along ``dim``"""
     distance, total = _logarithm_of_sum(t, logits(t, x), axis_of(dim, x.rank))
     (left, right), step = aligned(t, [distance, total])
     return Scaled(t.sub(left, right), Scale(step))
 
 
 def _logarithm_of_sum(t: Tosa, x: Scaled, axis: int) -> tuple[Scaled, Scaled]:
-    """d = x minus the largest x along ``axis``, and the logarithm of the sum of exp(d)."""
+    """(d, ln(sum(exp(d)))), where d is x minus the largest x along ``axis``."""
     distance, bits = Scaled(_distance_from_largest(t, x, axis), x.scale), min(_bits_in_sum(t, x, axis), 23)
     total = logarithm(t, t.reduce_sum(exp_of(t, distance, bits), axis), exp_one(bits))
     total.q.range = (-1, math.ceil(math.log2(greatest(x.shape[axis])) + 1) << LOG_FRACTION)
@@ -139,12 +142,12 @@ def log_softmax_default(t: Tosa, self: Lazy, dim: int, half_to_float: bool) -> L
 
 @lowers(aten.logsumexp.default, on=Lazy)
 def logsumexp(t: Tosa, self: Lazy, dim: Sequence[int], keepdim: bool) -> Lazy:
-    """[*A,N,*B] -> [*A,*B]"""
+    """[*A,N,*B] -> [*A,*B]; the largest element plus ln(sum(exp(x - largest)))"""
     axes = axes_of(dim, self.rank)
     t.require(len(axes) == 1, "a logsumexp over several axes")
-    found = logits(t, self)
-    _, total = _logarithm_of_sum(t, found, axes[0])
-    largest = Scaled(t.reduce_max(found.q, axes[0]), found.scale, found.zero_point)
+    x = logits(t, self)
+    _, total = _logarithm_of_sum(t, x, axes[0])
+    largest = Scaled(t.reduce_max(x.q, axes[0]), x.scale, x.zero_point)
     (left, right), step = aligned(t, [largest, total])
     sums = t.add(left, right)
     shape = sums.shape if keepdim else (*sums.shape[: axes[0]], *sums.shape[axes[0] + 1 :])

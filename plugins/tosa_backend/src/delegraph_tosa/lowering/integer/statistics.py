@@ -29,7 +29,7 @@ Dims = Sequence[int] | int | None
 
 @lowers(aten.cumsum.default, on=Lazy)
 def cumsum(t: Tosa, self: Lazy, dim: int, dtype: torch.dtype | None) -> Lazy:
-    """[*A,N,*B] -> [*A,N,*B]; in steps so large that the last sum fits into 32 bits"""
+    """[*A,N,*B] -> [*A,N,*B]; elements lose low bits if the sum of N elements would not fit into 32 bits"""
     t.require(dtype in (None, torch.float32), f"a sum in {dtype} is not lowered")
     x = addend(t, self)
     count = x.shape[axis_of(dim, x.rank)] if x.rank else 1
@@ -41,7 +41,10 @@ def cumsum(t: Tosa, self: Lazy, dim: int, dtype: torch.dtype | None) -> Lazy:
 
 
 def sum_of_squares(t: Tosa, c: Value, axes: Sequence[int], keepdim: bool) -> Scaled:
-    """The sum of the squares of c int32 [*S] over ``axes``, which has 30 bits; low bits of the squares may be lost"""
+    """The sum of the squares of c int32 [*S] over ``axes``, with 30 bits; squares lose low bits if they have to.
+
+    Raises Unsupported if the sum has more than 92 bits.
+    """
     count = math.prod([c.shape[axis] for axis in axes])
     most = max(abs(end) for end in range_of(c)) ** 2
     lost = lost_in_sum(t, most, count, 30)
@@ -52,7 +55,7 @@ def sum_of_squares(t: Tosa, c: Value, axes: Sequence[int], keepdim: bool) -> Sca
 
 
 def root(t: Tosa, x: Scaled) -> Scaled:
-    """The square root of x int32 >= 0, below 2**31, as n * mantissa / 2**44.5 with 13.5 bits behind the point."""
+    """The square root of x int32 >= 0, as x * (1 / sqrt(x)), with 13.5 fraction bits."""
     inverse = inverse_root(t, t.maximum(x.q, 1))
     y = t.mul(t.left_shift(x.q, inverse.shift), inverse.mantissa, shift=31)
     y.range = 0, 1 << FRACTION
@@ -62,7 +65,8 @@ def root(t: Tosa, x: Scaled) -> Scaled:
 def _variance(t: Tosa, x: Scaled, dims: Dims, correction: float, keepdim: bool) -> Scaled:
     """The variance of x over ``dims``.
 
-    With n elements, c = n * x - sum is exact, and sum(c**2) = n**2 * (n - correction) * variance.
+    With n elements, c = n * x - sum is exact, and sum(c**2) = n**2 * (n - correction) * variance. Raises Unsupported if
+    n is known at run time only, is not above ``correction``, or makes c too large for int32.
     """
     axes = axes_of(dims, x.rank)
     n = math.prod([x.shape[a] for a in axes])
@@ -80,7 +84,10 @@ def _variance(t: Tosa, x: Scaled, dims: Dims, correction: float, keepdim: bool) 
 def _moments(
     t: Tosa, self: Lazy, dims: Dims, correction: float | None, keepdim: bool, rooted: bool
 ) -> tuple[Lazy, Lazy]:
-    """The variance of a value, or its root if ``rooted``, and the mean."""
+    """(variance, mean) of ``self`` over ``dims``, or with ``rooted`` (standard deviation, mean).
+
+    A ``correction`` of None is 1.
+    """
     x = operand(t, self, "its input")
     spread = _variance(t, x, dims, 1 if correction is None else correction, keepdim)
     total, count = summed(t, x, None if dims is None else [dims] if isinstance(dims, int) else dims, keepdim)
@@ -88,9 +95,9 @@ def _moments(
 
 
 def _register_overloads(name: str, rooted: bool, pick: Callable[[tuple[Lazy, Lazy]], Any]) -> None:
-    """Register rules for the three overloads of an operator.
+    """Register rules for the three overloads of var, std, var_mean or std_mean.
 
-    ``pick`` says which of (variance or root, mean) it returns.
+    ``pick`` takes the result of ``_moments`` and returns the operator's result.
     """
     packet = getattr(aten, name)
 

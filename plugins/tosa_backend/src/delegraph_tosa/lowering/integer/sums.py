@@ -1,7 +1,7 @@
-"""Sums of values in different quantizations, which are brought to one scale in 32 bits first.
+"""Sums of values in different quantizations, which are rescaled to one scale in 32 bits first.
 
-The common scale is the largest scale divided by a power of two. It is so fine that what rounding loses does not show;
-where the scales are equal, nothing is lost.
+The common scale is the largest scale divided by a power of two. It is so fine that rounding errors do not show; values
+with equal scales are not rounded at all.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from ..lazy.values import BITS, Lazy, Scaled, integer, reach, real, rescale
 from ..torch_values.types import refused
 
 FINE = 27
-"""Bits of an operand whose integers are not computed yet: some more than fp32 has."""
+"""Bits of the integers of a lazy value that is an operand of a sum: some more than fp32 has."""
 HIDES = -1000.0
-"""A number that is added to a score to hide it is below this; a softmax makes 0 of such a score."""
+"""Numbers below this, added to a score by a mask, hide the score: its softmax is 0."""
 
 
 def addend(t: Tosa, value: Value) -> Scaled:
-    """``value`` as integers with one scale and in a known range; Unsupported if it has none."""
+    """``value`` as integers with one scale and of at most BITS bits.
+
+    Raises Unsupported for floats, and for a lazy value whose range is not known.
+    """
     if isinstance(value, Scaled) and not value.scale.tensors and value.size <= 1 << BITS:
         return value
     if not isinstance(value, Lazy):
@@ -36,12 +39,12 @@ def addend(t: Tosa, value: Value) -> Scaled:
 
 
 def in_steps(t: Tosa, value: Value, step: float, most: int = 1 << FINE) -> Scaled:
-    """``value`` as int32 in steps of ``step``, limited to -most .. most."""
+    """``value`` as int32 with the scale ``step``, clamped to -most .. most."""
     return Scaled(integer(t, value, Quantization(step, 0, -most, most, DType.INT32)), Scale(step))
 
 
 def aligned(t: Tosa, values: Sequence[Scaled]) -> tuple[list[Value], float]:
-    """The values as int32 in one scale, without zero points, and that scale. It leaves room for their sum."""
+    """The values as int32 without zero points in one scale, and this scale. Their sum fits into int32."""
     largest = max(x.scale.factor for x in values)
     total = math.fsum(x.size * x.scale.factor for x in values) / largest
     step = largest / 2.0 ** (BITS - math.ceil(math.log2(max(total, 1)) + 1e-9))
@@ -49,25 +52,28 @@ def aligned(t: Tosa, values: Sequence[Scaled]) -> tuple[list[Value], float]:
 
 
 def centred(t: Tosa, x: Scaled, step: float) -> Value:
-    """The integers of x in steps of ``step``, int32 without zero point."""
+    """The integers of x as int32 with the scale ``step`` and without zero point."""
     if x.q.dtype is DType.INT32 and (x.scale.factor, x.zero_point) == (step, 0):
         return x.q
     return rescale(t, x, step, 0, DType.INT32)
 
 
 def times(t: Tosa, x: Value, factor: float) -> Scaled:
-    """x * factor. Only the scale changes, and for a negative factor the sign of the integers."""
-    found = x if isinstance(x, Scaled) and factor > 0 else addend(t, x)
+    """x * factor. The scale changes, and for a negative factor also the sign of the integers.
+
+    Raises Unsupported for a factor of 0, inf or NaN.
+    """
+    y = x if isinstance(x, Scaled) and factor > 0 else addend(t, x)
     t.require(math.isfinite(factor) and factor != 0, f"a factor of {factor} is no scale")
     if factor > 0:
-        return Scaled(found.q, found.scale.over(1 / factor), found.zero_point, found.axis)
-    return Scaled(t.sub(0, centred(t, found, found.scale.factor)), found.scale.over(-1 / factor))
+        return Scaled(y.q, y.scale.over(1 / factor), y.zero_point, y.axis)
+    return Scaled(t.sub(0, centred(t, y, y.scale.factor)), y.scale.over(-1 / factor))
 
 
 class Shifted(Lazy):
-    """The sum of a value ``of`` and numbers ``by`` that may be too far from zero for a common scale: masks, biases.
+    """The sum of a value ``of`` and numbers ``by`` that may be too large for a common scale: masks, biases.
 
-    It waits for the quantization of the result. Numbers that would take the sum beyond its range are limited first.
+    It is computed when the quantization of the result is known. Numbers far outside of its range are clamped first.
     """
 
     __slots__ = ("by", "of")
@@ -77,7 +83,7 @@ class Shifted(Lazy):
         self.of, self.by = of, by
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """Both operands in steps that hold every sum within the result's range, added, and rescaled."""
+        """The sum of both operands in a scale in which sums within the result's range fit into int32, rescaled."""
         most = self.of.reach(t) + (self.by.reach(t, HIDES) if isinstance(self.by, Lazy) else 0)
         t.require(most < math.inf, "one of its operands is quantized by nothing before")
         step = to.scale
@@ -97,7 +103,7 @@ class Shifted(Lazy):
 
 
 def _reach_unless_hiding(t: Tosa, by: Value) -> float:
-    """The reach of ``by``, without numbers that hide elements; a guess for floats that are computed at run time."""
+    """The reach of ``by`` without numbers below HIDES; -HIDES, a guess, for floats that are computed at run time."""
     if isinstance(by, Lazy):
         return by.reach(t, HIDES)
     if by.constant is None:

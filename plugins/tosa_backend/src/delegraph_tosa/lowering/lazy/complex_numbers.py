@@ -1,8 +1,8 @@
 """Complex numbers, which TOSA lacks: inside of a delegate they are pairs of real numbers.
 
-A Fourier transform returns a ``Complex`` value. Rules on such values (``lowers(..., on=Complex)``) return complex ones
-again, or real numbers (``abs``, ``view_as_real``). Any other operator on them is refused, and so is a delegate whose
-border one would cross.
+A Fourier transform returns a ``Complex`` value. Rules on such values (``lowers(..., on=Complex)``) return complex
+values or real numbers (``abs``, ``view_as_real``). All other operators on complex values are refused, and complex
+inputs and outputs of a delegate too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Quantization as numbers: scales, the quantized types that a program asks for, and the fixed-point form of a ratio.
 
-As in PyTorch, real = scale * (integer - zero point). Scales of channels are tensors of the model. Nothing reads them
-before the file is written, and the multipliers that follow from them are computed then.
+As in PyTorch, real = scale * (integer - zero point). Scales of channels are tensors of the model. They are read when
+the file is written, and the multipliers of RESCALE are computed from them then.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ FP32 = np.finfo(np.float32)
 
 
 class Scale(NamedTuple):
-    """The real number that one step of an integer is: ``factor``, times the elements of ``tensors``.
+    """The scale of a quantization: ``factor`` times the product of ``tensors``.
 
-    ``tensors`` are constants of floats, [C] (one number for each index of an axis) or [1].
+    ``tensors`` are constants of floats, [C] (one number for each channel) or [1].
     """
 
     factor: float
@@ -40,7 +40,7 @@ class Scale(NamedTuple):
 
     @property
     def channels(self) -> int:
-        """How many numbers the scale is: 1, or one for each channel."""
+        """How many numbers the scale has: 1, or one for each channel."""
         return max([tensor.shape[0] for tensor in self.tensors], default=1)
 
     def elements(self) -> Array:
@@ -78,15 +78,15 @@ def expect_scale(scale: float) -> None:
 
 
 def fixed_point(ratios: Array, bits: int) -> tuple[Array, Array]:
-    """(multiplier, shift) with ratio = multiplier / 2**shift, as RESCALE takes them (specification.
+    """(multiplier, shift) with ratio = multiplier / 2**shift for each of ``ratios``, as RESCALE takes them.
 
-    RESCALE, apply_scale). Multipliers have ``bits`` bits, 31 or 15, and RESCALE wants ``2 <= shift <= 62``. A ratio too
-    small for that loses low bits of its multiplier. One too large gets the largest multiplier: whatever is not 0
-    saturates.
+    Multipliers have ``bits`` bits, 31 or 15, and 2 <= shift <= 62 (specification: RESCALE, apply_scale). If a ratio is
+    too small for this, its multiplier loses low bits. If a ratio is too large, it gets the largest multiplier, with
+    which all results but 0 saturate.
     """
     fraction, exponent = np.frexp(ratios)
     multiplier = np.rint(np.ldexp(fraction, bits)).astype(np.int64)
-    carried = multiplier >> bits  # a fraction that rounds to 1
+    carried = multiplier >> bits  # 1 where the fraction was rounded up to 1
     multiplier, exponent = multiplier >> carried, exponent + carried
     shift = bits - exponent
     lost = np.clip(shift - 62, 0, 40)
@@ -96,31 +96,28 @@ def fixed_point(ratios: Array, bits: int) -> tuple[Array, Array]:
 
 
 def multipliers(t: Tosa, ratio: Scale, bits: int) -> tuple[Value, Value]:
-    """The operands multiplier and shift, [C] or [1], of a RESCALE by ``ratio``.
-
-    The same constants for an equal ratio.
-    """
-    made: tuple[Value, Value] = t.once(("multipliers", ratio, bits), lambda: _make_multipliers(ratio, bits))
-    return made
+    """The operands multiplier and shift, [C] or [1], of a RESCALE by ``ratio``; equal ratios share them."""
+    constants: tuple[Value, Value] = t.once(("multipliers", ratio, bits), lambda: _make_multipliers(ratio, bits))
+    return constants
 
 
 def _make_multipliers(ratio: Scale, bits: int) -> tuple[Value, Value]:
-    """As ``multipliers``, made anew. Those of a scale with tensors are computed when the file is written."""
-    wide = DType.INT32 if bits == 31 else DType.INT16
+    """As ``multipliers``, without sharing. For a ratio with tensors, they are computed when the file is written."""
+    dtype = DType.INT32 if bits == 31 else DType.INT16
     if not ratio.tensors:
         multiplier, shift = fixed_point(np.array([ratio.factor]), bits)
-        return literal(multiplier, wide, wide.name.lower()), literal(shift, DType.INT8, np.int8)
+        return literal(multiplier, dtype, dtype.name.lower()), literal(shift, DType.INT8, np.int8)
 
-    def loaded(position: int, dtype: str) -> Any:
-        return lambda: fixed_point(_positive(ratio.elements()), bits)[position].astype(dtype)
+    def loaded(position: int, numpy_type: str) -> Any:
+        return lambda: fixed_point(_positive(ratio.elements()), bits)[position].astype(numpy_type)
 
     shape = (ratio.channels,)
-    multiplier_of = Deferred(loaded(0, wide.name.lower()))
-    return Value(Type(shape, wide), multiplier_of), Value(Type(shape, DType.INT8), Deferred(loaded(1, "int8")))
+    multiplier_of = Deferred(loaded(0, dtype.name.lower()))
+    return Value(Type(shape, dtype), multiplier_of), Value(Type(shape, DType.INT8), Deferred(loaded(1, "int8")))
 
 
 def _positive(scales: Array) -> Array:
-    """``scales`` as they are; Unsupported unless all are positive, finite numbers."""
+    """``scales`` as they are; raises Unsupported unless all are positive and finite."""
     wrong = scales[~((scales > 0) & np.isfinite(scales))]
     if wrong.size:
         raise refused(f"a scale of {wrong[0]} is not a positive number")

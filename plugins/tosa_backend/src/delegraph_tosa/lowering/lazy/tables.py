@@ -1,10 +1,10 @@
 """Functions of quantized values as lookup tables (TABLE).
 
 A TABLE of int8 has all 256 results; results of more bits take several tables, 8 bits each. A TABLE of int16 has an
-entry for every 128th integer only, and interpolates linearly between them. Where that is too coarse, more tables are
-added to the first: a second one has what rounding took from the first one's entries, a third one how far the function
-bends between them. Where even that is too coarse (the function is no smooth curve), all its values are a constant that
-GATHER reads, which costs an NPU some 40 cycles for each element.
+entry for every 128th integer only, and interpolates linearly between them. If that is too coarse, the results of more
+tables are added: the second table has the rounding errors of the first one's entries, the third one the function's
+distance from a straight line between entries. If that is still too coarse (the function is not smooth), a constant
+holds all 65536 values, and GATHER reads them, which costs an NPU some 40 cycles for each element.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ...ir.types import ARRAY_DTYPES, DType
 from ..builder import Tosa
 
 REST = 14
-"""Bits of the second table: it holds what rounding took from an entry, in units of 2**-14 of a step."""
+"""Fraction bits of the second table: the rounding error of an entry in units of 2**-14 of a step."""
 EQUAL = 0.99
-"""The share of integers for which the interpolated result has to be the wanted one; the others may be one step off."""
+"""The share of integers for which the interpolated result has to be exact; all others may be one step off."""
 INT16_VALUES = 1 << 16
 PIECE = 128
 """How many integers lie between two entries of a table of int16."""
@@ -32,8 +32,9 @@ Entries = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 class Interpolation(NamedTuple):
     """Tables [513] whose sum approximates a function of int16, in units of ``unit`` steps of the result.
 
-    ``first`` has the entries, ``rest`` what rounding took from them in 2**-REST, ``bend`` the distance from the
-    straight line in the middle between two entries, in 2**-``bits``.
+    ``first`` has the rounded entries, ``rest`` their rounding errors in units of 2**-REST, ``bend`` the function's
+    distance from the straight line in the middle between two entries, in units of 2**-``bits``. None: without this
+    table.
     """
 
     unit: int
@@ -43,32 +44,32 @@ class Interpolation(NamedTuple):
     bits: int = 0
 
     def at_integers(self) -> Array:
-        """The approximated result for each int16, in steps of the result [65536]."""
-        found = _table_results(self.first) / PIECE
+        """The approximated result for each int16 [65536], in steps of the result."""
+        results = _table_results(self.first) / PIECE
         if self.rest is not None:
-            found = found + _table_results(self.rest) / (PIECE << REST)
+            results = results + _table_results(self.rest) / (PIECE << REST)
         if self.bend is not None:
             place = np.arange(PIECE)
-            # a parabola that is 0 at both entries and 1 between them: the form of a bend
+            # a parabola that is 0 at both entries and 1 in the middle between them
             arch = np.tile(place * (PIECE - place) * 4 / PIECE**2, INT16_VALUES // PIECE)
-            found = found + _table_results(self.bend) / (PIECE << self.bits) * arch
-        return found * self.unit
+            results = results + _table_results(self.bend) / (PIECE << self.bits) * arch
+        return results * self.unit
 
 
 def interpolated(steps: Array, middles: Array, wanted: Array, zero_point: int) -> Interpolation | None:
-    """The fewest tables that approximate a function well enough; None if none do.
+    """The fewest tables that approximate a function well enough (EQUAL); None if three tables do not.
 
-    ``steps``: the function at every 128th integer [513], ``middles``: between those [512]; both in steps of the result,
-    as float64. ``wanted``: the integers that the result should be for each int16 [65536].
+    ``steps``: the function at every 128th integer [513], ``middles``: halfway between them [512], both float64 in steps
+    of the result. ``wanted``: the exact integer result for each int16 [65536].
     """
     if not np.isfinite(steps).all():
         return None
 
-    # Entries beyond int16 are limited to it, which changes a straight piece that begins inside and ends beyond. Coarser
-    # units hold such entries.
+    # Entries are clamped to int16. That changes the line from an entry inside int16 to one outside, so units of several
+    # steps are tried, in which the outer entry fits as well.
     units = (1, 2, 4) if np.abs(steps).max() > INT16_VALUES // 2 else (1,)
-    candidates = (found for unit in units for found in _candidates(steps / unit, middles / unit, unit))
-    return next((found for found in candidates if _is_near_enough(found.at_integers(), wanted, zero_point)), None)
+    candidates = (tables for unit in units for tables in _candidates(steps / unit, middles / unit, unit))
+    return next((tables for tables in candidates if _is_near_enough(tables.at_integers(), wanted, zero_point)), None)
 
 
 def _candidates(steps: Array, middles: Array, unit: int) -> Iterator[Interpolation]:
@@ -77,9 +78,9 @@ def _candidates(steps: Array, middles: Array, unit: int) -> Iterator[Interpolati
     yield Interpolation(unit, first)
     rest = np.rint(np.clip(steps - first, -1, 1) * (1 << REST)).astype(np.int64)
     yield Interpolation(unit, first, rest)
-    inside = np.abs(steps - first) <= 1
-    bends = np.where(inside[1:] & inside[:-1], middles - (steps[1:] + steps[:-1]) / 2, 0)
-    # as many bits behind the point as leave room for the largest bend in 16 bits
+    not_clamped = np.abs(steps - first) <= 1
+    bends = np.where(not_clamped[1:] & not_clamped[:-1], middles - (steps[1:] + steps[:-1]) / 2, 0)
+    # the most fraction bits with which the largest bend fits into 16 bits
     bits = REST - max(0, math.ceil(math.log2(max(np.abs(bends).max(), 1))))
     if np.isfinite(bends).all() and bits >= 0:
         at_entries = (np.append(bends, bends[-1]) + np.insert(bends, 0, bends[0])) / 2
@@ -87,21 +88,21 @@ def _candidates(steps: Array, middles: Array, unit: int) -> Iterator[Interpolati
 
 
 def _table_results(table: Array) -> Array:
-    """What TABLE returns for each int16 [65536]: interpolated entries, with 7 more bits."""
+    """The result of TABLE for each int16 [65536]: interpolated entries times 128 (specification: TABLE)."""
     base, place = table[:-1, None], np.arange(PIECE)
     result: Array = (base * PIECE + (table[1:, None] - base) * place).reshape(-1)
     return result
 
 
-def _is_near_enough(found: Array, wanted: Array, zero_point: int) -> bool:
-    """Whether rounded results are the ``wanted`` ones but for a few (``EQUAL``) that are one step off."""
+def _is_near_enough(results: Array, wanted: Array, zero_point: int) -> bool:
+    """Whether a share EQUAL of the rounded results are the ``wanted`` integers, and all others are one step off."""
     limits = np.iinfo(wanted.dtype)
-    distance = np.abs(np.clip(np.floor(found + 0.5) + zero_point, limits.min, limits.max) - wanted)
+    distance = np.abs(np.clip(np.floor(results + 0.5) + zero_point, limits.min, limits.max) - wanted)
     return bool(distance.max() <= 1 and (distance == 0).mean() >= EQUAL)
 
 
 def table_sums(t: Tosa, q: Value, tables: Interpolation) -> tuple[Value, float]:
-    """The sum of the tables' results for q int16 [*S], as int32 [*S], and how many steps of the result its 1 is."""
+    """q int16 [*S] -> the sum of the tables' results, int32 [*S], and the step of the result that 1 stands for."""
 
     def looked_up(table: Array) -> Value:
         return t.table(q, literal(table, DType.INT16, np.int16))
@@ -109,7 +110,7 @@ def table_sums(t: Tosa, q: Value, tables: Interpolation) -> tuple[Value, float]:
     first = looked_up(tables.first)
     if tables.rest is None:
         return first, tables.unit / PIECE
-    # both with REST bits behind the point: TABLE gives 7 of them
+    # both with REST fraction bits, of which the results of TABLE have 7
     sums = t.add(t.left_shift(first, REST - 7), t.right_shift(looked_up(tables.rest), 7))
     if tables.bend is not None:
         place = t.bitwise_and(t.cast(q, DType.INT32), PIECE - 1)
@@ -119,18 +120,20 @@ def table_sums(t: Tosa, q: Value, tables: Interpolation) -> tuple[Value, float]:
 
 
 def gathered(t: Tosa, q: Value, values: Array, dtype: DType) -> Value:
-    """A value for each int16 [65536], looked up for q int16 [*S] -> [*S] of ``dtype``."""
+    """q int16 [*S], numpy ``values`` [65536] -> the value of each integer, [*S] of ``dtype``, by GATHER."""
     index = t.add(t.cast(q, DType.INT32), INT16_VALUES // 2)
     table = literal(values.reshape(1, -1, 1), dtype, ARRAY_DTYPES[dtype])
-    found = t.gather(table, t.reshape(index, (1, math.prod(q.shape))))
-    return t.reshape(found, q.shape)
+    results = t.gather(table, t.reshape(index, (1, math.prod(q.shape))))
+    return t.reshape(results, q.shape)
 
 
 def looked_up(t: Tosa, index: Value, entries: Entries) -> Value:
-    """256 ``entries`` of any size, looked up for index int8 [*S] -> int32 [*S].
+    """index int8 [*S], numpy ``entries`` [256] -> int32 [*S]; entry 0 belongs to the index -128.
 
-    TABLE of int8 gives 8 bits, so there is one for each 8 bits of the entries, and their results are shifted and added.
+    A TABLE of int8 returns 8 bits. So there is one TABLE for each 8 bits of the entries, and their results are shifted
+    and added.
     """
+    # the parts of an entry are signed bytes, the lowest first: entry = sum of parts[k] * 256**k
     parts: list[Value] = []
     while not parts or np.abs(entries).max() > 0:
         upper = (entries + 128) >> 8

@@ -1,8 +1,8 @@
 """uint8, of which TOSA has no tensors: inside of a delegate it is int8, and each element is 128 less.
 
-Only RESCALE reads and writes unsigned numbers, so one stands where a uint8 tensor crosses the delegate's border.
-Dequantizing needs no operator: the real numbers are the same with a zero point that is 128 less. Other operators on
-uint8 are refused.
+Only RESCALE reads and writes unsigned numbers, so each uint8 input and output of a delegate takes a RESCALE.
+Dequantizing takes no operator: a zero point that is 128 less gives the same real numbers. Operators without a rule on
+``Bytes`` are refused.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ HALF = 128
 
 
 class Bytes(Lazy):
-    """uint8 [*S], held as ``q``, int8 [*S], 128 less.
+    """uint8 [*S], held as ``q``, int8 [*S], where each element is 128 less.
 
-    ``held`` is the input of the graph that it comes from, if it is one.
+    ``held`` is the graph's input that holds the bits of the uint8; None if the value is computed or a constant.
     """
 
     __slots__ = ("held", "q")
@@ -37,11 +37,11 @@ class Bytes(Lazy):
 
     @staticmethod
     def arriving(t: Tosa, held: Value) -> Bytes:
-        """The uint8 of an input of the graph, ``held``, which is int8 with the same bits."""
+        """The value of a uint8 input of the graph, given as ``held``, int8 with the same bits."""
         return Bytes(_shifted_by_half(t, held, arrives=True), held)
 
     def leaving(self, t: Tosa) -> Value:
-        """A result of the graph: int8 with the bits of the uint8."""
+        """The value as a result of the graph: int8 with the bits of the uint8."""
         return _shifted_by_half(t, self.q, arrives=False)
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
@@ -54,11 +54,8 @@ class Bytes(Lazy):
 
 
 def _shifted_by_half(t: Tosa, x: Value, arrives: bool) -> Value:
-    """x - 128 of an unsigned x that arrives; else x + 128 as an unsigned number.
-
-    A RESCALE by 1 with other zero points.
-    """
-    # -128 has the bits of 128
+    """If x ``arrives``, unsigned x - 128 as int8; else int8 x + 128 as unsigned. It is a RESCALE by 1."""
+    # the zero point 128 of an unsigned number, in int8: -128 has the same bits
     zero, half = t.constant(0, DType.INT8), t.constant(-HALF, DType.INT8)
     points = (half, zero) if arrives else (zero, half)
     return t.emit(
@@ -75,7 +72,7 @@ def _shifted_by_half(t: Tosa, x: Value, arrives: bool) -> Value:
 
 
 def is_bytes(val: Any) -> TypeGuard[torch.Tensor]:
-    """Whether ``val``, what torch recorded of a node, is a tensor of uint8."""
+    """Whether ``val``, the fake tensor (or other value) that torch recorded for a node, is a tensor of uint8."""
     return isinstance(val, torch.Tensor) and val.dtype is torch.uint8
 
 

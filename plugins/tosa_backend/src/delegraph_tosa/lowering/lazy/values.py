@@ -1,9 +1,9 @@
 """Lazy values: real numbers that no operator has computed, between a dequantize and the next quantize.
 
-``dequantize`` computes nothing. It returns a ``Lazy`` value, which is fp32 to torch and knows the integers it stands
-for. Integer rules take such values and return such values. ``quantize`` asks a value for its integers in the
-quantization that the program wants, and only then the last operators of a chain are made: RESCALE, CLAMP, TABLE. An
-operator without an integer rule asks for the real numbers (``real``), which a target without PRO-FP refuses.
+The rule for dequantize emits no operator. It returns a ``Lazy`` value, which is fp32 to torch and knows the integers it
+stands for. Integer rules take and return lazy values. The rule for quantize calls ``integer`` with the quantization of
+the program, and only then the last operators of a chain are emitted: RESCALE, CLAMP, TABLE. For an operator without an
+integer rule, ``real`` computes the real numbers in floats, which a target without PRO-FP refuses.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from .tables import gathered, interpolated, looked_up, table_sums
 Function = Callable[[Tosa, Value], Value]
 """A function of one tensor, as operators that the builder makes."""
 SMALL = (DType.INT8, DType.INT16)
-"""Types that activations are quantized to. Wider integers are sums and products that nothing has quantized yet."""
+"""Types that activations are quantized to. Wider integers are sums and products before they are quantized."""
 BITS = 29
-"""Wider integers have at most so many bits beside the sign, because RESCALE takes values below 2**(shift - 1) only."""
+"""The most bits, beside the sign, of a wider integer: RESCALE takes values below 2**(shift - 1) only."""
 
 
 class Lazy(Value):
-    """A tensor of fp32 [*S] that is not computed."""
+    """A tensor fp32 [*S] for which no operators are emitted yet."""
 
     __slots__ = ()
 
@@ -43,7 +43,7 @@ class Lazy(Value):
         super().__init__(Type(shape, DType.FP32))
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """The integers of its elements in the quantization ``to``; Unsupported if only floats can give them."""
+        """The elements as integers in the quantization ``to``, computed; Unsupported if that takes floats."""
         raise NotImplementedError
 
     def real(self, t: Tosa) -> Value:
@@ -51,26 +51,29 @@ class Lazy(Value):
         raise NotImplementedError
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
-        """The largest absolute value that an element can have; infinite if none is known.
+        """The largest absolute value that an element can have; inf if it is not known.
 
-        Elements below ``least`` do not count.
+        Elements below ``least`` do not count: they are numbers of a mask that hide scores.
         """
         return math.inf
 
     def pointwise(self) -> Pointwise | None:
-        """The same value as a function of one integer of 8 or 16 bits; None if it is no such function."""
+        """The value as a function of single elements of one quantized value; None if it is no such function."""
         return None
 
     def moved(self, t: Tosa, move: Function, shape: Shape) -> Lazy:
-        """Its elements in another order or of another shape, or some of them.
+        """``move`` of this value, with the result's ``shape``.
 
-        ``move`` does that to integers and floats alike.
+        ``move`` reorders, reshapes or selects elements; it takes integers and floats alike.
         """
         return Moved(self, move, shape)
 
 
 class Scaled(Lazy):
-    """Integers and their quantization: scale * (q - zero_point). ``axis`` is that of a scale of several numbers."""
+    """Integers ``q`` and their quantization, for scale * (q - zero_point).
+
+    ``axis`` is the axis of a scale with one number for each channel; None for a scale of one number.
+    """
 
     __slots__ = ("axis", "q", "scale", "zero_point")
 
@@ -78,11 +81,11 @@ class Scaled(Lazy):
         super().__init__(q.shape)
         self.q, self.scale, self.zero_point = q, scale, zero_point
         self.axis = axis if scale.tensors else None
-        # only whether it is None is read: the elements are those of ``real``
+        # rules only ask whether this is None; the elements are those of ``real``, not of ``q``
         self.constant = q.constant
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """The integers, rescaled unless they are in the wanted quantization already, and limited to its range."""
+        """The integers, rescaled unless they have the scale and zero point of ``to``, and clamped to its limits."""
         same = (self.scale, self.zero_point, self.q.dtype) == (Scale(to.scale), to.zero_point, to.dtype)
         q = self.q if same else rescale(t, self, to.scale, to.zero_point, to.dtype)
         return limit(t, q, to.low, to.high)
@@ -90,28 +93,22 @@ class Scaled(Lazy):
     def real(self, t: Tosa) -> Value:
         """scale * (q - zero_point), computed in floats."""
         product = t.sub(t.cast(self.q, DType.FP32), float(self.zero_point))
-        # axes of size 1 behind ``axis``, so that scales of channels broadcast
+        # scales of channels get an axis of size 1 for each axis after ``axis``, to broadcast
         inner = () if self.axis is None else (1,) * (self.rank - 1 - self.axis)
         for tensor in self.scale.tensors:
             product = t.mul(product, t.reshape(tensor, (*tensor.shape, *inner)))
         return product if self.scale.factor == 1 and self.scale.tensors else t.mul(product, self.scale.factor)
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
-        """The reach of the largest distance from the zero point.
-
-        Of wide integers or scales of channels none is known.
-        """
+        """``size`` times the scale; inf for scales of channels and for int32 whose range is not known."""
         return self.size * self.scale.factor if not self.scale.tensors and self.size < 1 << 31 else math.inf
 
     def pointwise(self) -> Pointwise | None:
-        """The identity of this value, if it has few bits."""
+        """The identity function of this value if it ``is_small``, else None."""
         return Pointwise(self, _identity) if self.is_small else None
 
     def moved(self, t: Tosa, move: Function, shape: Shape) -> Lazy:
-        """The moved integers in the same quantization.
-
-        Sums are moved once they are quantized, when they have fewer bits.
-        """
+        """The moved integers in the same quantization; wide sums are moved later, when they are quantized."""
         return Scaled(move(t, self.q), self.scale, self.zero_point) if self.is_small else Moved(self, move, shape)
 
     def is_like(self, other: Scaled) -> bool:
@@ -135,9 +132,9 @@ def _identity(t: Tosa, x: Value) -> Value:
 
 
 class Clamped(Lazy):
-    """A lazy value ``of``, limited to ``low`` .. ``high``, which are real numbers.
+    """A lazy value ``of``, clamped to the real numbers ``low`` .. ``high``.
 
-    Quantizing keeps the order of numbers. So its integers are those of ``of``, limited to the integers of the limits.
+    Quantization is monotonic, so the integers are those of ``of``, clamped to the integers of ``low`` and ``high``.
     """
 
     __slots__ = ("high", "low", "of")
@@ -147,10 +144,10 @@ class Clamped(Lazy):
         self.of, self.low, self.high = of, low, high
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """The integers of the value, limited to the integers of both limits."""
+        """The integers of ``of``, clamped to the integers of ``low`` and ``high``."""
         low, high = range_of_type(to.dtype)
         most = self.of.reach(t) if to.dtype not in SMALL else 0
-        # The steps of ``of`` may need more than 32 bits. Then they are limited in coarser steps first.
+        # in the scale of ``to``, elements of ``of`` may need more than 32 bits: clamp them in a coarser scale first
         if to.scale * 2.0**30 < most < math.inf:
             step = most / 2.0**BITS
             coarse = self.integer(t, Quantization(step, 0, -(1 << BITS), 1 << BITS, to.dtype))
@@ -162,19 +159,19 @@ class Clamped(Lazy):
         return t.clamp(self.of.real(t), self.low, self.high)
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
-        """The smaller of the value's reach and that of the limits; infinite if the value's is."""
+        """The reach of ``of`` or of the limits, whichever is smaller; inf if the reach of ``of`` is not known."""
         most = self.of.reach(t, least)
         return most if math.isinf(most) else min(most, max(abs(self.low), abs(self.high)))
 
     def on_grid(self, t: Tosa, of: Scaled) -> Scaled:
-        """The same in the quantization of ``of``, as limited integers.
+        """The clamped integers of ``of`` in their own quantization.
 
-        Unsupported if a limit lies between two of them.
+        Raises Unsupported if a limit lies between two integers, so that it would be rounded.
         """
         scale, (least, most) = of.scale.factor, range_of_type(of.q.dtype)
         limits = []
         for number, end in ((self.low, least), (self.high, most)):
-            # where the limit is, in steps; outside of the integers' range it limits nothing
+            # the limit as an integer; beyond the range of the type it has no effect
             place = end if math.isinf(number) else number / scale + of.zero_point
             t.require(
                 place == round(place) or not least < place < most, f"the limit {number} is no multiple of {scale}"
@@ -183,7 +180,7 @@ class Clamped(Lazy):
         return Scaled(limit(t, of.q, *limits), of.scale, of.zero_point)
 
     def pointwise(self) -> Pointwise | None:
-        """The value's function, clamped."""
+        """The function of ``of``, clamped; None if ``of`` is no function of one quantized value."""
         inner = self.of.pointwise()
         return inner and inner.then(lambda t, x: t.clamp(x, self.low, self.high))
 
@@ -193,13 +190,14 @@ BYTES, SHORTS = range(-128, 128), range(-32768, 32768)
 KNOTS = range(-32768, 32769, 128)
 """The integers for which a TABLE of int16 has entries; the last one is beyond int16 (specification: TABLE)."""
 MIDDLES = range(-32704, 32768, 128)
-"""The integers in the middle between two entries."""
+"""The integers halfway between two KNOTS."""
 
 
 class Pointwise(Lazy):
-    """A function of each element of ``source``, which has few bits: looked up in a TABLE.
+    """A function of single elements of ``source``, which has 8 or 16 bits: looked up in a TABLE.
 
-    The entries are what the rules for floats compute for all integers that there are, folded to a constant.
+    ``function`` builds it with the rules for floats. The entries of the TABLE are its results for all integers, folded
+    to a constant.
     """
 
     __slots__ = ("function", "source")
@@ -210,11 +208,11 @@ class Pointwise(Lazy):
         self.constant = source.constant
 
     def of(self, function: Function) -> Pointwise:
-        """Another function of the same source."""
+        """``function`` of the same source, in place of this value's function."""
         return type(self)(self.source, function)
 
     def then(self, function: Function) -> Pointwise:
-        """``function`` of the elements of this value."""
+        """``function`` applied to this value."""
         return self.of(lambda t, x: function(t, self.function(t, x)))
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
@@ -228,10 +226,7 @@ class Pointwise(Lazy):
         return limit(t, t.table(q, entries), *to.range)
 
     def _of_int16(self, t: Tosa, to: Quantization) -> Value:
-        """The integers of a function of int16.
-
-        By interpolation where that is near enough, else looked up among all values.
-        """
+        """The integers for a source of int16: by TABLEs if interpolation is near enough, else by a GATHER."""
         q = self.source.q
         wanted = materialize(quantized(t, self.entries(t, SHORTS), to))
         steps, middles = (materialize(self.entries(t, at)).astype(np.float64) / to.scale for at in (KNOTS, MIDDLES))
@@ -244,26 +239,30 @@ class Pointwise(Lazy):
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
         """The largest absolute value among the results for all integers."""
         domain = BYTES if self.source.q.dtype is DType.INT8 else SHORTS
-        found = materialize(self.entries(t, domain))
-        return float(np.abs(found, out=np.zeros_like(found), where=~(found < least)).max())
+        results = materialize(self.entries(t, domain))
+        return float(np.abs(results, out=np.zeros_like(results), where=~(results < least)).max())
 
     def truth(self, t: Tosa) -> Value:
-        """The function's results, if they are truth values: 0 and 1 are looked up and cast."""
+        """The results of a function that returns bools: 0 and 1 are looked up and cast to bool."""
         q = self.source.q
         if q.dtype is DType.INT8:
             return t.cast(t.table(q, t.cast(self.entries(t, BYTES), DType.INT8)), DType.BOOL)
         return t.cast(gathered(t, q, materialize(self.entries(t, SHORTS)), DType.INT8), DType.BOOL)
 
     def entries(self, t: Tosa, domain: range) -> Value:
-        """A constant [N], fp32 or bool: the function at the integers ``domain``."""
+        """A constant [N], fp32 or bool: the function at the integers ``domain``.
+
+        Raises Unsupported if the result of ``function`` does not fold to one constant element for each integer.
+        """
         dtype = DType.INT8 if domain is BYTES else DType.INT32
-        places = t.once(domain, lambda: literal(np.array(domain), dtype, dtype.name.lower()))
-        # a builder that folds constants of any size, since these never reach a file
+        integers = t.once(domain, lambda: literal(np.array(domain), dtype, dtype.name.lower()))
+        # a builder that folds larger constants than files may have, since these constants are never written
         folding = copy(t)
         folding.folded_bytes = 4 * max(len(domain), len(SHORTS))
-        found = self.function(folding, Scaled(places, self.source.scale, self.source.zero_point).real(folding))
-        t.require(found.constant is not None and found.shape == places.shape, "it is no function of each element alone")
-        return found
+        results = self.function(folding, Scaled(integers, self.source.scale, self.source.zero_point).real(folding))
+        folded = results.constant is not None and results.shape == integers.shape
+        t.require(folded, "it is no function of each element alone")
+        return results
 
     def real(self, t: Tosa) -> Value:
         return self.function(t, self.source.real(t))
@@ -272,12 +271,12 @@ class Pointwise(Lazy):
         return self
 
     def moved(self, t: Tosa, move: Function, shape: Shape) -> Lazy:
-        """The same function of the moved source: moving before or after a function of single elements is the same."""
+        """The same function of the moved source: functions of single elements commute with moves."""
         return type(self)(Scaled(move(t, self.source.q), self.source.scale, self.source.zero_point), self.function)
 
 
 class Moved(Lazy):
-    """The elements of the lazy value ``of``, moved by ``move`` once they are quantized."""
+    """``move`` of the lazy value ``of``, applied when ``of`` is quantized."""
 
     __slots__ = ("move", "of")
 
@@ -286,22 +285,19 @@ class Moved(Lazy):
         self.of, self.move = of, move
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """The integers of the value, then moved."""
+        """``move`` of the integers of ``of``."""
         return self.move(t, self.of.integer(t, to))
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
         return self.of.reach(t, least)
 
     def real(self, t: Tosa) -> Value:
-        """The real numbers of the value, then moved."""
+        """``move`` of the real numbers of ``of``."""
         return self.move(t, self.of.real(t))
 
 
 class Joined(Lazy):
-    """Elements of several values, such as CONCAT and SELECT take them.
-
-    Each part is quantized before ``join`` joins them.
-    """
+    """``join`` of several values, such as CONCAT or SELECT; each part is quantized first."""
 
     __slots__ = ("join", "parts")
 
@@ -310,7 +306,7 @@ class Joined(Lazy):
         self.parts, self.join = parts, join
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """The integers of each part in the same quantization, then joined."""
+        """``join`` of the integers of the parts, all in the quantization ``to``."""
         return self.join(t, [integer(t, part, to) for part in self.parts])
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
@@ -318,23 +314,26 @@ class Joined(Lazy):
         return max([reach(t, part, least) for part in self.parts])
 
     def real(self, t: Tosa) -> Value:
-        """The real numbers of each part, then joined."""
+        """``join`` of the real numbers of the parts."""
         return self.join(t, [real(t, part) for part in self.parts])
 
 
 def trial() -> Tosa:
-    """A builder for a target that takes nearly everything: a rule is run on it to see which shapes it makes."""
+    """A builder whose operators are discarded: rules are run on it to learn the shapes of their results.
+
+    Its target supports nearly everything.
+    """
     return Tosa(_any_target())
 
 
 @cache
 def _any_target() -> TosaSpec:
-    """Its target, parsed when it is first needed, because that reads a table."""
+    """The target of ``trial``. It is parsed when it is first needed, because parsing reads a table."""
     return TosaSpec.parse("TOSA-1.1+FP+INT+shape")
 
 
 def any_lazy(arguments: list[Any], kind: type[Lazy] = Lazy) -> bool:
-    """Whether one of a rule's arguments, or of a list among them, is a lazy value of that ``kind``."""
+    """Whether one of a rule's arguments is a lazy value of the class ``kind``, or a list with such a value."""
     for argument in arguments:
         if isinstance(argument, kind) or (isinstance(argument, list) and any_lazy(argument, kind)):
             return True
@@ -342,22 +341,25 @@ def any_lazy(arguments: list[Any], kind: type[Lazy] = Lazy) -> bool:
 
 
 def real(t: Tosa, value: Value) -> Value:
-    """``value`` as a computed one: lazy ones are computed in floats, others are computed already."""
+    """The computed floats of a lazy value; any other value as it is."""
     return value.real(t) if isinstance(value, Lazy) else value
 
 
 def integer(t: Tosa, value: Value, to: Quantization) -> Value:
-    """The integers of a lazy value or of a constant in the quantization ``to``; Unsupported for computed floats."""
+    """The integers of ``value`` in the quantization ``to``: of a lazy value or a constant.
+
+    Raises Unsupported for floats that are computed at run time, except for int32 on a target with floats.
+    """
     if isinstance(value, Lazy):
         return value.integer(t, to)
-    # int32 is a scaled sum, as ``integer.fixed_point`` makes: floats may be cast to it if the target has them
+    # int32 integers are intermediate sums, to which a target with floats may cast an operand
     fixed_point = to.dtype is DType.INT32 and "FP" in t.spec.profiles
     t.require(value.constant is not None or fixed_point, f"the operand {value!r} is computed in floats")
     return quantized(t, value, to)
 
 
 def reach(t: Tosa, value: Value, least: float) -> float:
-    """As ``Lazy.reach``, of any value; infinite for computed floats, about which nothing is known."""
+    """As ``Lazy.reach``, for any value; inf for floats that are computed at run time."""
     if isinstance(value, Lazy):
         return value.reach(t, least)
     if value.constant is None:
@@ -367,35 +369,34 @@ def reach(t: Tosa, value: Value, least: float) -> float:
 
 
 def quantized(t: Tosa, x: Value, to: Quantization) -> Value:
-    """fp32 [*S] -> integers [*S], as ``quantize_per_tensor`` does.
-
-    Times the inverse scale, rounded to even, and limited.
-    """
+    """fp32 [*S] -> integers [*S] as ``quantize_per_tensor``: clamp(round(x / scale) + zero_point), ties to even."""
+    # the clamp comes before the CAST, which rounds to even: beyond the type, a cast is not defined
     scaled = t.clamp(t.mul(x, 1 / to.scale), float(to.low - to.zero_point), float(to.high - to.zero_point))
     y = t.cast(scaled, to.dtype if to.zero_point == 0 else DType.INT32)
-    found = y if to.zero_point == 0 else t.cast(t.add(y, to.zero_point), to.dtype)
-    found.range = to.range
-    return found
+    q = y if to.zero_point == 0 else t.cast(t.add(y, to.zero_point), to.dtype)
+    q.range = to.range
+    return q
 
 
 def limit(t: Tosa, q: Value, low: int, high: int) -> Value:
-    """Integers limited to ``low`` .. ``high``; no operator is made if their range shows that they are."""
+    """``q`` clamped to ``low`` .. ``high``, or ``q`` itself if its range lies within them."""
     if inside(range_of(q), (low, high)):
         return q
     if q.dtype in SMALL:
         limited = t.clamp(q, low, high)
     else:
+        # CLAMP takes int8 and int16 only
         least, most = range_of(q)
-        above = q if low <= least else t.maximum(q, low)
-        limited = above if most <= high else t.minimum(above, high)
+        raised = q if low <= least else t.maximum(q, low)
+        limited = raised if most <= high else t.minimum(raised, high)
     limited.range = (low, high)
     return limited
 
 
 def rescale(t: Tosa, x: Scaled, scale: float, zero_point: int, dtype: DType) -> Value:
-    """The integers of ``x`` in another scale and zero point: one RESCALE.
+    """The integers of ``x`` in another scale and zero point, by one RESCALE; raises Unsupported for int4.
 
-    RESCALE has its multipliers along the last axis. If ``x`` has a scale for each channel, that axis is moved there.
+    RESCALE has its multipliers along the last axis. So if ``x`` has a scale for each channel, it is transposed.
     """
     ratio = x.scale.over(scale)
     t.require(x.q.dtype is not DType.INT4, "RESCALE does not take int4")
@@ -418,7 +419,10 @@ def _rescaled(range: Range, before: int, ratio: float, after: int, dtype: DType)
 
 
 def operand(t: Tosa, value: Value, what: str) -> Scaled:
-    """``value`` as integers of 8 or 16 bits. Unsupported if nothing quantized it; ``what`` names it then."""
+    """``value`` as quantized integers of 8 or 16 bits.
+
+    Raises Unsupported if ``value`` is not quantized; the reason begins with ``what``, its name.
+    """
     if isinstance(value, Scaled) and value.q.dtype in SMALL:
         return value
     if isinstance(value, Clamped) and isinstance(value.of, Scaled) and value.of.is_small:
