@@ -62,6 +62,11 @@ class BackendWithDelegateMappingDemo(BackendDetails):
         return PreprocessResult(blob, mapping.get_delegate_mapping())
 
     @staticmethod
+    def fingerprint(compile_specs: list[CompileSpec]) -> str:
+        """Nothing: the text depends on the program and on this package alone, so that a cache may keep it."""
+        return ""
+
+    @staticmethod
     def get_test_model_and_inputs() -> tuple[torch.nn.Module, tuple[torch.Tensor]]:
         """A model with both cases, in eval mode, and its inputs: one float tensor of shape [4, 3, 64, 64]."""
         return ConvReluTan().eval(), (torch.ones(4, 3, 64, 64),)

@@ -20,6 +20,7 @@ def delegraph_backends() -> list[BackendSpec]:
             requires=NEEDS,
             install_hint=HINT,
             options=(OptionSpec("per_op_mode", bool, False, help="one delegate for each operator that it takes"),),
+            composes=NEEDS,
         ),
         BackendSpec(
             name="vulkan",

@@ -31,7 +31,10 @@ _ELSEWHERE = frozenset({
     "torch_fn", "original_aten", "from_node", "seq_nr", "source_fn_stack", "fwd_source_fn_stack",  # of tracers
     "fwd_nn_module_stack", "partitioner_tag", "autograd_backward", "is_torch_exported", "desc",
 })  # fmt: skip
-"""Metadata of nodes that a form has elsewhere, or that no backend computes by. Every other key is in the form."""
+"""Metadata of nodes that a form has elsewhere, or that no backend computes by.
+
+Every other key is in the form, but for those that begin with ``local:``, which plugins leave for their own process.
+"""
 
 
 def write(program: ExportedProgram) -> Form:
@@ -107,7 +110,7 @@ class _Writer:
         handle = meta.get("debug_handle")
         number = 0 if handle is None else self._handles.setdefault(handle, len(self._handles) + 1)
         row = [*self._action(node, numbers), self._types.index(meta.get("val")), number]
-        others = {key: meta[key] for key in meta.keys() - _ELSEWHERE}
+        others = {key: meta[key] for key in meta.keys() - _ELSEWHERE if not str(key).startswith("local:")}
         if "custom" in others:  # delegraph keeps names of layers there
             others["custom"] = {k: v for k, v in others["custom"].items() if not str(k).startswith("delegraph.")}
         others = {key: value for key, value in others.items() if value is not None and value != {}}

@@ -48,6 +48,11 @@ class BackendWithCompilerDemo(BackendDetails):
         from_compile_specs(compile_specs)
         return _Compilation(edge_program).result()
 
+    @staticmethod
+    def fingerprint(compile_specs: list[CompileSpec]) -> str:
+        """Nothing: the blob depends on the program, the compile specs and this package alone. A cache may keep it."""
+        return ""
+
 
 def why_not(node: Node) -> str | None:
     """Why ``node`` is not compiled; None if it is. Runs the function that compiles it, so the two never disagree."""

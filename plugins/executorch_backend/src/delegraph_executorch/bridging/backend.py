@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from typing import Any, ClassVar
 
 import torch
@@ -20,6 +21,12 @@ class BridgedBackend(BackendDetails, abstract=True):
     """Compiles partitions with ``theirs``, the class that ``bridge`` was given, which sees them in edge dialect."""
 
     theirs: ClassVar[Any]
+    cached: ClassVar[bool] = False
+
+    @classmethod
+    def fingerprint(cls, compile_specs: list[CompileSpec]) -> str | None:
+        """Versions of ExecuTorch and of the bridge, if the backend may be cached."""
+        return ", ".join(map(version, ("executorch", "delegraph-executorch"))) if cls.cached else None
 
     @classmethod
     def preprocess(cls, edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
@@ -41,7 +48,10 @@ class BridgedBackend(BackendDetails, abstract=True):
             raise ContractViolation("contract-violation", text)
         known = {n.meta["debug_handle"] for n in program.graph.nodes if "debug_handle" in n.meta}
         handles: dict[Any, tuple[int, ...]] = {}
-        for identifier, listed in (result.debug_handle_map or {}).items():
+        # One that says nothing, as XNNPACK's, has the handles of its program in the blob. From a cache they are those
+        # of the program with other numbers, so that the map has to say which calls they are.
+        told = result.debug_handle_map or (dict(zip(known, known, strict=True)) if cls.cached else {})
+        for identifier, listed in told.items():
             own = tuple(h for h in (listed if isinstance(listed, (tuple, list)) else (listed,)) if h in known)
             if own:
                 handles[identifier] = own

@@ -28,6 +28,7 @@ def bridge(
     backend: type[Any],
     partitioner: Callable[..., Any],
     refuses: Callable[[Node, Collection[Node]], str | None] = lambda _, constants: None,
+    cached: bool = False,
 ) -> Bridge:
     """Make a delegraph backend of an ExecuTorch ``BackendDetails`` class and its ``Partitioner``.
 
@@ -38,6 +39,9 @@ def bridge(
 
     ``refuses`` says why a call of core ATen must stay on the host although the partitioner would take it, or None: for
     what a backend is known to get wrong. It gets the call, and the placeholders of the program's constants.
+
+    ``cached`` says that what ``backend`` compiles depends on nothing but its arguments, the plugin, ExecuTorch, and
+    what the plugin's declaration ``composes`` on: a cache may keep it.
 
     The runtime is ExecuTorch's own, and runs what its wheel has a device half of. Raises ContractViolation if
     ``backend`` is no such class.
@@ -56,7 +60,7 @@ def bridge(
         return new_class(title, (base,), exec_body=lambda body: body.update(members, __module__=module))
 
     return Bridge(
-        derive(name, kind, theirs=backend),
+        derive(name, kind, theirs=backend, cached=cached),
         derive(
             f"{name}Partitioner",
             BridgedPartitioner,

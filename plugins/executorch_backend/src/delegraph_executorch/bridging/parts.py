@@ -26,7 +26,7 @@ from torch.fx import Graph, Node
 
 from .edge import pieces_of
 
-WHOLE = "delegraph_executorch_whole"
+WHOLE = "local:delegraph_executorch_whole"
 """Key of a tagged call's meta: the ``Converted`` program that it is a part of."""
 
 

@@ -113,4 +113,4 @@ def _refuses(node: Node, constants: Collection[Node]) -> str | None:
     return next(reasons, None) or _reads_a_packed_weight(node, constants)
 
 
-XnnpackBackend, XnnpackPartitioner, XnnpackRuntime = bridge(TheirBackend, TheirPartitioner, _refuses)
+XnnpackBackend, XnnpackPartitioner, XnnpackRuntime = bridge(TheirBackend, TheirPartitioner, _refuses, cached=True)
