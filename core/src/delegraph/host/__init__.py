@@ -43,7 +43,7 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names.spli
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Import what is asked for when it is used."""
+        """Import a public name when it is first used. Raises AttributeError for any other name."""
         if name not in _HOME:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(f".{_HOME[name]}", __name__), name)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class DontPartition:
-    """Keeps operators on the host: overloads, or names such as "aten.add.Tensor" (parts of names unless ``exact``)."""
+    """Keeps operators on the host: overloads, or names such as "aten.add.Tensor"; parts of names unless ``exact``."""
 
     def __init__(self, *targets: OpOverload | str, exact: bool = True) -> None:
         self.targets, self.exact = targets, exact
@@ -27,7 +27,7 @@ class DontPartition:
 
 
 class DontPartitionName:
-    """Keeps nodes on the host by their names in the graph (by parts of names unless ``exact``)."""
+    """Keeps nodes on the host by their names in the graph, or by parts of names unless ``exact``."""
 
     def __init__(self, *names: str, exact: bool = True) -> None:
         self.names, self.exact = names, exact
@@ -37,10 +37,10 @@ class DontPartitionName:
 
 
 class DontPartitionModule:
-    """Keeps the calls of a module on the host, by its class or by its place in the model.
+    """Keeps the calls of a module on the host, by its class or by its path in the model.
 
-    ``module_name``: the class, as "Linear" or in full as "torch.nn.modules.linear.Linear". ``instance_name``: the
-    place, as "encoder.attention". Modules inside of it belong to it. Unless ``exact``, parts of names are enough.
+    ``module_name``: the class, such as "Linear", or in full "torch.nn.modules.linear.Linear". ``instance_name``: the
+    path, such as "encoder.attention". Calls of modules inside of it count, too. Unless ``exact``, parts of names match.
     """
 
     def __init__(self, *, module_name: str | None = None, instance_name: str | None = None, exact: bool = True) -> None:
@@ -54,15 +54,15 @@ class DontPartitionModule:
         return by_class or _reason([path for path, _ in stack], [self.instance_name], self.exact, "module")
 
 
-def _reason(names: Sequence[str], wanted: Iterable[str | None], exact: bool, what: str) -> str | None:
+def _reason(names: Sequence[str], wanted: Iterable[str | None], exact: bool, kind: str) -> str | None:
     """Why a node stays on the host, if one of its ``names`` is ``wanted``; None if none is.
 
-    ``what`` says what is named.
+    ``kind``: what the names are names of, for the text.
     """
-    for each in filter(None, wanted):
-        match = next((n for n in names if n == each or (not exact and each in n)), None)
+    for name in filter(None, wanted):
+        match = next((n for n in names if n == name or (not exact and name in n)), None)
         if match is not None:
-            return f"{what} {match} is to stay on the host"
+            return f"{kind} {match} is to stay on the host"
     return None
 
 

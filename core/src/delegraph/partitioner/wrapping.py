@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class WrappingPartitioner(Partitioner):
     """Gives ``backend_id`` the partitions that ``inner`` would give its own backend.
 
-    Their compile specs are those of ``inner``, followed by ``compile_specs``. Everything that delegraph asks a
-    partitioner is asked of ``inner``, so that it sees the same program as without the wrapper: operators are decomposed
-    if it refuses them, not before. Raises OptionError if ``inner`` is no partitioner.
+    Their compile specs are those of ``inner``, followed by ``compile_specs``. Every question of delegraph to this
+    partitioner is passed to ``inner``, which so sees the same program as without the wrapper: an operator is decomposed
+    only after ``inner`` refused it. Raises OptionError if ``inner`` is no partitioner.
     """
 
     def __init__(self, inner: Partitioner, backend_id: str, compile_specs: Sequence[CompileSpec] = ()) -> None:
@@ -53,8 +53,8 @@ class WrappingPartitioner(Partitioner):
         result = self.inner(exported_program)
         check_result(self.inner, result, exported_program)
         tags = result.partition_tags.items()
-        own = {tag: DelegationSpec(self.backend_id, (*spec.compile_specs, *self.compile_specs)) for tag, spec in tags}
-        return replace(result, partition_tags=own)
+        specs = {tag: DelegationSpec(self.backend_id, (*spec.compile_specs, *self.compile_specs)) for tag, spec in tags}
+        return replace(result, partition_tags=specs)
 
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
         return self.inner.transform_for_pre_decomposition(exported_program)
