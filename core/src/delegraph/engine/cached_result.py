@@ -1,8 +1,8 @@
 """A compiled result as the bytes of an entry of a cache.
 
-An entry is a magic, the SHA-256 of its key and of the rest, the size of a JSON header, the header, and bytes. Bytes of
-a result that are a constant of the partition are not in the entry: whoever asks has them, and the key says that they
-are equal. The digest finds damage and entries of other keys, not attackers.
+An entry consists of a magic, the SHA-256 of its key and of the rest, the size of a JSON header, the header, and bytes.
+Bytes of a result that are bytes of a constant of the partition are not stored: a partition with the same key has equal
+constants. The digest finds damaged entries and entries of other keys; it is no protection against attackers.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from ..io.weights import is_written, state_of
 MAGIC = b"delegraph entry2"
 _HEAD = struct.Struct("<16s32sQ")
 _SHARED = 4096
-"""Bytes from which on a piece of a result is looked for among the constants."""
+"""Pieces of a result with this many bytes or more are compared with the memory of constants."""
 
 
 def packed(key: str, header: Any, raw: Sequence[bytes]) -> bytes:
-    """An entry: its header, which is JSON, and the bytes that follow it."""
+    """The bytes of an entry, from its header, which is JSON, and the bytes that follow the header."""
     told = json.dumps(header).encode()
     rest = b"".join((len(told).to_bytes(8, "little"), told, *raw))
     return MAGIC + hashlib.sha256(key.encode() + rest).digest() + rest
 
 
 def unpacked(key: str, data: bytes) -> tuple[Any, memoryview]:
-    """Header and bytes of an entry. Raises FormatError for what is damaged, or is the entry of another key."""
+    """The header and the bytes of an entry. Raises FormatError if it is damaged, or has another key."""
     if len(data) < _HEAD.size or data[:16] != MAGIC or hashlib.sha256(key.encode() + data[48:]).digest() != data[16:48]:
         raise FormatError("format-invalid", "it is damaged, truncated or no entry")
     end = _HEAD.size + _HEAD.unpack_from(data)[2]
@@ -46,20 +46,20 @@ def unpacked(key: str, data: bytes) -> tuple[Any, memoryview]:
 
 
 def nonsense(why: Exception) -> FormatError:
-    """The error for an entry that has the right digest, and that delegraph did not write."""
+    """The error for an entry with a right digest that delegraph cannot have written."""
     return FormatError("format-invalid", f"it holds what no entry has: {type(why).__name__}: {why}")
 
 
 def write_result(key: str, about: Any, result: PreprocessResult, form: Form) -> bytes:
-    """The entry of a result for the partition of ``form``; ``about`` is JSON for whoever lists entries.
+    """The entry of a result for the partition of ``form``. ``about``: JSON with facts for those who list entries.
 
-    Raises ContractViolation for a result that has no words in JSON.
+    Raises ContractViolation for a result that JSON cannot express.
     """
     places = sorted((m.place, m.size, k) for k, m in enumerate(form.memories) if m.place is not None)
     raw: list[bytes] = []
 
     def pieces(blob: Any) -> list[Any]:
-        """A row for each piece of a blob: how many of the file's bytes, or which of a constant's."""
+        """A row for each piece of a blob: how many of the entry's bytes it has, or what ``_shared`` returns."""
         rows: list[Any] = []
 
         def take(piece: memoryview) -> None:
@@ -83,7 +83,10 @@ def write_result(key: str, about: Any, result: PreprocessResult, form: Form) -> 
 
 
 def _shared(piece: memoryview, places: Sequence[tuple[Any, int, int]]) -> tuple[int, int, int] | None:
-    """Which constant, from which byte on, how many: if the piece is memory of one."""
+    """(number of the constant's memory, first byte, number of bytes), if the piece lies in one; else None.
+
+    ``places``: address, size and number of each memory.
+    """
     if piece.nbytes < _SHARED:
         return None
     address = np.frombuffer(piece, np.uint8).ctypes.data
@@ -94,13 +97,14 @@ def _shared(piece: memoryview, places: Sequence[tuple[Any, int, int]]) -> tuple[
 
 
 def _entries(table: dict[str, DataEntry]) -> Any:
+    """The entries of a table of named data as JSON."""
     layouts = {key: entry.tensor_layout for key, entry in table.items()}
     told = {key: layout and [str(layout.dtype)[6:], list(layout.sizes)] for key, layout in layouts.items()}
     return [[key, entry.buffer_index, entry.alignment, told[key]] for key, entry in table.items()]
 
 
 def _plain(value: Any) -> Any:
-    """Python's own values as JSON, in their order; ContractViolation for any other."""
+    """Plain Python values as JSON that keeps their types and order. Raises ContractViolation for any other value."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -113,6 +117,7 @@ def _plain(value: Any) -> Any:
 
 
 def _unplain(given: Any) -> Any:
+    """The inverse of ``_plain``."""
     if not isinstance(given, dict):
         return given
     ((tag, value),) = given.items()
@@ -124,7 +129,7 @@ def _unplain(given: Any) -> Any:
 
 
 def read_result(key: str, data: bytes, form: Form) -> PreprocessResult:
-    """The result in an entry, for the partition of ``form``. Raises FormatError unless it is one of that key."""
+    """The result in the entry ``data``, for the partition of ``form``. Raises FormatError for a wrong entry."""
     header, rest = unpacked(key, data)
     try:
         _, blobs, fields, tags, named = header
@@ -139,6 +144,7 @@ def read_result(key: str, data: bytes, form: Form) -> PreprocessResult:
 
 
 def _blobs(rows: Sequence[Any], rest: memoryview, form: Form) -> Iterator[bytes | Blob]:
+    """The blobs of an entry. One that contains bytes of constants is a ``Blob`` that reads them in place."""
     place = 0
     for blob in rows:
         pieces: list[Any] = []
@@ -154,11 +160,12 @@ def _blobs(rows: Sequence[Any], rest: memoryview, form: Form) -> Iterator[bytes 
 
 
 def _entry(index: int, alignment: int, layout: Any) -> DataEntry:
+    """The entry of a table of named data, from its row."""
     return DataEntry(index, alignment, layout and TensorLayout(DTYPES[layout[0]], tuple(layout[1])))
 
 
 class _Stored:
-    """A ``Blob`` of bytes of an entry and of constants, which are read where they are."""
+    """A ``Blob`` made of bytes of an entry and of constants, which are not copied."""
 
     def __init__(self, pieces: Sequence[bytes | tuple[Memory, int, int]]) -> None:
         self._pieces = pieces
@@ -169,7 +176,7 @@ class _Stored:
         return sum(piece[2] if isinstance(piece, tuple) else len(piece) for piece in self._pieces)
 
     def write_to(self, file: BinaryIO) -> None:
-        """Append all bytes. Raises ContractViolation if somebody wrote a constant since."""
+        """Append all bytes to ``file``. Raises ContractViolation if a constant was written meanwhile."""
         for tensor, state in self._states:
             if is_written(tensor, state):
                 text = f"a tensor of shape {list(tensor.shape)} was changed after the program was lowered"
