@@ -113,6 +113,7 @@ class _FixedSizes:
         self._made: dict[Any, FakeTensor] = {}
 
     def __call__(self, val: Any) -> Any:
+        """``val`` with numbers in place of symbols; ``val`` itself if it has none. Raises _Impossible."""
         if isinstance(val, _SYMBOLIC):
             return _fixed_number(val)
         if not isinstance(val, torch.Tensor) or not val._has_symbolic_sizes_strides or val.layout is not torch.strided:

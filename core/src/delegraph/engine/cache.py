@@ -153,6 +153,7 @@ def user_folder() -> Path:
 
 
 def _unusable(folder: Path, why: str) -> OptionError:
+    """The error for a folder that cannot be a cache, because of ``why``."""
     text = f"the folder {folder} cannot be a cache: {why}"
     hint = "name a folder of your own, with the mode 0700 (a new one gets it), or Cache(folder, shared=True)"
     return OptionError("option-invalid", text, hint=hint)

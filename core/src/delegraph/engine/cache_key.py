@@ -30,9 +30,9 @@ def key_of_result(
     fingerprint: str,
 ) -> str:
     """The key of a compiled partition, given its form, its backend and that backend's ``fingerprint``."""
-    told = [(spec.key, spec.value.hex()) for spec in specs]
-    named = form.names if backend.keeps_names else None
-    return key_of(backend, [form.key, named, told, producer, versions(declared.composes), fingerprint])
+    settings = [(spec.key, spec.value.hex()) for spec in specs]
+    names = form.names if backend.keeps_names else None
+    return key_of(backend, [form.key, names, settings, producer, versions(declared.composes), fingerprint])
 
 
 def key_of(kind: type, parts: Sequence[Any]) -> str:
@@ -55,14 +55,15 @@ def versions(distributions: Iterable[str]) -> list[tuple[str, str, str]]:
 
 @cache
 def _version(distribution: str) -> tuple[str, str]:
+    """The version of a distribution and a hash of its code, as ``versions`` describes them."""
     try:
-        found = importlib_metadata.distribution(distribution)
+        installed = importlib_metadata.distribution(distribution)
     except importlib_metadata.PackageNotFoundError:
         return "", ""
-    url = json.loads(found.read_text("direct_url.json") or "{}")
+    url = json.loads(installed.read_text("direct_url.json") or "{}")
     if not url.get("dir_info", {}).get("editable"):
-        return found.version, ""
-    return found.version, _hash([Path(url2pathname(urlparse(url["url"]).path))])
+        return installed.version, ""
+    return installed.version, _hash([Path(url2pathname(urlparse(url["url"]).path))])
 
 
 @cache
@@ -70,15 +71,15 @@ def _sources(package: str) -> str:
     """A hash of a package's Python files, since a package that is being edited keeps its version."""
     module = sys.modules[package]
     folders = sorted(map(Path, getattr(module, "__path__", ())))
-    return _hash(folders or [Path(given) for given in [getattr(module, "__file__", None)] if given])
+    return _hash(folders or [Path(file) for file in [getattr(module, "__file__", None)] if file])
 
 
 def _hash(places: Iterable[Path]) -> str:
     """A hash of the Python files ``places``, or in folders ``places``; hidden folders are left out."""
     digest = hashlib.sha256()
     for place in places:
-        listed = sorted(place.rglob("*.py")) if place.is_dir() else [place]
-        for path in listed:
+        paths = sorted(place.rglob("*.py")) if place.is_dir() else [place]
+        for path in paths:
             name = path.relative_to(place)
             if not any(part.startswith(".") for part in name.parts):
                 digest.update(f"{name.as_posix()}\0".encode() + hashlib.sha256(path.read_bytes()).digest())

@@ -29,8 +29,8 @@ _SHARED = 4096
 
 def packed(key: str, header: Any, raw: Sequence[bytes]) -> bytes:
     """The bytes of an entry, from its header, which is JSON, and the bytes that follow the header."""
-    told = json.dumps(header).encode()
-    rest = b"".join((len(told).to_bytes(8, "little"), told, *raw))
+    encoded = json.dumps(header).encode()
+    rest = b"".join((len(encoded).to_bytes(8, "little"), encoded, *raw))
     return MAGIC + hashlib.sha256(key.encode() + rest).digest() + rest
 
 
@@ -63,6 +63,7 @@ def write_result(key: str, about: Any, result: PreprocessResult, form: Form) -> 
         rows: list[Any] = []
 
         def take(piece: memoryview) -> None:
+            """Add a row for one piece; store its bytes unless a constant has them."""
             if shared := _shared(piece, places):
                 rows.append(shared)
                 return
@@ -99,8 +100,8 @@ def _shared(piece: memoryview, places: Sequence[tuple[Any, int, int]]) -> tuple[
 def _entries(table: dict[str, DataEntry]) -> Any:
     """The entries of a table of named data as JSON."""
     layouts = {key: entry.tensor_layout for key, entry in table.items()}
-    told = {key: layout and [str(layout.dtype)[6:], list(layout.sizes)] for key, layout in layouts.items()}
-    return [[key, entry.buffer_index, entry.alignment, told[key]] for key, entry in table.items()]
+    described = {key: layout and [str(layout.dtype)[6:], list(layout.sizes)] for key, layout in layouts.items()}
+    return [[key, entry.buffer_index, entry.alignment, described[key]] for key, entry in table.items()]
 
 
 def _plain(value: Any) -> Any:

@@ -115,7 +115,7 @@ def _groups_sharing_nodes(ends: Sequence[Node]) -> list[list[Node]]:
 def _unneeded(ends: Sequence[Node], removed: Collection[Node]) -> set[Node]:
     """The nodes that nothing needs once ``ends`` are constants, except those ``removed`` already."""
     unneeded: set[Node] = set(ends)
-    for node in sorted(ancestors(*ends) - unneeded, reverse=True):  # users before what they use
+    for node in sorted(ancestors(*ends) - unneeded, reverse=True):  # users come before their operands
         if all(user in unneeded or user in removed for user in node.users):
             unneeded.add(node)
     return unneeded.difference(removed)

@@ -311,7 +311,10 @@ class _Attempt(Inlining):
         return self.complete or (self.gains and to_core(self.node.target) is not None)
 
     def _ask(self, call: Node, attempts: _Attempts) -> None:
-        """Ask the backend about one part. If it refuses the part, attempt to decompose that in turn."""
+        """Ask the backend about one part, and update ``complete`` and ``gains``.
+
+        If the backend refuses the part, attempt to decompose that in turn.
+        """
         if all(i in self._constant for i in call.all_input_nodes):
             self._constant.add(call)
         if attempts.keeps(call):

@@ -36,6 +36,7 @@ def order(plan: Plan) -> list[Unit]:
             units[position.setdefault(id(unit), k)] = unit
 
     def position_of(node: Node) -> int:
+        """The position of the unit of ``node``."""
         return position[id(plan.provider.get(node, node))]
 
     # units are identified by the position of their first node, which also orders those that may run next

@@ -125,6 +125,7 @@ class Lowering:
         names = {d.backend_id: self.registry.spec(d.backend_id).name for d in self.delegates}
 
         def rows() -> Rows:
+            """The rows of the report, built when they are first read."""
             from ..report.build import build_rows  # imported late: many reports are never read
 
             with pause_collection():

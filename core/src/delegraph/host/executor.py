@@ -108,6 +108,7 @@ class LoadedDelegate:
         self._copies, self._suspected = False, True
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
+        """Call the delegate with its run-time inputs; returns its outputs as a tuple."""
         run = self._run or self._load()
         if not self._copies:
             return self._check(self._call(run, args))
@@ -369,6 +370,7 @@ class SuspiciousExecutable(Executable):
     """A method whose delegates have their inputs compared before and after each call."""
 
     def _bind(self, module: LoweredBackendModule) -> Callable[..., Any]:
+        """The delegate of ``module``, with its inputs compared at every call."""
         assert self._delegates is not None
         return self._delegates(module).suspected
 

@@ -197,6 +197,7 @@ class _AttributedBlob:
         return len(self.blob)
 
     def write_to(self, file: BinaryIO) -> None:
+        """Write the bytes to ``file``; an error other than OSError names the plugin."""
         try:
             self.blob.write_to(file)
         except OSError:

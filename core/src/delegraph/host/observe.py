@@ -26,6 +26,7 @@ class ObservedExecutable(Executable):
         run = self._method.watched_code.function(self._bind, self._observer)
 
         def watched(*values: Any) -> Any:
+            """One call, from ``begin`` to ``end``."""
             self._observer.begin(dict(zip(self._method.parameters, values, strict=True)))
             results = run(*values)
             self._observer.end()
@@ -87,6 +88,6 @@ class _Observed(LoadedDelegate):
             raise ContractViolation("contract-violation", text)
         for identifier, values in returned[1].items():
             if not isinstance(values, (tuple, list)):
-                text = f"{subject} told {type(values).__name__} under {identifier!r}; it returns {wanted}"
+                text = f"{subject} returned {type(values).__name__} for {identifier!r}; it returns {wanted}"
                 raise ContractViolation("contract-violation", text)
         return returned

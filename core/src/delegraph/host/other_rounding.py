@@ -57,6 +57,7 @@ class OtherRounding(TorchDispatchMode):
         self._random = torch.Generator().manual_seed(0) if what == "rounding" else None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Call ``func``, and change its results if it rounds, or the choice if it picks elements."""
         kwargs = kwargs or {}
         if func in _PICKS and not kwargs.get("stable"):  # a stable sort has no choice among equal elements
             return self._pick(func, args, kwargs)

@@ -30,6 +30,7 @@ class AllNodePartitioner(Partitioner):
         self.delegation_spec = DelegationSpec(backend_id, compile_specs)
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """Tag all calls of the program, its constants, and the buffers that it writes."""
         tag = self.delegation_spec.backend_id
         for node in exported_program.graph.nodes:
             if node.op == "call_function":
@@ -77,11 +78,13 @@ class _PatternSupport(Predicate):
         self._taken: set[Node] = set()
 
     def begin(self, exported_program: ExportedProgram) -> None:
+        """List the calls of a new program that match the patterns."""
         super().begin(exported_program)
         self.lists = [list(nodes) for nodes in self._patterns(exported_program)]
         self._taken = {n for nodes in self.lists for n in nodes}
 
     def _why_not_taken(self, node: Node) -> str | None:
+        """None for a listed call; the answer of ``otherwise`` for any other."""
         return None if node in self._taken else self._otherwise(node)
 
 

@@ -38,9 +38,11 @@ class Predicate:
         self._constant: set[Node] = set()
 
     def begin(self, exported_program: ExportedProgram) -> None:
+        """Begin with a new program, whose constant placeholders are the first constants."""
         self._constant = constant_placeholders(exported_program)
 
     def is_constant(self, node: Node) -> bool:
+        """Whether ``node`` computes a constant; asked in graph order, so operands are known."""
         tags = getattr(node.target, "tags", ())
         known = torch.Tag.nondeterministic_seeded not in tags and all(i in self._constant for i in node.all_input_nodes)
         if known:
@@ -48,6 +50,7 @@ class Predicate:
         return known
 
     def partition_why_not(self, nodes: Sequence[Node]) -> Mapping[Node, str]:
+        """{}: a plain function refuses no partition as a whole."""
         return {}
 
 

@@ -22,6 +22,7 @@ class DontPartition:
         self.targets, self.exact = targets, exact
 
     def __call__(self, node: Node) -> str | None:
+        """Why ``node`` stays on the host; None if its operator, and the one it was decomposed from, is not listed."""
         names = [str(op) for op in (node.target, node.meta.get("original_aten")) if op is not None]
         return _reason(names, map(str, self.targets), self.exact, "operator")
 
@@ -33,6 +34,7 @@ class DontPartitionName:
         self.names, self.exact = names, exact
 
     def __call__(self, node: Node) -> str | None:
+        """Why ``node`` stays on the host; None if its name is not listed."""
         return _reason([node.name], self.names, self.exact, "name")
 
 
@@ -47,6 +49,7 @@ class DontPartitionModule:
         self.module_name, self.instance_name, self.exact = module_name, instance_name, exact
 
     def __call__(self, node: Node) -> str | None:
+        """Why ``node`` stays on the host; None if no module around it has the class or path."""
         stack = node.meta.get("nn_module_stack", {}).values()
         names = [kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}" for _, kind in stack]
         classes = names if "." in (self.module_name or "") else [name.rpartition(".")[2] for name in names]

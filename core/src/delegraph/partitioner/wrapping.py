@@ -37,6 +37,7 @@ class WrappingPartitioner(Partitioner):
 
     @property
     def spec(self) -> Mapping[Any, Any]:
+        """The settings of ``inner``."""
         return self.inner.spec
 
     @property
@@ -50,6 +51,7 @@ class WrappingPartitioner(Partitioner):
         self.inner.additional_checks = tuple(checks)  # type: ignore[attr-defined]
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """The result of ``inner``, with the partitions sent to ``backend_id``."""
         result = self.inner(exported_program)
         check_result(self.inner, result, exported_program)
         tags = result.partition_tags.items()
@@ -57,7 +59,9 @@ class WrappingPartitioner(Partitioner):
         return replace(result, partition_tags=specs)
 
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
+        """The transform of ``inner``."""
         return self.inner.transform_for_pre_decomposition(exported_program)
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
+        """The operators that ``inner`` wants whole."""
         return self.inner.ops_to_not_decompose(ep)
