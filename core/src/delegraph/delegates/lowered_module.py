@@ -56,9 +56,9 @@ class LoweredBackendModule(torch.nn.Module):
     (``state``): these are buffers of ``original_module``, which returns their new values first, as mutations in its
     signature. A runtime starts with their values in ``original_module`` at every load, and keeps them between calls.
 
-    It takes its inputs one by one and returns a tuple. An entry point may set ``whole``, if the module stands for a whole
-    program. It is then called like that program: ``whole(delegate, args, kwargs)`` calls the delegate, with arguments
-    and results in the program's structure. A copy shares the blob and all tensors except those of its state.
+    It takes its inputs one by one and returns a tuple. If the module stands for a whole program, an entry point may set
+    ``whole``. The module is then called like that program: ``whole(delegate, args, kwargs)`` calls the delegate, with
+    arguments and results in the program's structure. A copy shares the blob and all tensors except those of its state.
     """
 
     def __init__(
