@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parent.parent
 DISTRIBUTIONS = (
     *("core", "plugins/analysis", "plugins/demo_backend", "plugins/devkit"),
-    *("plugins/executorch_backend", "plugins/quantize", "plugins/tosa_backend"),
+    *("plugins/executorch_backend", "plugins/quantize", "plugins/tosa_backend", "plugins/workers"),
 )
 """In the order of their names."""
 TEMPLATES = re.compile("delegraph_devkit/scaffold/(device_)?template/tests/")  # tests of the packages that it makes

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Any, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from torch.export import ExportedProgram
 
 from .discovery.registry import Registry, default_registry
 from .engine.cache import Cache, asked_cache
 from .engine.compile_cached import Lookups
+from .engine.elsewhere import Elsewhere
 from .engine.export import export_method, sources_by_method
 from .engine.pipeline import Lowering, Round, run
 from .errors import OptionError
@@ -41,7 +41,10 @@ class Choices(TypedDict, total=False):
     fold_constants: bool
     on_missing_runtime: OnMissingRuntime
     registry: Registry | None
-    executor: Executor | None
+    executor: Any
+    isolation: Literal["process"] | None
+    time_limit: float | None
+    memory_limit: int | None
     cache: bool | str | os.PathLike[str] | Cache | None
 
 
@@ -58,7 +61,10 @@ def lower(
     fold_constants: bool = True,
     on_missing_runtime: OnMissingRuntime = "error",
     registry: Registry | None = None,
-    executor: Executor | None = None,
+    executor: Any = None,
+    isolation: Literal["process"] | None = None,
+    time_limit: float | None = None,
+    memory_limit: int | None = None,
     cache: bool | str | os.PathLike[str] | Cache | None = None,
 ) -> LoweredProgram:
     """Lower a model; the result's report says what went where, and why not elsewhere.
@@ -71,8 +77,13 @@ def lower(
     name: {option: value}}. ``transforms`` are functions from program to program, run on the normalized program. With
     ``require_full``, operators that are left to the host are an error, which lists all of them. Calls on constants
     alone that a backend refuses are computed now, values up to 16 MiB each, unless ``fold_constants`` is False. The
-    model is never changed, its weights never copied. ``executor`` (a ``concurrent.futures`` executor of threads)
-    compiles partitions of thread-safe backends side by side, to the same bytes.
+    model is never changed, its weights never copied.
+
+    ``executor`` (a ``concurrent.futures`` executor) compiles partitions side by side, to the same bytes: threads those
+    of thread-safe backends, executors of other processes or machines those of all backends. With
+    ``isolation="process"``, each partition is compiled in another process; if that crashes, exits, or compiles for more
+    than ``time_limit`` seconds or with more than ``memory_limit`` bytes, the partition goes to the next backend or to
+    the host. Other processes need ``delegraph-workers``.
     ``cache`` is a folder of compiled partitions, True for the user's, or a ``Cache``: what is there is not compiled
     again, nor what is equal, the rest is stored, and the report says whence each delegate is. Without it, the
     environment's ``DELEGRAPH_CACHE`` is that folder, if it is set.
@@ -85,9 +96,11 @@ def lower(
     if backends is None:
         backends, why = registry.default_backends(options)
     backends = _expect_backends(backends)
-    with pause_collection():  # also while plugins are imported: one collection would take longer than that
+    elsewhere = Elsewhere(registry, executor, isolation, time_limit, memory_limit)
+    with elsewhere, pause_collection():  # also while plugins are imported: one collection would take longer than that
         named = _named_partitioners(backends, options, registry)
         chosen = registry.preferring(b for b in backends if isinstance(b, str))
+        elsewhere.begin(b for b in backends if isinstance(b, str))
         if example_inputs is None and (given := _model_of_plugin(program, registry)) is not None:
             program, transforms = given.programs, (*given.transforms, *transforms)
             example_inputs, example_kwargs, dynamic_shapes = given.inputs, given.kwargs, given.dynamic_shapes
@@ -101,7 +114,7 @@ def lower(
                 for given, (name, partitioner) in zip(backends, named, strict=True)
             ],
             folds_constants=fold_constants,
-            executor=executor,
+            elsewhere=elsewhere,
             cache=Lookups(kept) if kept else None,
             gives_back=True,
             notifies=True,

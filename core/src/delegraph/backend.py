@@ -52,6 +52,7 @@ class PreprocessResult:
     are for the report. ``facts`` are facts of the delegate by name, such as ``{"memory": "on-chip"}``; ``"target"`` is
     shown if delegates of one backend have different ones. ``figures``: identifier of ``debug_handle_map`` -> amounts by
     name, such as ``{3: {"cycles": 1200}}``, which the report adds up by delegate and by line of the user's program.
+    ``output`` is what the compiler printed, for the report; what it prints in a process of its own is put there.
     """
 
     processed_bytes: bytes | Blob = b""
@@ -60,6 +61,7 @@ class PreprocessResult:
     _delegate_info_meta: Any = None
     facts: Mapping[str, str | int | float] = field(default_factory=dict)
     figures: Mapping[int | str, Mapping[str, int | float]] = field(default_factory=dict)
+    output: str = ""
 
 
 def enforcedmethod(method: F) -> F:

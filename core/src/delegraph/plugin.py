@@ -186,6 +186,9 @@ class BackendSpec(Declaration):
 
     ``default=True``: if several backends are installed and a user names none, this one is taken. If two that suit
     declare it, the user has to choose.
+
+    ``isolated=True``: its compiler may end or hang the process that it runs in, so ``delegraph.lower`` always calls it
+    in one of its own, for which ``delegraph-workers`` has to be installed.
     """
 
     noun = "backend"
@@ -205,6 +208,7 @@ class BackendSpec(Declaration):
     known_differences: tuple[tuple[str, str], ...] = ()
     default: bool = False
     composes: tuple[str, ...] = ()
+    isolated: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -53,6 +54,11 @@ class Lower:
         kept = "keep compiled partitions in this folder, or in the user's, and compile none that is there"
         add("--cache", nargs="?", const=True, metavar="DIR", help=f"{kept} (default: $DELEGRAPH_CACHE)")
         add("--cache-remote", metavar="URL", help="also in this one, which others share, such as s3://bucket/folder")
+        apart = "compile each partition in a process of its own, which a compiler may end (delegraph-workers)"
+        add("--isolation", choices=["process"], help=apart)
+        told = "stop compiling a partition after so long; it goes to the next backend or to the host"
+        add("--time-limit", type=_amount, metavar="SECONDS", help=told)
+        add("--memory-limit", type=_amount, metavar="MB", help="the same for memory that compiling a partition takes")
         add("--min-delegated", type=_share, metavar="SHARE", help="fail if fewer operators are delegated, such as 0.95")
         add("--max-delegates", type=natural_number, metavar="N", help="fail if there are more delegates")
         rows = "with several MODELs: add a line of JSON for each; a MODEL that has one is not lowered again"
@@ -128,6 +134,8 @@ def _lower_one(
                 folder = args.cache or os.environ.get("DELEGRAPH_CACHE")
                 cache = Cache(None if folder is True else folder, remote=args.cache_remote)
             choices: Choices = {"backends": backends, "options": options, "fold_constants": folds, "cache": cache}
+            memory = None if args.memory_limit is None else int(args.memory_limit * 1e6)
+            choices |= {"isolation": args.isolation, "time_limit": args.time_limit, "memory_limit": memory}
             lowered = lower(**given.arguments(), **choices)
         made.report = lowered.report
         made.report.notes += notes
@@ -223,6 +231,17 @@ def _share(text: str) -> float:
 
 
 _share.__name__ = "share from 0 to 1"  # what argparse calls the value in its error
+
+
+def _amount(text: str) -> float:
+    """For argparse: a number above 0."""
+    amount = float(text)
+    if not 0 < amount < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return amount
+
+
+_amount.__name__ = "number above 0"
 
 
 def _path_for_model(path: Path, model: str) -> Path:

@@ -95,6 +95,7 @@ class LoweredBackendModule(torch.nn.Module):
             self.meta["_delegate_info_meta"] = delegate_info
         facts = {**(delegate_info if isinstance(delegate_info, Mapping) else {}), **result.facts}
         self.meta["facts"] = {str(name): str(fact) for name, fact in facts.items()}
+        self.meta["output"] = result.output
         self.meta["figures"] = {identifier: dict(amounts) for identifier, amounts in result.figures.items()}
 
     @property

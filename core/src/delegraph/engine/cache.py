@@ -1,6 +1,6 @@
 """A folder of cache entries by key, and optionally a remote folder that a team shares.
 
-An entry is bytes that begin with a digest; ``cached_result`` knows what they contain.
+An entry is bytes that begin with a digest; ``delegraph.work`` knows what they contain.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ..errors import FormatError, OptionError
 from ..io.atomic_write import write_whole
-from .cached_result import unpacked
+from ..work import unpacked
 from .remote_cache import Remote
 
 _LIMIT = 10 << 30

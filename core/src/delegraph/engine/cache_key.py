@@ -18,7 +18,7 @@ import torch
 from ..backend import BackendDetails, CompileSpec
 from ..exported.work import Form
 from ..plugin import BackendSpec
-from .cached_result import MAGIC
+from ..work import MAGIC
 
 
 def key_of_result(

@@ -21,9 +21,9 @@ from ..errors import DelegraphError, Unsupported
 from ..exported.work import Form, canonical, write
 from ..exported_program import user_inputs
 from ..report.facts import pluralize
+from ..work import read_result, write_result
 from .cache import Cache
 from .cache_key import key_of_result
-from .cached_result import read_result, write_result
 from .partition import Work
 from .preprocess import compile_work, compiles_jointly, preprocess
 from .remote_cache import Away

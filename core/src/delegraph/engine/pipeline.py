@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import count, groupby
@@ -44,6 +43,7 @@ from .compile import compile_all
 from .compile_cached import Lookups
 from .constants import compute_constants
 from .decompose import Decomposer, rebuild, support_of
+from .elsewhere import Elsewhere
 from .export import Source, export_method
 from .extract import begin_work
 from .give_back import give_back, given_back_row
@@ -77,7 +77,7 @@ class Lowering:
     - ``decomposed``: operators that no backend keeps are decomposed.
     - ``in_core_aten``: what the host computes becomes core ATen, apart from operators to ``keep`` whole.
     - ``folds_constants``: calls on constants alone that a backend refuses are computed now.
-    - ``executor``: where backends compile. ``cache``: where compiled results are kept and looked up.
+    - ``elsewhere``: where backends compile; None: here. ``cache``: where compiled results are kept and looked up.
     - ``gives_back``: a partition that its compiler refuses goes to the next backend or to the host. Without it,
       that is an error, because an entry point without a report could not tell the user.
     - ``notifies``: plugins that listen are told of each round.
@@ -97,7 +97,7 @@ class Lowering:
     in_core_aten: bool = False
     keep: Collection[object] = ()
     folds_constants: bool = False
-    executor: Executor | None = None
+    elsewhere: Elsewhere | None = None
     cache: Lookups | None = None
     gives_back: bool = False
     notifies: bool = False
@@ -249,7 +249,9 @@ def _extract(lowering: Lowering) -> None:
 
 def _compile(lowering: Lowering) -> None:
     """Step ``compile``: compile the work; partitions that a compiler refused are taken out of their plans."""
-    compile_all(lowering.work, lowering.registry, lowering.executor, lowering.gives_back, lowering.cache)
+    with lowering.elsewhere or Elsewhere(lowering.registry) as elsewhere:
+        registry, executor = elsewhere.open()
+        compile_all(lowering.work, registry, executor, lowering.gives_back, lowering.cache)
     refused = [work for work in lowering.work if work.not_compiled is not None]
     lowering.work = [work for work in lowering.work if work.not_compiled is None]
     for plan in (plan for top in lowering.plans.values() for plan in top.all()):

@@ -62,7 +62,7 @@ def check_result(backend: str, tag: str, handles: Collection[int], result: Any) 
     elif why := _why_not_reported(result):
         fault, wanted = (
             why,
-            "facts have names; figures are numbers below 2**63 by name, for identifiers of debug_handle_map",
+            "output is text; facts have names; figures are numbers below 2**63 by name, for identifiers of the map",
         )
     elif result.data_store_output is not None:
         try:
@@ -93,6 +93,8 @@ def _why_not_debug_map(debug_map: Any, handles: Collection[int]) -> str | None:
 
 def _why_not_reported(result: PreprocessResult) -> str | None:
     """The fault of facts and figures, which end up in files for others; None if they have none."""
+    if not isinstance(result.output, str):
+        return f"an output that is a {type(result.output).__name__}"
     tables = {"facts": result.facts, "figures": result.figures}
     for name, table in tables.items():
         if not isinstance(table, Mapping):

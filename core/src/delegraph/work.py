@@ -1,8 +1,9 @@
-"""A compiled result as the bytes of an entry of a cache.
+"""Partitions, and what backends make of them, as bytes: what a cache keeps and what other processes get and send.
 
-An entry consists of a magic, the SHA-256 of its key and of the rest, the size of a JSON header, the header, and bytes.
-Bytes of a result that are bytes of a constant of the partition are not stored: a partition with the same key has equal
-constants. The digest finds damaged entries and entries of other keys; it is no protection against attackers.
+``write`` makes the ``Form`` of a program, ``read`` a program of its bytes; ``write_result`` and ``read_result`` do the
+same for a ``PreprocessResult``, as an entry of a key. An entry is a magic, the SHA-256 of its key and of the rest, the
+size of a JSON header, the header, and bytes. Bytes of a result that are a constant of the partition are not in the
+entry: whoever asks has the partition's form. The digest finds damage and entries of other keys, not attackers.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ..backend import Blob, DataEntry, NamedDataStoreOutput, PreprocessResult, TensorLayout
-from ..errors import ContractViolation, FormatError
-from ..exported.work import DTYPES, Form, Memory
-from ..io.blob import stream
-from ..io.weights import is_written, state_of
+from .backend import Blob, DataEntry, NamedDataStoreOutput, PreprocessResult, TensorLayout
+from .errors import ContractViolation, FormatError
+from .exported.work import DTYPES, Form, Memory, read, write
+from .io.blob import stream
+from .io.weights import is_written, state_of
+
+__all__ = ["MAGIC", "Form", "Memory", "nonsense", "packed", "read", "read_result", "unpacked", "write", "write_result"]
 
 MAGIC = b"delegraph entry2"
+"""What entries begin with."""
 _HEAD = struct.Struct("<16s32sQ")
 _SHARED = 4096
 """Pieces of a result with this many bytes or more are compared with the memory of constants."""
@@ -130,7 +134,10 @@ def _unplain(given: Any) -> Any:
 
 
 def read_result(key: str, data: bytes, form: Form) -> PreprocessResult:
-    """The result in the entry ``data``, for the partition of ``form``. Raises FormatError for a wrong entry."""
+    """The result in an entry, for the partition of ``form``. Raises FormatError unless it is one of that key.
+
+    Its fields may be of any type: whoever takes a plugin's result has to check them.
+    """
     header, rest = unpacked(key, data)
     try:
         _, blobs, fields, tags, named = header
@@ -150,12 +157,16 @@ def _blobs(rows: Sequence[Any], rest: memoryview, form: Form) -> Iterator[bytes 
     for blob in rows:
         pieces: list[Any] = []
         for row in blob:
-            if isinstance(row, int):
-                pieces.append(bytes(rest[place : place + row]))
-                place += row
+            number, first, size = (0, 0, row) if type(row) is int else row
+            memory = None if type(row) is int else form.memories[number]
+            end = len(rest) - place if memory is None else memory.size
+            if min(number, first, size) < 0 or first + size > end:
+                raise ValueError(f"a piece of {size} bytes from {first} on, where there are {end}")
+            if memory is None:
+                pieces.append(bytes(rest[place : place + size]))
+                place += size
             else:
-                number, first, size = row
-                pieces.append((form.memories[number], first, size))
+                pieces.append((memory, first, size))
         shares = any(isinstance(piece, tuple) for piece in pieces)
         yield _Stored(pieces) if shares else b"".join(pieces)
 
