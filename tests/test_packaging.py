@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parent.parent
 DISTRIBUTIONS = (
     *("core", "plugins/analysis", "plugins/demo_backend", "plugins/devkit"),
-    *("plugins/executorch_backend", "plugins/quantize", "plugins/tosa_backend", "plugins/workers"),
+    *("plugins/executorch_backend", "plugins/iree_backend", "plugins/quantize", "plugins/tosa_backend", "plugins/workers"),
 )
 """In the order of their names."""
 TEMPLATES = re.compile("delegraph_devkit/scaffold/(device_)?template/tests/")  # tests of the packages that it makes
@@ -61,7 +61,8 @@ def delegraph(installed, *arguments):
 
 def test_the_wheels_are_pure_and_typed(wheels):
     names = [w.name.split("-")[0] for w in wheels]
-    of_plugins = [f"delegraph_{name}" for name in ("analysis", "demo", "devkit", "executorch", "quantize", "tosa")]
+    plugins = ("analysis", "demo", "devkit", "executorch", "iree", "quantize", "tosa", "workers")
+    of_plugins = [f"delegraph_{name}" for name in plugins]
     assert names == ["delegraph", *of_plugins]
     for wheel, package in zip(wheels, names, strict=True):
         assert wheel.name.endswith("-py3-none-any.whl")

@@ -58,7 +58,8 @@ def test_a_file_is_run_by_the_loader_and_by_irees_own_tool(lowered, tmp_path):
     file = tmp_path / "m.vmfb"
     lowered.save(file)
     assert torch.equal(delegraph.load(file)(*INPUTS)[0], lowered(*INPUTS)[0])
-    command = [str(Path(sysconfig.get_path("scripts"), "iree-run-module")), f"--module={file}", "--function=main", "--device=local-task"]
+    tool = Path(sysconfig.get_path("scripts"), "iree-run-module")
+    command = [str(tool), f"--module={file}", "--function=main", "--device=local-task"]
     command += ["--input=2x3x8x8xf32=0.5", "--input=f32=2.0"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     shown = next(line for line in done.stdout.splitlines() if line.startswith("2x5xf32="))

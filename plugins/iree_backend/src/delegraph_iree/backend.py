@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import delegraph_tosa
 from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult
 from delegraph.errors import OptionError, Unsupported
 from delegraph.exported_program import MUTATIONS, output_values, user_inputs
+from delegraph.formats import join
 from delegraph_tosa import Graph
 from torch.export import ExportedProgram
 
@@ -53,10 +53,9 @@ class IREEBackend(BackendDetails):
         refuses the program or crashes, with what it said.
         """
         tosa, settings = separated(compile_specs)
-        compiled, file = delegraph.get_backend("tosa").preprocess(edge_program, tosa), BytesIO()
-        compiled.processed_bytes.write_to(file)
+        compiled = delegraph.get_backend("tosa").preprocess(edge_program, tosa)
         signature = _signature(edge_program, settings["iree_target"])
-        module = _compile(delegraph_tosa.read(file.getvalue()), settings)
+        module = _compile(delegraph_tosa.read(join(compiled.processed_bytes)), settings)
         facts = {**compiled.facts, "target": settings["iree_target"]}
         return replace(compiled, processed_bytes=pack(module, signature), facts=facts)
 
@@ -78,11 +77,10 @@ def _signature(program: ExportedProgram, target: str) -> Signature:
 
 def _described(nodes: Iterable[Any]) -> tuple[tuple[str, tuple[int, ...]], ...]:
     tensors = (node.meta["val"] for node in nodes)
-    return tuple((str(t.dtype).removeprefix("torch."), tuple(_size(size) for size in t.shape)) for t in tensors)
-
-
-def _size(size: Any) -> int:
-    return size if isinstance(size, int) else -1
+    return tuple(
+        (str(t.dtype).removeprefix("torch."), tuple(size if isinstance(size, int) else -1 for size in t.shape))
+        for t in tensors
+    )
 
 
 def _compile(graph: Graph, settings: dict[str, str]) -> bytes:

@@ -24,12 +24,12 @@ ELEMENTS: dict[DType, str] = {
     DType.FP8E5M2: "f8E5M2",
 }
 """Element type -> what MLIR calls it. Integers have no sign there: int8 that stands for uint8 is i8 as well."""
-_FLOATS: dict[DType, type[np.generic]] = {DType.FP32: np.uint32, DType.FP16: np.uint16}
-"""Float type -> integers with its bits, as which attributes are written: text would round them, and has no NaN."""
+_VALUES = {"NEAREST": "NEAREST_NEIGHBOR"}
+"""Values of attributes that MLIR calls by another name."""
 _IMPLIED = frozenset({"ResultDType", "ResultTypes", "Graph"})
 """Kinds of attributes that MLIR reads off result types, or has as regions."""
-_INLINE = 64
-"""Bytes up to which the elements of a constant are decimal numbers; those of larger ones are hexadecimal bytes."""
+_COUNTED = frozenset({DType.BOOL, DType.INT4, DType.INT48, DType.SHAPE})
+"""Types whose elements have another size in MLIR than in numpy: their constants are written as numbers."""
 
 Put = Callable[[bytes], object]
 
@@ -111,7 +111,6 @@ class _Writer:
             self._region(graph, depth, "tosa.yield")
         return self._line(depth, f"}}) : {signature}")
 
-
     def _inferred_shape(self, reshape: Operator, depth: int) -> None:
         """Write the shape that a RESHAPE takes in place of the one that operators of TOSA 1.1 compute."""
         shape, sizes = reshape.inputs[1], list(reshape.outputs[0].type.declared)
@@ -163,23 +162,16 @@ def _signature(inputs: Sequence[Value], outputs: Sequence[Value]) -> str:
 def _elements(array: np.ndarray[Any, Any], dtype: DType) -> Iterator[bytes]:
     """The text between ``dense<`` and ``>``: numbers, or the bytes of the elements in hexadecimal.
 
-    Integers of 4 and 48 bits, which have no bytes of their own in MLIR's form, are numbers always.
+    Decimal text would round floats, and has no NaN.
     """
-    if array.size == 0:
+    if dtype in _COUNTED:
+        yield json.dumps(array.tolist()).encode()
         return
-    if dtype is DType.BOOL or dtype in (DType.INT4, DType.INT48, DType.SHAPE):
-        yield json.dumps(array.tolist()).encode()
-    elif dtype in _WHOLE and array.nbytes <= _INLINE:
-        yield json.dumps(array.tolist()).encode()
-    else:
-        whole = memoryview(np.ascontiguousarray(array)).cast("B")
-        yield b'"0x'
-        for start in range(0, len(whole), 1 << 20):
-            yield whole[start : start + (1 << 20)].hex().upper().encode()
-        yield b'"'
-
-
-_WHOLE = frozenset({DType.INT8, DType.INT16, DType.INT32, DType.INT64})
+    whole = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    yield b'"0x'
+    for start in range(0, len(whole), 1 << 20):
+        yield whole[start : start + (1 << 20)].tobytes().hex().upper().encode()
+    yield b'"'
 
 
 def _attributes(operator: Operator) -> Iterator[str]:
@@ -201,14 +193,17 @@ def _attribute(operator: Operator, name: str, kind: str, value: Any) -> str:
         return _number(value, operator.inputs[0].dtype)
     # NanMode -> #tosa.nan_mode<PROPAGATE>
     words = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in kind).strip("_")
-    return f"#tosa.{words}<{value}>"
+    return f"#tosa.{words}<{_VALUES.get(str(value), value)}>"
 
 
 def _number(value: float, dtype: DType) -> str:
     """A number with the type of an operator's elements."""
-    if dtype in _FLOATS:
-        array = np.array(value, np.float32 if dtype is DType.FP32 else np.float16)
-        return f"0x{int(array.view(_FLOATS[dtype])):0{2 * array.itemsize}X} : {_element(dtype)}"
-    if dtype is DType.BF16:  # the upper half of the float32, which has no more digits
-        return f"0x{int(np.array(value, np.float32).view(np.uint32)) >> 16:04X} : bf16"
-    return f"{int(value)} : {_element(dtype)}"
+    if dtype is DType.FP16:
+        bits = int(np.array(value, np.float16).view(np.uint16))
+    elif dtype in (DType.FP32, DType.BF16):
+        bits = int(np.array(value, np.float32).view(np.uint32))
+    else:
+        return f"{int(value)} : {_element(dtype)}"
+    if dtype is DType.BF16:  # the upper half of the float32; the number has no more digits than that
+        bits >>= 16
+    return f"0x{bits:0{8 if dtype is DType.FP32 else 4}X} : {_element(dtype)}"

@@ -6,7 +6,6 @@ from typing import Any
 
 import delegraph
 from delegraph.backend import CompileSpec
-from delegraph.errors import OptionError
 from delegraph.partitioner import WrappingPartitioner
 from delegraph_tosa import DType, Operator, TosaSpec, narrow
 
@@ -36,8 +35,6 @@ class IREEPartitioner(WrappingPartitioner):
         spec = tosa.pop("spec", "TOSA-1.0+FP+INT")
         if DEVICE not in TosaSpec.parse(spec).devices:
             spec = f"{spec}+{DEVICE}"
-        if "\0" in f"{cpu}{flags}":
-            raise OptionError("option-invalid", "cpu and flags are arguments of a command, and have no NUL")
         own = {"iree_target": target, "iree_cpu": cpu, "iree_flags": flags}
         inner = delegraph.get_partitioner("tosa", spec=spec, **tosa)
         super().__init__(inner, "IREEBackend", [CompileSpec(key, text.encode()) for key, text in own.items()])

@@ -28,7 +28,7 @@ def delegraph_backends() -> list[BackendSpec]:
             install_hint=INSTALL,
             options=OPTIONS,
             known_differences=KNOWN_DIFFERENCES,
-            checksum=False,
+            composes=("delegraph-tosa",),
         )
     ]
 

@@ -34,13 +34,12 @@ _ELEMENTS = {
 
 
 class IREERuntime(BackendRuntime):
-    """Runs modules for llvm-cpu on all processors of the host, and those for vulkan-spirv on its first Vulkan device."""
+    """Runs modules for llvm-cpu on all processors of the host, those for vulkan-spirv on its first Vulkan device."""
 
     @staticmethod
     def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:
         """Load a module. FormatError if it is damaged, NoRuntime if the host has no device for its target."""
-        module, signature = unpack(processed_bytes)
-        return _Module(module, signature)
+        return _Module(*unpack(processed_bytes))
 
 
 @cache
