@@ -1,7 +1,7 @@
-"""``delegraph completion``: completion in a shell, by argcomplete. Nothing here imports torch.
+"""``delegraph completion``: what a shell offers after TAB, by argcomplete. Nothing here imports torch.
 
-The printed script runs ``delegraph`` at each TAB, so it offers the commands, backends and options that are installed.
-An answer takes as long as ``delegraph backends``.
+The script that is printed runs this program at each TAB, so it knows the commands, backends and options that are
+installed. An answer takes as long as ``delegraph backends``.
 """
 
 from __future__ import annotations
@@ -37,17 +37,14 @@ class Completion:
 
 
 def complete(make_parser: Callable[[list[str]], argparse.ArgumentParser]) -> None:
-    """Write the completions for the line in the environment variables of argcomplete, and end the process.
-
-    ``make_parser``: returns the parser for the complete words of the line.
-    """
+    """Answer the shell, which asks by environment variables, and end the process."""
     line, point, start = (os.environ[name] for name in ("COMP_LINE", "COMP_POINT", "_ARGCOMPLETE"))
-    typed = split_line(line, int(point))[3][int(start) :]  # the complete words after the program's name
+    typed = split_line(line, int(point))[3][int(start) :]  # the complete words behind the program's name
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DelegraphWarning)  # they would disturb the line being typed
+        warnings.simplefilter("ignore", DelegraphWarning)  # nobody reads them while typing
         try:
             parser = make_parser(typed)
-        except DelegraphError:  # the command does not exist or is broken, so there is nothing to complete
+        except DelegraphError:  # the command does not exist or is broken: there is nothing to offer
             os._exit(1)
         for action in _arguments(parser):
             if action.metavar in _COMPLETERS and not (action.metavar == "FILE" and action.option_strings):
@@ -56,7 +53,7 @@ def complete(make_parser: Callable[[list[str]], argparse.ArgumentParser]) -> Non
 
 
 def _arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """All arguments of a parser and of its commands. (argparse lists them only in private attributes.)"""
+    """All arguments of a parser and of its commands; argparse has no public way to ask for them."""
     for action in parser._actions:
         commands = action.choices.values() if isinstance(action, argparse._SubParsersAction) else ()
         yield action
@@ -65,7 +62,7 @@ def _arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _fits(candidate: str, prefix: str) -> bool:
-    """Whether to offer ``candidate`` for the typed ``prefix``. Texts with control characters are never offered."""
+    """Whether to offer a candidate. Texts of plugins with control characters are not offered."""
     return candidate.startswith(prefix) and candidate.isprintable()
 
 
@@ -74,20 +71,17 @@ def _backend_names(**_: Any) -> list[str]:
 
 
 def _option_values(parsed_args: argparse.Namespace, **_: Any) -> Iterator[str]:
-    """``tosa.spec=`` for each option of the backends on the line, or of all backends if the line has none.
-
-    An option with choices, or a bool, gets a candidate for each value.
-    """
-    names = getattr(parsed_args, "backend", None) or _backend_names()
+    """``tosa.spec=`` for each option of the backends on the line, or of all; with values where there are only a few."""
+    named = getattr(parsed_args, "backend", None) or _backend_names()
     for info in default_registry().backends():
-        if info.name in ([names] if isinstance(names, str) else names):
+        if info.name in ([named] if isinstance(named, str) else named):
             for option in info.options:
                 values = ("true", "false") if option.type is bool else option.choices or ("",)
                 yield from (f"{info.name}.{option.name}={value}" for value in values)
 
 
 def _readable_files(prefix: str, **_: Any) -> list[str]:
-    """The files whose suffix is that of a declared format."""
+    """Files with a suffix of an installed format."""
     declared = (spec for plugin in default_registry().plugins() for spec in plugin.declarations)
     return list(FilesCompleter([spec.suffix for spec in declared if isinstance(spec, FormatSpec)])(prefix))
 
@@ -98,4 +92,4 @@ _COMPLETERS: Mapping[Any, Any] = {
     "MODEL": FilesCompleter((".py", ".pt2")),
     "FILE": _readable_files,
 }
-"""Metavar -> completer. Other arguments, and FILE of an option, complete to any file."""
+"""Metavar -> what completes such an argument. FILE of an option may be any file, like all arguments not listed here."""

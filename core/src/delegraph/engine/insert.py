@@ -1,4 +1,4 @@
-"""The step ``insert``: builds the host's program, which calls a module in the place of each partition."""
+"""The step ``insert``: the host's program is built anew, with a call of a module in the place of each partition."""
 
 from __future__ import annotations
 
@@ -28,17 +28,16 @@ from .state import stored_by_delegates
 
 
 def insert_delegates(plan: Plan, work: Sequence[Work], handles: Iterator[int], names: Iterator[str]) -> ExportedProgram:
-    """The program of ``plan``, in which a call of its module replaces each partition; in subgraphs, too.
+    """The program of ``plan`` in which every partition is replaced by a call of its module; in subgraphs too.
 
-    ``work`` has the modules. ``handles`` yields debug handles for the calls. ``names`` yields names for the modules,
-    first for this graph, then for its subgraphs.
+    ``handles`` gives debug handles for the calls, ``names`` gives names for the modules, first to this graph's own.
     """
     taken = {n.target for n in plan.program.graph.nodes if n.op == "get_attr"}
-    module_names = list(islice((name for name in names if name not in taken), len(plan.partitions)))
+    own = list(islice((name for name in names if name not in taken), len(plan.partitions)))
     lowered = [(subgraph, insert_delegates(inner, work, handles, names)) for subgraph, inner in plan.inner]
     dropped = put_back(plan.program, lowered)
     modules = {w.partition.tag: w.module for w in work if w.plan is plan}
-    host = _HostProgram(plan, dropped, iter(module_names))
+    host = _HostProgram(plan, dropped, iter(own))
     for unit in plan.units:
         if isinstance(unit, Partition):
             host.call(unit, modules[unit.tag], next(handles))
@@ -50,7 +49,7 @@ def insert_delegates(plan: Plan, work: Sequence[Work], handles: Iterator[int], n
 def _is_for_delegates(plan: Plan, node: Node) -> bool:
     """Whether ``node`` fetches a subgraph that only delegated calls use.
 
-    Delegates have copies of their subgraphs, so the host's program does not need it.
+    Delegates have copies of their subgraphs, so the host's program does not need the node.
     """
     fetches = node.op == "get_attr" and bool(node.users)
     return fetches and all(None not in plan.tags.get(user, (None,)) for user in node.users)
@@ -59,8 +58,7 @@ def _is_for_delegates(plan: Plan, node: Node) -> bool:
 class _HostProgram:
     """Builds the host's new graph, its signature, and the table of modules that it calls.
 
-    ``dropped``: constants that calls no longer pass to their subgraphs, because delegates inside own them. ``env``:
-    node of the plan's program -> its copy. ``state``: buffers that delegates keep.
+    ``dropped`` are constants that calls no longer pass to their subgraphs, because delegates in there own them.
     """
 
     def __init__(self, plan: Plan, dropped: Collection[Node], names: Iterator[str]) -> None:
@@ -78,11 +76,11 @@ class _HostProgram:
     def _stays(self, node: Node) -> bool:
         """Whether the host keeps the placeholder ``node``.
 
-        It does not keep a constant that only delegates use, and no buffer that a delegate keeps.
+        A constant that only delegates use goes with them, and so does a buffer that a delegate keeps.
         """
         if node in self.state:
             return False
-        if not node.users:  # unused in the model, or no longer passed by calls
+        if not node.users:  # the model has it unused, or calls no longer pass it
             return node not in self.dropped
         tags = self.plan.tags
         owners = {*tags.get(node, ())}
@@ -95,9 +93,9 @@ class _HostProgram:
         self.env[node] = new
 
     def call(self, partition: Partition, module: LoweredBackendModule, handle: int) -> None:
-        """Call ``module`` in the place of its partition; ``handle`` is the debug handle of the call.
+        """Call ``module`` for its partition.
 
-        A value with a boundary type is cast to it before the call, or back from it after the call.
+        Values that cross the border in another dtype are cast before and behind.
         """
         name = next(self.names)
         self.modules[name] = module
@@ -114,13 +112,13 @@ class _HostProgram:
             self.env[node] = self._cast(new, node.meta["val"].dtype) if node in dtypes else new
 
     def _cast(self, node: Node, dtype: torch.dtype) -> Node:
-        """Add a cast at a border, marked so that reports do not count it as an operator."""
+        """A cast at a border, marked so that reports do not count it as an operator."""
         new = cast(self.graph, node, dtype)
         new.meta["boundary"] = True
         return new
 
     def build(self) -> ExportedProgram:
-        """The finished program. It does not return the new values of buffers that delegates keep."""
+        """The finished program, without the outputs that only stored buffers which delegates keep now."""
         program = self.plan.program
         stored = stored_by_delegates(program, self.state)
         pairs = enumerate(zip(program.graph_signature.output_specs, output_values(program), strict=True))

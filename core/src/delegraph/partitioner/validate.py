@@ -1,4 +1,4 @@
-"""Checks that the result of a partitioner has the types that the contract asks for."""
+"""Checks that what a partitioner returned has the types that its contract says."""
 
 from __future__ import annotations
 
@@ -17,22 +17,19 @@ if TYPE_CHECKING:
 
 
 def check_result(who: Partitioner, result: Any, program: ExportedProgram) -> None:
-    """Raise ContractViolation if a part of ``result``, returned by ``who`` for ``program``, has a wrong type.
-
-    The error names the partitioner, the tag and the value.
-    """
+    """Raise ContractViolation, which names ``who``, tag and wrong value, if a part of ``result`` has a wrong type."""
     fault = next(_faults(result, program), None)
     if fault is not None:
         raise ContractViolation("contract-violation", f"partitioner {type(who).__name__}{fault}")
 
 
 def _faults(result: Any, program: ExportedProgram) -> Iterator[str]:
-    """The faults in the types of a partitioner's result, as text."""
+    """What is wrong with the types in a partitioner's result, in words."""
     if not isinstance(result, PartitionResult):
         yield f" returned {type(result).__name__}, not a PartitionResult"
     elif not isinstance(result.partition_tags, Mapping):
-        kind = type(result.partition_tags).__name__
-        yield f": `partition_tags` is to map each tag to a DelegationSpec, and is {kind}"
+        given = type(result.partition_tags).__name__
+        yield f": `partition_tags` is to map each tag to a DelegationSpec, and is {given}"
     elif result.tagged_exported_program is not program:
         yield " returned another program; it is to tag the one that it was given"
     else:
@@ -43,7 +40,7 @@ def _faults(result: Any, program: ExportedProgram) -> Iterator[str]:
 
 
 def _faults_of_tag(tag: Any, spec: Any) -> Iterator[str]:
-    """The faults in one entry of ``partition_tags``."""
+    """What is wrong with one entry of ``partition_tags``."""
     if not isinstance(tag, str):
         yield f" returned the tag {tag!r:.80} ({type(tag).__name__}); a tag is a str"
     elif not isinstance(spec, DelegationSpec):
@@ -59,7 +56,7 @@ def _faults_of_tag(tag: Any, spec: Any) -> Iterator[str]:
 
 
 def _faults_of_boundary(types: Any) -> Iterator[str]:
-    """The faults in ``boundary_types``."""
+    """What is wrong with ``boundary_types``."""
     if not isinstance(types, Mapping):
         yield f" returned {_show(types)} as boundary_types; a dict from names of nodes to dtypes is wanted"
         return
@@ -69,7 +66,7 @@ def _faults_of_boundary(types: Any) -> Iterator[str]:
 
 
 def _faults_of_refusals(refusals: Any) -> Iterator[str]:
-    """The faults in ``refusals``."""
+    """What is wrong with ``refusals``."""
     if not isinstance(refusals, (list, tuple)):
         yield f" returned {_show(refusals)} as refusals; a list of Refusal is wanted"
         return

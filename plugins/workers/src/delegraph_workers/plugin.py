@@ -1,3 +1,0 @@
-"""The light module. Imports neither torch nor numpy."""
-
-from __future__ import annotations
