@@ -27,6 +27,7 @@ CONTRACT = (
     "runtime",
     "source",
     "summary",
+    "work",
 )
 
 
@@ -115,7 +116,7 @@ def test_the_contract_is_flat_and_says_what_is_public():
     core = ROOT / "core/src/delegraph"
     modules = {p.stem for p in core.glob("*.py")}
     assert modules == {*CONTRACT, "__init__", "__main__", "api", "lowered_program", "lowering"}
-    assert len(modules - {"__init__", "__main__"}) <= 13
+    assert len(modules - {"__init__", "__main__"}) <= 14
     packages = (core / "partitioner/__init__.py", *core.glob("io/[a-z]*.py"))
     packages += tuple(core / name / "__init__.py" for name in ("command", "delegates", "engine", "exported", "host"))
     for module in (*(core / f"{name}.py" for name in CONTRACT), *packages):
@@ -142,11 +143,12 @@ def test_every_path_in_the_architecture_page_exists():
 
 
 BUDGET = {
-    "exported": 3110, "discovery": 1720, "engine": 2220, "host": 1070, "cli": 830, "report": 810,
+    "exported": 3110, "discovery": 1720, "engine": 2240, "host": 990, "cli": 850, "report": 810,
     "partitioner": 710, "io": 500, "command": 490, "delegates": 250,
-    "exported_program.py": 270, "plugin.py": 260, "formats.py": 195, "lowered_program.py": 180,
-    "named_data.py": 160, "api.py": 150, "backend.py": 120, "__init__.py": 110, "errors.py": 90,
-    "summary.py": 60, "source.py": 60, "reports.py": 60, "runtime.py": 85, "lowering.py": 10, "__main__.py": 10,
+    "exported_program.py": 270, "plugin.py": 255, "formats.py": 180, "lowered_program.py": 180,
+    "named_data.py": 160, "api.py": 160, "backend.py": 120, "__init__.py": 110, "errors.py": 90,
+    "summary.py": 60, "work.py": 130, "source.py": 60, "reports.py": 60, "runtime.py": 50,
+    "lowering.py": 10, "__main__.py": 10,
 }  # fmt: skip
 """Lines of code in core/src/delegraph, by folder or module: blank lines, comments and docstrings do not count.
 

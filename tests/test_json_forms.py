@@ -53,8 +53,9 @@ def files(tmp_path_factory):
     for suffix in (".tosa", ".pte"):
         found = printed("lower", model, "--backend=tosa", "-o", folder / f"m{suffix}", "--report", folder / "a.json")
         validate(found, "lower")
+    kept = f"--cache={folder / 'kept'}"
     found = printed(
-        "lower", f"{folder / 'm.py'}:net", "--backend=tosa", "--verify-operators", "--report", folder / "b.json"
+        "lower", f"{folder / 'm.py'}:net", "--backend=tosa", "--verify-operators", kept, "--report", folder / "b.json"
     )
     validate(found, "lower")
     return folder
@@ -78,6 +79,7 @@ FORMS = {
     "backends": ("backends", ["backends"]),
     "completion": ("completion", ["completion", "bash"]),
     "diff": ("diff", ["diff", "a.json", "b.json"]),
+    "cache": ("cache", ["cache", "--cache", "kept"]),
     "run": ("run", ["run", "m.tosa"]),
     "tosa": ("inspect .tosa", ["inspect", "m.tosa", "--verify"]),
     "pte": ("inspect .pte", ["inspect", "m.pte"]),

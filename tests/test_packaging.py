@@ -17,7 +17,8 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parent.parent
 DISTRIBUTIONS = (
     *("core", "plugins/analysis", "plugins/demo_backend", "plugins/devkit"),
-    *("plugins/executorch_backend", "plugins/quantize", "plugins/tosa_backend"),
+    *("plugins/executorch_backend", "plugins/iree_backend", "plugins/quantize"),
+    *("plugins/tosa_backend", "plugins/workers"),
 )
 """In the order of their names."""
 TEMPLATES = re.compile("delegraph_devkit/scaffold/(device_)?template/tests/")  # tests of the packages that it makes
@@ -61,7 +62,8 @@ def delegraph(installed, *arguments):
 
 def test_the_wheels_are_pure_and_typed(wheels):
     names = [w.name.split("-")[0] for w in wheels]
-    of_plugins = [f"delegraph_{name}" for name in ("analysis", "demo", "devkit", "executorch", "quantize", "tosa")]
+    plugins = ("analysis", "demo", "devkit", "executorch", "iree", "quantize", "tosa", "workers")
+    of_plugins = [f"delegraph_{name}" for name in plugins]
     assert names == ["delegraph", *of_plugins]
     for wheel, package in zip(wheels, names, strict=True):
         assert wheel.name.endswith("-py3-none-any.whl")
@@ -133,7 +135,12 @@ def test_both_plugins_are_listed_from_the_wheels(installed):
     assert shown.returncode == 0, shown.stderr
     found = {b["name"]: b for b in json.loads(shown.stdout)["backends"]}
     usable = dict.fromkeys(["compiler-demo", "demo", "tosa"], "ok")
-    wanted = {"xnnpack": ["executorch"], "vulkan": ["executorch"], "coreml": ["executorch", "coremltools"]}
+    wanted = {
+        "xnnpack": ["executorch"],
+        "vulkan": ["executorch"],
+        "coreml": ["executorch", "coremltools"],
+        "iree": ["iree"],
+    }
     bridged = {name: "ok" if all(map(find_spec, needs)) else "unavailable" for name, needs in wanted.items()}
     assert {n: b["status"] for n, b in found.items()} == usable | bridged
     for name, row in ((name, found[name]) for name in usable):

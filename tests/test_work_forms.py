@@ -12,6 +12,8 @@ from delegraph.io.blob import join
 from torch import nn
 from torch.export import Dim
 
+from core.tests.support.partitions import Branches, Counts, Sizes
+
 ROOT = Path(__file__).parent.parent
 DYNAMIC = {"tosa": {"spec": "TOSA-1.1+FP+INT+controlflow+shape"}}
 
@@ -23,37 +25,8 @@ def example(file, function, *arguments):
     return *getattr(module, function)(*arguments), {}
 
 
-class Sizes(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(8, 4)
-
-    def forward(self, x, y):
-        z = self.layer(x).relu()
-        return torch.cat([z, y]).reshape(-1), z * x.shape[0]
-
-
-class Branches(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x):
-        return torch.cond(x.sum() > 0, lambda x: self.one(x).relu(), lambda x: self.other(x).sigmoid(), (x,))
-
-
-class Counts(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("count", torch.zeros(3))
-
-    def forward(self, x):
-        self.count.add_(x)
-        return self.count * 2
-
-
 def sizes():
-    rows = Dim("rows", min=2, max=16)
+    rows = 2 * Dim("pairs", min=1, max=8)
     shapes = {"x": {0: rows}, "y": {0: rows}}
     return Sizes().eval(), (torch.randn(4, 8), torch.randn(4, 4)), {"dynamic_shapes": shapes, "options": DYNAMIC}
 

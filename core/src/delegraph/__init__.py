@@ -99,7 +99,7 @@ _NAMES = {
     "partitioner": "Refusal",
     "report.model": "Report",
 }
-"""Module -> public names in it. A module is imported when one of its names is first used."""
+"""Module -> its public names. A module is imported when one of its names is first used."""
 _ELSEWHERE = {
     "BucketedProgram": "delegraph_executorch.buckets:BucketedProgram",
     "Comparison": "delegraph_analysis:Comparison",
@@ -109,7 +109,7 @@ _ELSEWHERE = {
     "quantization_errors": "delegraph_quantize:quantization_errors",
     "quantize": "delegraph_quantize:quantize",
 }
-"""Names of earlier versions -> where they are now, in another distribution."""
+"""Names that delegraph itself had in earlier versions -> their targets in other distributions now."""
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 

@@ -5,7 +5,7 @@ import sys
 from .discovery.loading import installed_path
 
 if __name__ == "__main__":
-    sys.path[:] = installed_path()  # -m puts the working directory in front, and a torch.py in there is not torch
+    sys.path[:] = installed_path()  # -m puts the working directory first, where a torch.py would be imported as torch
     from .cli import main
 
     sys.exit(main())

@@ -1,20 +1,17 @@
-"""``delegraph.lower``, from a model to a program whose parts run on backends.
-
-``delegraph.load``, from a file to one.
-"""
+"""``delegraph.lower``, which lowers a model, and ``delegraph.load``, which reads a saved program."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Any, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from torch.export import ExportedProgram
 
 from .discovery.registry import Registry, default_registry
 from .engine.cache import Cache, asked_cache
 from .engine.compile_cached import Lookups
+from .engine.elsewhere import Elsewhere
 from .engine.export import export_method, sources_by_method
 from .engine.pipeline import Lowering, Round, run
 from .errors import OptionError
@@ -41,7 +38,10 @@ class Choices(TypedDict, total=False):
     fold_constants: bool
     on_missing_runtime: OnMissingRuntime
     registry: Registry | None
-    executor: Executor | None
+    executor: Any
+    isolation: Literal["process"] | None
+    time_limit: float | None
+    memory_limit: int | None
     cache: bool | str | os.PathLike[str] | Cache | None
 
 
@@ -58,26 +58,37 @@ def lower(
     fold_constants: bool = True,
     on_missing_runtime: OnMissingRuntime = "error",
     registry: Registry | None = None,
-    executor: Executor | None = None,
+    executor: Any = None,
+    isolation: Literal["process"] | None = None,
+    time_limit: float | None = None,
+    memory_limit: int | None = None,
     cache: bool | str | os.PathLike[str] | Cache | None = None,
 ) -> LoweredProgram:
-    """Lower a model; the result's report says what went where, and why not elsewhere.
+    """Lower a model for backends. The result's ``report`` says which backend got which operators, and why not more.
 
-    ``program`` is an nn.Module in eval mode with ``example_inputs`` (its arguments; a tensor alone is one), an
-    ExportedProgram, {method: either} (then ``example_inputs``, ``example_kwargs`` and ``dynamic_shapes`` are by method,
-    too), or an object of a type that a plugin reads (``ModelSpec``). ``backends`` are names in order of preference,
-    Partitioners, or both; [] leaves everything on the host. Without it, ``lower`` takes the backends that ``options``
-    are for, else the only one or the default one that is installed, and the report says which. ``options`` is {backend
-    name: {option: value}}. ``transforms`` are functions from program to program, run on the normalized program. With
-    ``require_full``, operators that are left to the host are an error, which lists all of them. Calls on constants
-    alone that a backend refuses are computed now, values up to 16 MiB each, unless ``fold_constants`` is False. The
-    model is never changed, its weights never copied. ``executor`` (a ``concurrent.futures`` executor of threads)
-    compiles partitions of thread-safe backends side by side, to the same bytes.
-    ``cache`` is a folder of compiled partitions, True for the user's, or a ``Cache``: what is there is not compiled
-    again, nor what is equal, the rest is stored, and the report says whence each delegate is. Without it, the
-    environment's ``DELEGRAPH_CACHE`` is that folder, if it is set.
+    ``program``: an nn.Module in eval mode with ``example_inputs`` (a tuple, or a single tensor); an ExportedProgram; a
+    mapping from method names to either, with mappings by method for ``example_inputs``, ``example_kwargs`` and
+    ``dynamic_shapes``; or an object of a type that a plugin reads (``ModelSpec``).
+    ``backends``: names in order of preference, Partitioners, or both; [] leaves everything on the host. None: the
+    backends for which ``options`` are given, else the only usable one or the default; the report says which.
+    ``options``: {backend name: {option: value}}.
+    ``transforms``: functions from program to program, called with the normalized program.
+    ``require_full``: raise NotFullyDelegated, which lists the operators, if any is left to the host.
+    ``fold_constants``: compute calls whose operands are all constants, and that a backend refuses, while lowering, if
+    their value has at most 16 MiB.
+    ``on_missing_runtime``: when a delegate without a runtime is called, "error" raises NoRuntime, and "eager" runs its
+    operators in eager PyTorch.
+    ``executor``: a ``concurrent.futures`` executor that compiles partitions in parallel; the blobs are the same. One of
+    threads is used for thread-safe backends only, one of other processes or machines for all.
+    ``isolation="process"``: compile each partition in another process. If that crashes, exits, or takes more than
+    ``time_limit`` seconds or ``memory_limit`` bytes, the partition goes to the next backend or to the host. Other
+    processes need ``delegraph-workers``.
+    ``cache``: a folder for compiled partitions, True for the user's folder, or a ``Cache``. Partitions that it has are
+    not compiled again, and equal partitions are compiled once; the report says where each delegate came from. None: the
+    folder in the environment variable ``DELEGRAPH_CACHE``, if that is set; False: no cache.
 
-    Raises a ``delegraph.errors.DelegraphError`` with a stable code.
+    The model is not changed, and its weights are not copied. Errors are ``delegraph.errors.DelegraphError`` with stable
+    codes.
     """
     registry, options, why = registry or default_registry(), options or {}, None
     kept = asked_cache(cache)
@@ -85,23 +96,25 @@ def lower(
     if backends is None:
         backends, why = registry.default_backends(options)
     backends = _expect_backends(backends)
-    with pause_collection():  # also while plugins are imported: one collection would take longer than that
+    elsewhere = Elsewhere(registry, executor, isolation, time_limit, memory_limit)
+    with elsewhere, pause_collection():  # also for the import of plugins, which takes less than a collection
         named = _named_partitioners(backends, options, registry)
         chosen = registry.preferring(b for b in backends if isinstance(b, str))
-        if example_inputs is None and (given := _model_of_plugin(program, registry)) is not None:
-            program, transforms = given.programs, (*given.transforms, *transforms)
-            example_inputs, example_kwargs, dynamic_shapes = given.inputs, given.kwargs, given.dynamic_shapes
+        elsewhere.begin(b for b in backends if isinstance(b, str))
+        if example_inputs is None and (model := _model_of_plugin(program, registry)) is not None:
+            program, transforms = model.programs, (*model.transforms, *transforms)
+            example_inputs, example_kwargs, dynamic_shapes = model.inputs, model.kwargs, model.dynamic_shapes
         sources = sources_by_method(program, example_inputs, example_kwargs, dynamic_shapes)
         lowering = Lowering(
             chosen,
             sources=sources,
             transforms=dict.fromkeys(sources, transforms),
             rounds=[
-                Round(name, dict.fromkeys(sources, partitioner), isinstance(given, str))
-                for given, (name, partitioner) in zip(backends, named, strict=True)
+                Round(name, dict.fromkeys(sources, partitioner), isinstance(backend, str))
+                for backend, (name, partitioner) in zip(backends, named, strict=True)
             ],
             folds_constants=fold_constants,
-            executor=executor,
+            elsewhere=elsewhere,
             cache=Lookups(kept) if kept else None,
             gives_back=True,
             notifies=True,
@@ -113,8 +126,8 @@ def lower(
     if require_full:
         report.expect_full()
     eager = {method: source.program for method, source in sources.items()}
-    made = lowering.programs, eager, lowering.delegates, report
-    result = LoweredProgram(*made, chosen, on_missing_runtime, lowering.changed)
+    parts = lowering.programs, eager, lowering.delegates, report
+    result = LoweredProgram(*parts, chosen, on_missing_runtime, lowering.changed)
     report.notes += chosen.notify("delegraph_after_lower", result)
     return result
 
@@ -126,10 +139,10 @@ def export(
     example_kwargs: Any = None,
     dynamic_shapes: Any = None,
 ) -> dict[str, ExportedProgram]:
-    """Method -> its program, as ``lower`` would export it; for a single model ``{"forward": ...}``.
+    """Export a model as ``lower`` does. Returns method -> ExportedProgram, with the key "forward" for a single model.
 
-    The arguments are those of ``lower``, which also takes what this returns. Raises InputError for what cannot be
-    lowered.
+    The arguments are those of ``lower``; the result can be passed to ``lower``. Raises InputError for arguments that
+    cannot be lowered, and DelegraphError if ``torch.export`` fails.
     """
     sources = sources_by_method(program, example_inputs, example_kwargs, dynamic_shapes)
     return {method: export_method(method, source) for method, source in sources.items()}
@@ -143,29 +156,31 @@ def load(
     max_memory: int | None = None,
     max_iterations: int | None = None,
 ) -> LoadedProgram:
-    """Read a program that was saved; call it, or one of its methods, as it was called before.
+    """Read a saved program. The result and its methods are called like the program that was saved.
 
-    The path's suffix chooses the format. A file of one delegate, such as ``.tosa``, takes its inputs in the order that
-    its ``summary`` shows: of first use. Delegates run in the runtimes of their backends, which load them in the first
-    call. ``runtime`` names a runtime that executes the whole file instead, such as ``"executorch"`` for ``.pte``.
-    ``max_memory`` (in bytes) and ``max_iterations`` (of all loops of a call) limit what a file that is not trusted may
-    ask for; their defaults are the format's (``.pte``: 8 GiB and 100000).
+    The path's suffix chooses the format. A file of a single delegate, such as ``.tosa``, takes its inputs in the order
+    of first use, which its ``summary`` shows.
 
-    Raises FormatNotFound if no plugin offers the format, OptionError if the format cannot be read or has no such limit,
-    FormatError for a damaged file, NoRuntime if a runtime is not there.
+    ``runtime``: a runtime that executes the whole file, such as ``"executorch"`` for ``.pte``. None: each delegate runs
+    in its backend's runtime, which loads it at the first call. ``max_memory`` (in bytes) and ``max_iterations``
+    (of all loops of a call): limits for files that are not trusted; None: those of the format (``.pte``: 8 GiB and
+    100000).
+
+    Raises FormatNotFound if no plugin declares the format, OptionError if the format cannot be read or has no such
+    limit, FormatError for a damaged file, NoRuntime if a runtime is missing.
     """
-    with TRACING:  # a format may trace, or read programs by torch.export.load
+    with TRACING:  # a lock: a format may trace, or call torch.export.load
         return FileFormat(path, registry or default_registry()).load(
             runtime, max_memory=max_memory, max_iterations=max_iterations
         )
 
 
 def _model_of_plugin(program: Any, registry: Registry) -> GivenModel | None:
-    """The model that a plugin makes of an object of a type that it declares; None if no plugin declares the type."""
+    """The model that a plugin reads from ``program``; None if no plugin declares its type (``ModelSpec.types``)."""
     if isinstance(program, (ExportedProgram, Mapping)):
         return None
     types = {f"{k.__module__}:{k.__qualname__}" for k in type(program).__mro__}
-    # the type also by its top-level package, from which users import it
+    # a plugin may name a type by the top-level package from which users import it
     types |= {f"{t.partition(':')[0].partition('.')[0]}:{t.partition(':')[2]}" for t in types}
     for spec, _ in registry.declared(ModelSpec):
         if not types.isdisjoint(spec.types):
@@ -176,7 +191,7 @@ def _model_of_plugin(program: Any, registry: Registry) -> GivenModel | None:
 
 
 def _expect_choices(options: Any, transforms: Any, on_missing_runtime: Any) -> None:
-    """Raise OptionError for arguments that do not have the form that ``lower`` says."""
+    """Raise OptionError for arguments of ``lower`` of a wrong type or value."""
     tables = [options, *(options.values() if isinstance(options, Mapping) else ())]
     if not all(isinstance(table, Mapping) and all(isinstance(key, str) for key in table) for table in tables):
         raise OptionError("option-invalid", f"options is {{backend name: {{option: value}}}}, not {options!r}")
@@ -188,7 +203,7 @@ def _expect_choices(options: Any, transforms: Any, on_missing_runtime: Any) -> N
 
 
 def _expect_backends(backends: Any) -> list[str | Partitioner]:
-    """``backends`` as a list; OptionError unless each is a name or a partitioner, and no name is there twice."""
+    """``backends`` as a list. Raises OptionError unless each is a name or a Partitioner, and no name is there twice."""
     if isinstance(backends, (str, bytes, Partitioner)) or not isinstance(backends, Iterable):
         raise OptionError("option-invalid", f"backends is a list of names: backends=[{backends!r}]")
     listed = list(backends)
@@ -208,7 +223,7 @@ def _expect_backends(backends: Any) -> list[str | Partitioner]:
 def _named_partitioners(
     backends: Sequence[str | Partitioner], options: Mapping[str, Mapping[str, Any]], registry: Registry
 ) -> list[tuple[str, Partitioner]]:
-    """Name and partitioner of each backend. A wrong name or option raises an error here, before any work begins."""
+    """(name, partitioner) of each backend. Raises what ``get_partitioner`` does, and OptionError for unused options."""
     for name in options:
         if name not in backends:
             text = f"options for {name!r}, which is not among the backends {list(backends)}"

@@ -35,10 +35,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class CompileSpec:
-    """One setting for the backend: a key and its bytes.
-
-    Order and duplicates of settings are kept, also for the runtime.
-    """
+    """One setting for a backend. Backend and runtime get settings in order, duplicates included."""
 
     key: str
     value: bytes
@@ -46,12 +43,16 @@ class CompileSpec:
 
 @dataclass
 class PreprocessResult:
-    """What a backend makes of one partition.
+    """The result of compiling one partition.
 
-    ``debug_handle_map``: delegate debug identifier -> debug handles of the nodes that it stands for. Two more fields
-    are for the report. ``facts`` are facts of the delegate by name, such as ``{"memory": "on-chip"}``; ``"target"`` is
-    shown if delegates of one backend have different ones. ``figures``: identifier of ``debug_handle_map`` -> amounts by
-    name, such as ``{3: {"cycles": 1200}}``, which the report adds up by delegate and by line of the user's program.
+    ``processed_bytes``: the compiled blob.
+    ``debug_handle_map``: delegate debug identifier -> debug handles of the nodes that it stands for; None: unknown.
+    ``data_store_output``: data that is stored beside the blob; None if there is none.
+    ``facts``: facts for the report by name, such as ``{"memory": "on-chip"}``. The fact "target" is shown only if
+    delegates of the backend have different targets.
+    ``figures``: identifier of ``debug_handle_map`` -> amounts by name, such as ``{3: {"cycles": 1200}}``. The report
+    has their sums for each delegate and each line of the user's program.
+    ``output``: what the compiler printed, for the report. For a compiler in another process, delegraph sets it.
     """
 
     processed_bytes: bytes | Blob = b""
@@ -60,33 +61,33 @@ class PreprocessResult:
     _delegate_info_meta: Any = None
     facts: Mapping[str, str | int | float] = field(default_factory=dict)
     figures: Mapping[int | str, Mapping[str, int | float]] = field(default_factory=dict)
+    output: str = ""
 
 
 def enforcedmethod(method: F) -> F:
-    """Mark a method that every concrete backend must define."""
+    """Decorator for a method that every concrete backend must define."""
     method.__enforcedmethod__ = True  # type: ignore[attr-defined]
     return method
 
 
 class BackendDetails(ABC):
-    """What a backend implements. The class's name is the backend's id; it is never instantiated.
+    """Base class of backends. The class's name is the backend's id; the class is never instantiated.
 
-    A concrete subclass that lacks an enforced method is refused when the class is defined. A shared base says ``class
-    Base(BackendDetails, abstract=True)``.
+    Defining a subclass without an enforced method raises ContractViolation, unless it is a shared base, defined as
+    ``class Base(BackendDetails, abstract=True)``.
     """
 
     thread_safe: ClassVar[bool] = False
     """Whether ``preprocess`` may run in several threads at once, on partitions of one or of several lowerings.
 
-    A backend that traces with torch (``torch.export``, ``make_fx``) may not: torch's tracers keep their state per
-    process.
+    Must be False for a backend that traces with torch (``torch.export``, ``make_fx``): tracers keep state per process.
     """
 
     keeps_names: ClassVar[bool] = False
-    """Whether names of nodes and constants get into what ``preprocess`` makes, and people look for them there.
+    """Whether blobs contain names of nodes and constants that users want to see.
 
-    Cached results are then found again by programs of the same names only. Where it is False, ``preprocess`` gets a
-    program whose names say nothing (v0, v1, ...) if the user asks for a cache.
+    If True, a cached result is only used for programs with the same names. If False, and the user asks for a cache,
+    ``preprocess`` gets a program with neutral names (v0, v1, ...).
     """
 
     def __init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
@@ -99,27 +100,29 @@ class BackendDetails(ABC):
                 hint=f"define it, or declare a shared base: class {cls.__name__}(BackendDetails, abstract=True)",
             )
         check_called_on_class(cls, "preprocess", ("edge_program", "compile_specs"))
+        check_called_on_class(cls, "fingerprint", ("compile_specs",))
         check_called_on_class(cls, "preprocess_multimethod", ("edge_programs", "compile_specs"))
 
     @staticmethod
     @enforcedmethod
     @abstractmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        """Compile one partition. Its placeholders are constants, then inputs; it returns a flat tuple.
+        """Compile one partition.
 
-        ``edge_program.graph_module.meta`` says where it comes from: ``meta["method"]`` is the name of the method,
-        ``meta["partition"]`` is the tag that the partitioner gave it. Raises Unsupported for a partition that it cannot
-        compile: ``delegraph.lower`` gives that to the next backend or to the host, and reports the reason.
+        The placeholders of ``edge_program`` are its constants, then its inputs; it returns a flat tuple. In
+        ``edge_program.graph_module.meta``, "method" is the name of its method, and "partition" its partitioner's tag.
+        Raises Unsupported for a partition that cannot be compiled: ``delegraph.lower`` then leaves it to the next
+        backend or the host, and reports the reason.
         """
         raise NotImplementedError
 
     @staticmethod
     def fingerprint(compile_specs: list[CompileSpec]) -> str | None:
-        """What ``preprocess`` depends on besides its arguments, such as the version of a compiler; None if unknown.
+        """Identifies everything that ``preprocess`` depends on besides its arguments, such as a compiler's version.
 
-        It is stored with each delegate, for the runtime's ``compatible``. Where the user asks for a cache, results are
-        kept only with a fingerprint. It need not name the backend's own package, delegraph or torch. None also where
-        the compile specs make ``preprocess`` write files, or make the result depend on names or source lines.
+        The versions of the backend's own package, delegraph and torch need not be included. None: results must not be
+        cached, because this is unknown, or because with these compile specs ``preprocess`` writes files or its result
+        depends on names or source lines.
         """
         return None
 
@@ -129,7 +132,10 @@ class BackendDetails(ABC):
         edge_programs: Mapping[str, Sequence[ExportedProgram]],
         compile_specs: Mapping[str, Sequence[list[CompileSpec]]],
     ) -> dict[str, list[PreprocessResult]]:
-        """Compile all partitions of all methods; the default calls ``preprocess`` for each."""
+        """Compile all partitions; returns method -> results, in order. The default calls ``preprocess`` for each.
+
+        ``compile_specs`` has one list for each program. Raises ContractViolation if their numbers differ.
+        """
         _check_counts(cls.__name__, edge_programs, compile_specs)
         return {
             method: [cls.preprocess(p, s) for p, s in zip(programs, compile_specs[method], strict=True)]
@@ -138,7 +144,7 @@ class BackendDetails(ABC):
 
 
 def check_called_on_class(cls: type, name: str, arguments: Sequence[str]) -> None:
-    """Raise ContractViolation if ``cls.name`` cannot be called with ``arguments``, as delegraph does."""
+    """Raise ContractViolation if ``cls.name`` cannot be called on the class with the positional ``arguments``."""
     try:
         inspect.signature(getattr(cls, name)).bind(*arguments)
     except TypeError as e:
@@ -147,19 +153,19 @@ def check_called_on_class(cls: type, name: str, arguments: Sequence[str]) -> Non
 
 
 def _check_counts(backend: str, programs: Mapping[str, Sequence[Any]], specs: Mapping[str, Sequence[Any]]) -> None:
-    """Raise ContractViolation unless there is a list of compile specs for each partition."""
-    for method, listed in programs.items():
-        given = len(specs[method]) if method in specs else 0
-        if given != len(listed):
-            text = f"{backend}: method {method!r} has {len(listed)} partitions and {given} lists of compile specs"
+    """Raise ContractViolation unless ``specs`` has as many lists for each method as ``programs`` has partitions."""
+    for method, partitions in programs.items():
+        count = len(specs[method]) if method in specs else 0
+        if count != len(partitions):
+            text = f"{backend}: method {method!r} has {len(partitions)} partitions and {count} lists of compile specs"
             raise ContractViolation("contract-violation", text)
 
 
 class DelegateMappingBuilder:
     """Builds a map from delegate debug identifiers to debug handles, for ``PreprocessResult.debug_handle_map``.
 
-    One identifier may stand for many nodes (fusion), and many for one (decomposition). With ``generated_identifiers``
-    they are 0, 1, 2, ..., otherwise the caller gives each of them, an int or a str.
+    One identifier may stand for many nodes (fusion), and several for the same node (decomposition). With
+    ``generated_identifiers`` the identifiers are 0, 1, 2, ...; otherwise the caller passes each, an int or a str.
     """
 
     def __init__(self, generated_identifiers: bool = False) -> None:
@@ -172,13 +178,17 @@ class DelegateMappingBuilder:
         handles: int | Sequence[int | None] | None = None,
         identifier: int | str | None = None,
     ) -> int | str:
-        """Map an identifier to ``handles``, or to the debug handles of ``nodes``; returns the identifier."""
+        """Map an identifier to ``handles``, or to the debug handles of ``nodes``; returns the identifier.
+
+        Raises ContractViolation unless exactly one of ``nodes`` and ``handles`` is passed, if there is no debug handle,
+        or if ``identifier`` is missing, not wanted or in use.
+        """
         if (nodes is None) == (handles is None):
             raise ContractViolation(
                 "contract-violation", "a delegate mapping entry takes nodes or handles, one of both"
             )
-        found = _handles_of(nodes) if nodes is not None else _as_list(handles)
-        known = tuple(sorted({h for h in found if h is not None}))
+        optional = _handles_of(nodes) if nodes is not None else _as_list(handles)
+        known = tuple(sorted({h for h in optional if h is not None}))
         if not known:
             raise ContractViolation("contract-violation", "a delegate mapping entry needs at least one debug handle")
         key = self._identifier(identifier)
@@ -190,7 +200,7 @@ class DelegateMappingBuilder:
         return dict(self._map)
 
     def _identifier(self, identifier: int | str | None) -> int | str:
-        """The identifier of a new entry, given by the caller or generated."""
+        """The identifier of a new entry: the caller's, or a new one. Raises ContractViolation if it is in use."""
         if self._generated == (identifier is not None):
             wanted = "generates its identifiers" if self._generated else "needs an identifier from you"
             raise ContractViolation("contract-violation", f"this DelegateMappingBuilder {wanted}")
@@ -201,10 +211,10 @@ class DelegateMappingBuilder:
 
 
 def _handles_of(nodes: Any) -> list[int | None]:
-    """The debug handles of nodes; None for a node without one."""
+    """The debug handle of each node, or of a single one; None for a node without a handle."""
     return [n.meta.get("debug_handle") if n is not None else None for n in _as_list(nodes)]
 
 
 def _as_list(items: Any) -> list[Any]:
-    """Several items as a list; one item as a list of one."""
+    """A collection as a list; anything else as a list with that one item."""
     return list(items) if isinstance(items, (list, tuple, set, frozenset)) else [items]

@@ -1,7 +1,7 @@
-"""Every error that delegraph raises, with a stable code.
+"""All errors that delegraph raises, each with a stable code.
 
-Imports only the standard library, so that plugins and the command line can use it without torch.
-A message says what went wrong, where (operator and the user's source line), why, and what to do about it.
+This module imports only the standard library, so that plugins and the command line can use it without torch. A message
+says what went wrong, where (operator and line of the user's program), why, and what to do about it.
 """
 
 from __future__ import annotations
@@ -64,13 +64,15 @@ CODES: dict[str, str] = {
 
 
 class DelegraphWarning(UserWarning):
-    """Something went wrong that delegraph can work without, such as an installed plugin that cannot be loaded."""
+    """A problem that does not keep delegraph from working, such as an installed plugin that cannot be loaded."""
 
 
 class DelegraphError(Exception):
-    """An error with a stable ``code``, and where known the ``node``, the user's ``source`` line and a ``hint``.
+    """Base class of all errors. ``code`` is one of CODES, or a plugin's own.
 
-    ``raised_by`` says which plugin raised it, and what it was doing; None if delegraph itself did.
+    ``node``: the graph node that the error is about. ``source``: the line of the user's program. ``hint``: what to do
+    about it. ``raised_by``: the plugin that raised the error and what it was called for; None if delegraph raised it.
+    All of these are None if they are not known.
     """
 
     raised_by: str | None = None
@@ -92,27 +94,27 @@ class BackendNotFound(DelegraphError, NotImplementedError):
 
 
 class FormatNotFound(DelegraphError, ValueError):
-    """No plugin offers the file format that a suffix asks for; the hint names the distribution that would."""
+    """No plugin declares the file format of a suffix; the hint names the distribution to install, if that is known."""
 
 
 class PluginBroken(DelegraphError):
-    """The plugin that was asked for could not be loaded; ``__cause__`` is its error."""
+    """A plugin that the user asked for could not be loaded; ``__cause__`` is its error."""
 
 
 class PluginUnavailable(PluginBroken):
-    """The plugin that was asked for needs a module that is not installed."""
+    """Something that the user asked for needs a module or a distribution that is not installed."""
 
 
 class PluginConflict(DelegraphError):
-    """Two distributions provide the name that was asked for."""
+    """Several distributions declare the name that the user asked for, or a name is taken."""
 
 
 class PluginIncompatible(DelegraphError):
-    """The plugin's ``api`` is neither this version's nor the one before."""
+    """A plugin was written for a plugin API that this version does not support."""
 
 
 class PluginFailed(DelegraphError, RuntimeError):
-    """A plugin raised an error of its own while it was at work; ``__cause__`` is that error."""
+    """A plugin raised an error other than DelegraphError when it was called; ``__cause__`` is that error."""
 
 
 class ContractViolation(DelegraphError, RuntimeError):
@@ -120,19 +122,19 @@ class ContractViolation(DelegraphError, RuntimeError):
 
 
 class NamedDataError(ContractViolation, ValueError):
-    """Named data that cannot be stored: its key has other data, or its alignment or size is out of range."""
+    """Named data cannot be stored: its key is taken by other data, or its alignment or size is out of range."""
 
 
 class NamedDataTypeError(ContractViolation, TypeError):
-    """Named data that is neither bytes nor a tensor."""
+    """Named data is neither bytes nor a tensor nor a Blob, or an argument about it has the wrong type."""
 
 
 class Unsupported(DelegraphError, RuntimeError):
-    """The program cannot be lowered for this target; the message says why, in the user's terms."""
+    """A program, or a partition, cannot be lowered for a target; the message says why, in the user's terms."""
 
 
 class NotFullyDelegated(Unsupported):
-    """``require_full`` was asked for and operators were left; the message lists all, and ``report`` is the report."""
+    """With ``require_full``, operators were left to the host: the message lists them, ``report`` is the Report."""
 
     report: Any = None
 
@@ -142,11 +144,11 @@ class OptionError(DelegraphError, ValueError):
 
 
 class InputError(DelegraphError, ValueError):
-    """A program, or the inputs it is called with, do not have the expected form."""
+    """A program or its inputs do not have the expected form."""
 
 
 class UnknownMethod(InputError, ContractViolation):
-    """A partitioner or passes are given for a method that is not among the programs."""
+    """A partitioner or pass was given for a method that is not among the programs."""
 
 
 class FormatError(DelegraphError, ValueError):
@@ -154,7 +156,7 @@ class FormatError(DelegraphError, ValueError):
 
 
 class WriteError(DelegraphError, OSError):
-    """A file could not be written; nothing was left behind."""
+    """A file could not be written. It is as before, unless it had to be written in place: a device, a hard link."""
 
 
 class UsageError(DelegraphError):
@@ -162,8 +164,8 @@ class UsageError(DelegraphError):
 
 
 class NoRuntime(DelegraphError):
-    """The backend declares no runtime for this host."""
+    """There is no runtime on this host for a backend or a file, or it lacks a module or a device."""
 
 
 class InternalError(DelegraphError):
-    """A defect in delegraph or in a plugin, with what is needed to report it."""
+    """A defect in delegraph or in a plugin; the message has what a bug report needs."""

@@ -1,7 +1,7 @@
-"""Program formats: classes that save a lowered program as a file, read such a file, and show what is in it.
+"""File formats of programs: classes that save a lowered program as a file, read such files, and show their content.
 
 A plugin derives a class from ``ProgramFormat`` (or from ``DelegateFormat``, if a file is the blob of one delegate) and
-declares it with a ``FormatSpec``, whose suffix chooses it. Importing this module imports neither torch nor numpy.
+declares it with a ``FormatSpec``. Importing this module imports neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from .backend import Blob, CompileSpec, NamedDataStoreOutput
 from .errors import InputError, OptionError
 from .io.atomic_write import write_whole
 from .io.blob import join
-from .runtime import BEGINNING, BlobHeader
 from .summary import ConstantSummary, DelegateSummary, MethodSummary, Summary, TensorSummary
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ __all__ = [
     "ProgramFormat",
     "Quantization",
     "QuantizationParameters",
-    "StoredBlob",
     "Summary",
     "TensorSummary",
     "Verdict",
@@ -48,19 +46,19 @@ __all__ = [
 ]
 
 
-# --- what a format is given -------------------------------------------------------------------------------------------
+# --- arguments of formats ---------------------------------------------------------------------------------------------
 
 
 class DelegateContents(Protocol):
-    """One delegate of a program: where it is called, and everything with which its runtime is loaded."""
+    """One delegate of a program: where it is called, and everything that its runtime needs to load it."""
 
     @property
     def method(self) -> str:
-        """The method that calls it."""
+        """The name of the method that calls it."""
 
     @property
     def name(self) -> str:
-        """The attribute of the method's graph module that holds it; a ``get_attr`` node of the graph fetches it."""
+        """The attribute of the method's graph module that has the delegate; dotted if it is in a subgraph."""
 
     @property
     def backend_id(self) -> str:
@@ -68,88 +66,75 @@ class DelegateContents(Protocol):
 
     @property
     def producer(self) -> str:
-        """The distribution that provides the backend, and its version, such as ``acme-npu 1.0``.
-
-        "" if that is not known.
-        """
+        """Distribution and version of the backend that compiled it, such as ``acme-npu 1.0``; "" if not known."""
 
     @property
     def blob(self) -> bytes | Blob:
-        """What the backend compiled. A large blob is not joined: stream it with ``write_to``, or ``join`` it."""
+        """The compiled bytes. A large blob is a Blob: write it with ``write_to``, or convert it with ``join``."""
 
     @property
     def compile_specs(self) -> Sequence[CompileSpec]:
-        """The settings that the backend was given and that its runtime gets, in order, duplicates included."""
+        """The settings of the backend and its runtime, in order, duplicates included."""
 
     @property
     def named_data(self) -> NamedDataStoreOutput | None:
-        """The data that this delegate reads by key; None if there is none."""
+        """The named data of this delegate; None if it has none."""
 
     @property
     def inputs(self) -> Sequence[Any]:
-        """What the delegate is called with, in order.
-
-        Each has a ``name``, a ``dtype`` and a ``shape`` (None for a number).
-        """
+        """The delegate's inputs, in order. Each has a ``name``, a ``dtype`` and a ``shape`` (None for a number)."""
 
     @property
     def outputs(self) -> Sequence[Any]:
-        """What it returns, described as ``inputs`` are."""
-
-    @property
-    def fingerprint(self) -> str:
-        """What the backend says that the blob depends on besides the program; "" if it does not say."""
+        """The delegate's outputs, in order, described like ``inputs``."""
 
     @property
     def debug_handle_map(self) -> Mapping[Any, tuple[int, ...]]:
-        """Delegate debug identifier -> debug handles of the operators that it stands for."""
+        """Delegate debug identifier -> debug handles of the nodes that it stands for."""
 
 
 class ProgramContents(Protocol):
-    """A lowered program as a format gets it.
-
-    ``delegraph.lower`` and ``EdgeProgramManager`` both return such objects.
-    """
+    """A lowered program, as formats get it: a ``LoweredProgram`` or an ``EdgeProgramManager``."""
 
     @property
     def methods(self) -> Collection[str]:
-        """Names of the methods, in the order in which they were given."""
+        """Names of the methods, in the order in which they were passed for lowering."""
 
     @property
     def constant_methods(self) -> Mapping[str, Any]:
-        """Name -> value of the methods that only return a constant."""
+        """Name -> value, for methods that only return a constant."""
 
     @property
     def delegates(self) -> Sequence[DelegateContents]:
-        """The delegates of all methods; those in branches and loop bodies have dotted names."""
+        """The delegates of all methods, including those in branches and loop bodies."""
 
     @property
     def named_data(self) -> NamedDataStoreOutput:
-        """The named data of all delegates of all methods, equal contents once, as one file holds it."""
+        """The named data of all delegates, merged for one file: equal contents are there once."""
 
     @property
     def host_operators(self) -> int:
-        """Number of the operators that no delegate computes."""
+        """The number of operators that no delegate computes, in all methods."""
 
     def exported_program(self, name: str = "forward") -> ExportedProgram:
-        """The program of a method: functional, with debug handles and with calls of ``exported_program.CALL_DELEGATE``.
+        """The program of a method: functional, with debug handles, and with a ``CALL_DELEGATE`` node for each delegate.
 
-        Calls that the host makes are those of the user's model, such as ``aten.layer_norm``. Its ``call_spec`` says how
-        callers pass arguments and get results.
+        Calls on the host are the operators of the user's model, such as ``aten.layer_norm``. The ``call_spec`` of the
+        program says how callers pass arguments and get results.
         """
 
     def core_program(self, name: str = "forward", keep: Collection[Any] = ()) -> ExportedProgram:
-        """The same in core ATen, for runtimes with kernels only for its operators and those to ``keep`` whole.
+        """As ``exported_program``, but with calls on the host decomposed to core ATen, except operators in ``keep``.
 
-        An ``EdgeProgramManager`` returns its program as it is: in core ATen as far as its user wants that.
+        For runtimes that have kernels only for these. An ``EdgeProgramManager`` returns its program unchanged: its user
+        has chosen the operators.
         """
 
 
 class LoadDelegate(Protocol):
-    """Hands the contents of a delegate to the runtime of its backend, which loads it in the first call.
+    """A function that returns a delegate for a blob. The backend's runtime loads the blob at the delegate's first call.
 
-    The delegate that is returned may be called from any thread. A call raises NoRuntime if this host has no runtime for
-    the backend. ``header`` is what the file says of who made the blob, if it does.
+    The delegate may be called from any thread. A call raises NoRuntime if this host has no runtime for the backend.
     """
 
     def __call__(
@@ -158,29 +143,20 @@ class LoadDelegate(Protocol):
         processed_bytes: bytes,
         compile_specs: Sequence[CompileSpec] = (),
         named_data: Mapping[str, bytes] | None = None,
-        header: BlobHeader | None = None,
     ) -> Delegate: ...
 
 
-class StoredBlob(NamedTuple):
-    """A delegate in a file, as far as its runtime has to know it to say whether it runs."""
-
-    method: str
-    header: BlobHeader
-    compile_specs: Sequence[CompileSpec]
-
-
-# --- what a format gives ----------------------------------------------------------------------------------------------
+# --- results of formats -----------------------------------------------------------------------------------------------
 
 
 class Inspection(Protocol):
-    """What is in a file: ``str()`` for people, ``to_json()`` for programs."""
+    """The content of a file: ``str()`` for people, ``to_json()`` for programs."""
 
     def to_json(self) -> dict[str, Any]: ...
 
 
 class Verdict(NamedTuple):
-    """What another tool says about a file; ``accepted`` is None if that tool is not installed."""
+    """The judgement of another tool (``judge``) on a file. ``accepted`` is None if the tool is not installed."""
 
     judge: str
     accepted: bool | None
@@ -188,7 +164,7 @@ class Verdict(NamedTuple):
 
 
 class QuantizationParameters(NamedTuple):
-    """How integers stand for real numbers: ``(integer - zero_point) * scale``."""
+    """The quantization of a tensor: an integer stands for the real number ``(integer - zero_point) * scale``."""
 
     dtype: str
     """``int8``, ``int16`` and the like."""
@@ -200,104 +176,98 @@ class QuantizationParameters(NamedTuple):
 
 
 class Quantization(NamedTuple):
-    """A program's inputs and outputs by name, in order: their parameters, or None for those that are not quantized."""
+    """The inputs and outputs of a program, in order: name -> parameters, or None if it is not quantized."""
 
     inputs: Mapping[str, QuantizationParameters | None]
     outputs: Mapping[str, QuantizationParameters | None]
 
 
 class ProgramFormat:
-    """One kind of file. A subclass defines the methods that the format can do; they are called on the class.
+    """Base class of file formats. A subclass defines the methods that it supports; all are called on the class.
 
-    Using a method that it leaves out raises an error that names the format. Damaged files raise FormatError. An
-    exception that is no DelegraphError becomes PluginFailed, which names the plugin.
+    If a user needs a method that a format does not define, delegraph raises an error that names the format. Methods
+    that read raise FormatError for damaged files. Exceptions other than DelegraphError become PluginFailed.
     """
 
     @staticmethod
     def why_not(backend_ids: Collection[str]) -> str | None:
-        """Why no program that is lowered for these backends can be written; None if it can. Asked before lowering."""
+        """Why a program lowered for these backends cannot be saved; None if it can. Called before lowering."""
         return None
 
     @staticmethod
     def serialize(program: ProgramContents, options: Mapping[str, Any]) -> bytes | Blob:
-        """The content of the file. Raises OptionError for options of ``save`` that the format does not know."""
+        """The content of the file. ``options``: those of ``save``; raises OptionError for unknown ones."""
         raise NotImplementedError
 
     @classmethod
     def files(cls, program: ProgramContents, options: Mapping[str, Any]) -> Mapping[str, bytes | Blob]:
-        """The contents of all files of a program by name: ``""`` is the file itself, others are written beside it.
+        """Name -> content of all files of a program. The name ``""`` is the file itself; others are written beside it.
 
-        ``weights.ptd`` is written as ``model.weights.ptd`` beside ``model.pte``. Only a format of several files defines
-        this; its ``serialize`` refuses a program that does not fit into one file.
+        For example, ``weights.ptd`` becomes ``model.weights.ptd`` beside ``model.pte``. Only a format of several files
+        overrides this; its ``serialize`` raises an error for a program that needs more than one.
         """
         return {"": cls.serialize(program, options)}
 
     @classmethod
     def write(cls, program: ProgramContents, path: Path, options: Mapping[str, Any]) -> None:
-        """Write ``path``, and the files beside it, each completely or not at all.
+        """Write ``path`` and the files beside it, each completely or not at all.
 
-        Only a format that does more than writing ``files`` defines this; it writes each file with ``write_whole``.
+        Only a format that does more than write ``files`` overrides this; it must write each file by ``write_whole``.
         """
         write_files(cls.files(program, options), path)
 
     @staticmethod
     def read(path: Path, load_delegate: LoadDelegate) -> Mapping[str, Callable[..., Any]]:
-        """The methods of the program in a file, by name, each to be called as the method that was saved.
+        """Name -> function for each method of the program in a file, called like the method that was saved.
 
-        A format whose files say how much memory or how many iterations they need also takes ``max_memory: int``, in
-        bytes, and ``max_iterations: int``, with defaults; ``delegraph.load`` and ``delegraph run`` pass the user's
-        limits on.
+        A format whose files demand memory or loops also takes ``max_memory: int`` (bytes) and ``max_iterations: int``,
+        both with defaults; ``delegraph.load`` and ``delegraph run`` pass the user's limits.
         """
         raise NotImplementedError
 
     @staticmethod
     def quantization(path: Path) -> Quantization:
-        """How the integers that the program in a file takes and returns stand for real numbers."""
+        """The quantization parameters of the inputs and outputs of the program in a file."""
         raise NotImplementedError
 
     @staticmethod
     def named_data(path: Path) -> Mapping[str, bytes | memoryview]:
-        """The data that a file holds by key (``ProgramContents.named_data``), for ``LoadedProgram.named_data``."""
-        raise NotImplementedError
-
-    @staticmethod
-    def blobs(path: Path) -> Sequence[StoredBlob]:
-        """The delegates in a file, of which no blob is read beyond its beginning; for ``inspect --can-run``."""
+        """Key -> bytes of the named data in a file, for ``LoadedProgram.named_data``."""
         raise NotImplementedError
 
     @staticmethod
     def load_in(runtime: str, path: Path) -> Mapping[str, Callable[..., Any]]:
-        """The methods of the program in a file, executed by ``runtime``, one of the ``runtimes`` of the ``FormatSpec``.
+        """As ``read``, but ``runtime`` executes the whole program; it is one of the ``runtimes`` of the FormatSpec.
 
-        Raises NoRuntime, with what to install, if the runtime is not there.
+        Raises NoRuntime, with a hint what to install, if the runtime is missing.
         """
         raise NotImplementedError
 
     @staticmethod
     def inspect(path: Path) -> Inspection:
-        """What is in a file. ``delegraph inspect`` needs no torch if this does not."""
+        """The content of a file, for ``delegraph inspect``, which imports no torch unless this method does."""
         raise NotImplementedError
 
     @staticmethod
     def summarize(path: Path) -> Summary:
-        """What is in a file on one screen, for ``delegraph inspect --summary`` and as ``summary`` of its JSON."""
+        """A summary of a file, for ``delegraph inspect --summary`` and the key "summary" of its JSON."""
         raise NotImplementedError
 
     @staticmethod
     def sample(path: Path, seed: int) -> list[np.ndarray[Any, Any]]:
-        """Random inputs that fit the file: standard normal for floats.
+        """Random inputs for the program in a file; floats are standard normal.
 
-        A format of several methods also takes ``method: str | None = None``, the ``--method`` of ``delegraph run``.
+        A format with several methods also takes ``method: str | None = None``, the ``--method`` of ``delegraph run``.
         """
         raise NotImplementedError
 
     @staticmethod
     def run(path: Path, inputs: Sequence[np.ndarray[Any, Any]]) -> list[tuple[str, np.ndarray[Any, Any]]]:
-        """Execute the file with one array for each input; returns name and value of each output. Raises InputError.
+        """Execute the file with one array for each input; returns (name, value) of each output.
 
-        Without this method, ``delegraph run`` reads the file and calls its method with tensors. A format that knows
-        loops also takes ``max_iterations: int``, with a default: ``delegraph run`` passes on its ``--max-iterations``,
-        because a loop in a file need not end.
+        Raises InputError for inputs that do not fit. A format without this method is run by ``read`` instead. A format
+        with loops also takes ``max_iterations: int``, with a default, because a loop in a file may never end;
+        ``delegraph run`` passes its ``--max-iterations``.
         """
         raise NotImplementedError
 
@@ -308,37 +278,36 @@ class ProgramFormat:
 
     @staticmethod
     def node_of(identifier: Any) -> tuple[str, str]:
-        """What Model Explorer calls an operator of the file, by its delegate debug identifier; for node data.
+        """(graph, node): the names in Model Explorer of the operator with a delegate debug identifier, for node data.
 
-        It is the name of the graph and of the node in it, as the adapter has them that lets Model Explorer open such
-        files.
+        They are the names that the format's Model Explorer adapter gives.
         """
         raise NotImplementedError
 
     @staticmethod
     def verify(path: Path) -> Sequence[Verdict]:
-        """What other installed tools say about the file, for ``delegraph inspect --verify``."""
+        """The judgements of other tools on the file, for ``delegraph inspect --verify``."""
         raise NotImplementedError
 
 
 def write_files(files: Mapping[str, bytes | Blob], path: Path) -> None:
-    """Write what ``ProgramFormat.files`` returned: the file itself last, so that it never exists without the others."""
+    """Write the result of ``ProgramFormat.files``: ``path`` last, so that it never exists without the others."""
     for name in [*(n for n in files if n), ""]:
         write_whole(path.with_name(f"{path.stem}.{name}") if name else path, files[name])
 
 
 def defines(kind: type[ProgramFormat], ability: str) -> bool:
-    """Whether a format defines ``ability``, a method that ``ProgramFormat`` leaves to its subclasses."""
-    ours, theirs = (inspect.getattr_static(k, ability) for k in (ProgramFormat, kind))
-    return ours is not theirs
+    """Whether the format ``kind`` overrides ``ability``, the name of a method of ``ProgramFormat``."""
+    inherited, own = (inspect.getattr_static(k, ability) for k in (ProgramFormat, kind))
+    return inherited is not own
 
 
 class DelegateFormat(ProgramFormat):
-    """Files that are the blob of one delegate: a program can be saved as one if one delegate computes all of it.
+    """Base class of formats whose file is the blob of one delegate, for programs that a single delegate computes.
 
-    A subclass sets ``backend_id``, and defines ``inspect`` and the like. The runtime gets the blob, but no compile
-    specs, so everything that it has to know is in the blob. A subclass that overrides ``serialize`` to put named data
-    into the file says ``holds_named_data = True``; without that, a delegate with named data is refused.
+    A subclass sets ``backend_id``, and defines ``inspect`` and the like. The runtime gets the blob without compile
+    specs, so the blob must contain all that it needs. A subclass whose ``serialize`` puts named data into the file sets
+    ``holds_named_data = True``; otherwise a delegate with named data raises InputError.
     """
 
     backend_id: ClassVar[str]
@@ -346,12 +315,16 @@ class DelegateFormat(ProgramFormat):
 
     @classmethod
     def why_not(cls, backend_ids: Collection[str]) -> str | None:
-        """Refuses programs without the backend whose blobs these files are."""
+        """Why a program lowered for these backends cannot be saved: ``backend_id`` is not among them."""
         return None if cls.backend_id in backend_ids else f"a file of {cls.__name__} is a blob of {cls.backend_id}"
 
     @classmethod
     def serialize(cls, program: ProgramContents, options: Mapping[str, Any]) -> bytes | Blob:
-        """The blob. InputError unless one delegate of the backend, without data beside it, is all."""
+        """The blob of the program's only delegate.
+
+        Raises InputError if the program has anything else: host operators, other delegates, another backend's, or named
+        data (see ``holds_named_data``). Raises OptionError for any option.
+        """
         if options:
             raise OptionError("option-invalid", f"{cls.__name__} takes no options, such as {next(iter(options))!r}")
         count, host = len(program.delegates), program.host_operators + _computed_sizes(program)
@@ -374,19 +347,12 @@ class DelegateFormat(ProgramFormat):
 
     @classmethod
     def read(cls, path: Path, load_delegate: LoadDelegate) -> Mapping[str, Callable[..., Any]]:
-        """The delegate as the method ``forward``, which takes its inputs one by one and returns a tuple."""
+        """The delegate as the method ``forward``, which takes the delegate's inputs and returns a tuple."""
         return {"forward": load_delegate(cls.backend_id, path.read_bytes())}
-
-    @classmethod
-    def blobs(cls, path: Path) -> Sequence[StoredBlob]:
-        """The one blob that the file is. What made it such a file does not say, unless a subclass knows."""
-        with path.open("rb") as file:
-            header = BlobHeader(cls.backend_id, path.stat().st_size, file.read(BEGINNING))
-        return [StoredBlob("forward", header, ())]
 
 
 def _computed_sizes(program: ProgramContents) -> int:
-    """How many numbers the host computes from sizes of tensors. They are no operators, but part of the program."""
+    """How many numbers the host computes from sizes of tensors; ``host_operators`` does not count these."""
     import torch
 
     from .exported.checks import find_checks

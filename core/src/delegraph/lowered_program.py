@@ -1,4 +1,4 @@
-"""What ``delegraph.lower`` returns: a program that can be called, verified, reported on, saved."""
+"""``LoweredProgram``, which ``delegraph.lower`` returns: it can be called, verified and saved."""
 
 from __future__ import annotations
 
@@ -30,13 +30,16 @@ from .host.executor import Delegates, Executable, OnMissingRuntime, SuspiciousEx
 from .host.files import FileFormat
 from .report.model import Report
 
-if TYPE_CHECKING:  # what only lowers needs none of these
+if TYPE_CHECKING:  # imported late at run time: lowering alone needs neither
     from .host.verify import Verification
     from .runtime import Observer
 
 
 class LoweredProgram(MethodPrograms):
-    """What ``lower`` returns: a program that runs on this host, reports, verifies and saves."""
+    """A lowered program: call it to run it on this host, or compare it with eager PyTorch, or save it.
+
+    ``report``: which operators each backend got. ``delegates``: the compiled parts of all methods.
+    """
 
     def __init__(
         self,
@@ -63,52 +66,52 @@ class LoweredProgram(MethodPrograms):
 
     @property
     def methods(self) -> list[str]:
-        """Names of the methods, in the order in which they were given."""
+        """Names of the methods, in the order in which they were passed to ``lower``."""
         return list(self._programs)
 
     @property
     def constant_methods(self) -> dict[str, Any]:
-        """Methods that only return a constant: none, because each method was lowered from a program."""
+        """Always empty. (Formats ask for it: an EdgeProgramManager may have methods that return a constant.)"""
         return {}
 
     @property
     def named_data(self) -> NamedDataStoreOutput:
-        """The named data of all delegates, and what ``save`` was given."""
+        """The named data of all delegates, and the data that was passed to ``save``."""
         return merged_named_data(self._programs.values(), self._own_data)
 
     def core_program(self, name: str = "forward", keep: Collection[OpOverload] = ()) -> ExportedProgram:
-        """A copy of a method's program in which the host's calls are core ATen, apart from operators to ``keep``.
+        """A copy of a method's program in which calls on the host are decomposed to core ATen, except for ``keep``.
 
-        That is what runtimes on devices have kernels for. ``exported_program`` has these calls as the model makes them,
-        and that is also what runs when this program is called.
+        Runtimes on devices have kernels for these operators. This program itself, when called, runs the model's own
+        operators, which ``exported_program`` has. Raises InputError for an unknown method.
         """
         return in_core_aten(self.exported_program(name), keep)
 
     @property
     def host_operators(self) -> int:
-        """Number of the operators that no delegate computes."""
+        """The number of operators that no delegate computes, in all methods."""
         return self.report.host_operators
 
     def method(self, name: str) -> Executable:
-        """A method, to be called with the arguments of the module that it came from."""
+        """The method ``name``, called with the same arguments as the model. Raises InputError for an unknown name."""
         return self._methods[self._known(name)]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.method(self._the_method())(*args, **kwargs)
+        return self.method(self._default_method())(*args, **kwargs)
 
     def instance(self) -> LoweredProgram:
-        """The same program with buffers of its own, in their initial state: one for each thread, stream or session.
+        """A program with buffers of its own, in their initial state, for another thread, stream or session.
 
-        Weights, generated code, and delegates that keep no state are shared.
+        Weights, generated code and delegates without state are shared with this program.
         """
         return self._with_methods({m: method.instance() for m, method in self._methods.items()})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LoweredProgram:
-        """A copy with the present values of the buffers. Raises InputError if a delegate keeps state."""
+        """A copy with buffers of its own and their current values. Raises InputError if a delegate keeps state."""
         return self._with_methods({m: copy.deepcopy(method, memo) for m, method in self._methods.items()})
 
     def __copy__(self) -> LoweredProgram:
-        """A shallow copy. The one that copy.copy makes by itself calls ``__reduce__``, which refuses."""
+        """A shallow copy. Defined because ``copy.copy`` would call ``__reduce__``, which raises an error."""
         other = object.__new__(type(self))
         vars(other).update(vars(self))
         return other
@@ -118,7 +121,7 @@ class LoweredProgram(MethodPrograms):
         raise InputError("input-invalid", text, hint="lowered.save(path), and delegraph.load(path) over there")
 
     def _with_methods(self, methods: dict[str, Executable]) -> LoweredProgram:
-        """The same program with other executables."""
+        """A shallow copy with the executables ``methods``."""
         other = copy.copy(self)
         other._methods = methods
         return other
@@ -132,15 +135,19 @@ class LoweredProgram(MethodPrograms):
         per_operator: bool = False,
         **kwargs: Any,
     ) -> Verification:
-        """Run a method here and in eager PyTorch on the same inputs, from the initial state, and compare.
+        """Run a method and eager PyTorch on the same inputs, from the initial state, and compare their results.
 
-        Both begin with the same random seed. If they differ, eager is run again, at most twelve times, with other
-        rounding and with equal elements in another order. If it then disagrees with itself, the figures compare with
-        the nearest of its results, and say so. ``runtime`` names one that executes files of a format
-        (``"executorch"``): the program is saved in that format, and run there instead. ``observer`` is told the values
-        of the run here. With ``per_operator``, every value is compared, by ``delegraph_analysis.verify_operators``.
-        Raises NoRuntime if the runtime is not there, InputError for an observer together with a runtime. The model is
-        not called while another thread lowers, because torch puts tracers in the place of its weights then.
+        Both start with the same random seed. If the results differ, eager runs again, at most twelve times, with other
+        rounding and another order of equal elements. If its own results then differ, the figures are those of the
+        nearest one, and say so.
+
+        ``method``: by default the only one, or "forward". ``runtime``: a runtime that executes whole files, such as
+        "executorch"; the program is saved to a temporary file and run there. ``observer``: gets the values of the run
+        on this host. ``per_operator``: compare every value, by ``delegraph_analysis.verify_operators``.
+
+        Raises NoRuntime if the runtime is missing, InputError for a runtime with ``observer`` or ``per_operator``, for
+        an unknown method, and if a transform changed the inputs or results. Waits while another thread lowers, because
+        torch then replaces weights of the model by tracers.
         """
         if runtime and (observer or per_operator):
             text = f"the runtime {runtime!r} executes a whole file, and does not tell the values in it"
@@ -152,33 +159,36 @@ class LoweredProgram(MethodPrograms):
             return figures
         from .host.verify import Verification
 
-        name = self._known(method or self._the_method())
+        name = self._known(method or self._default_method())
         self._expect_border_of_eager(name)
-        given = copy.deepcopy(args), copy.deepcopy(kwargs)
+        inputs = copy.deepcopy(args), copy.deepcopy(kwargs)
         seed = torch.get_rng_state()
-        got = self._run_in_runtime(runtime, name, *given) if runtime else self._run_here(name, observer, *given)
+        actual = self._run_in_runtime(runtime, name, *inputs) if runtime else self._run_here(name, observer, *inputs)
 
         def eager(mode: AbstractContextManager[Any]) -> Any:
             torch.set_rng_state(seed)
             return self._run_eager(name, args, kwargs, mode)
 
-        wanted = eager(nullcontext())
-        return Verification.of(got, wanted).settled(got, wanted, eager)
+        expected = eager(nullcontext())
+        return Verification.of(actual, expected).settled(actual, expected, eager)
 
     def observe(self, observer: Observer, *args: Any, method: str | None = None, **kwargs: Any) -> Any:
-        """Call a method in its initial state and return its results; ``observer`` is told the values on the way."""
-        return self._run_here(self._known(method or self._the_method()), observer, args, kwargs)
+        """Call a method in its initial state and return its results; ``observer`` gets all values on the way.
+
+        ``method``: by default the only one, or "forward".
+        """
+        return self._run_here(self._known(method or self._default_method()), observer, args, kwargs)
 
     def node_data(self, method: str | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Columns for Model Explorer, by ``delegraph_analysis.node_data(self, method, ...)``."""
+        """Data columns for Model Explorer: see ``delegraph_analysis.node_data``, which gets the arguments."""
         return provided("delegraph_analysis:node_data", "node data")(
-            self, method or self._the_method(), *args, **kwargs
+            self, method or self._default_method(), *args, **kwargs
         )
 
     def node_of(self, file: str | os.PathLike[str]) -> Callable[[Any], tuple[str, str]]:
-        """A function from a debug identifier to Model Explorer's name of that node of ``file``.
+        """A function from a delegate debug identifier to Model Explorer's (graph, node) names in ``file``.
 
-        OptionError if the format of the file has no such names.
+        Raises OptionError if the file's format does not define ``node_of``.
         """
         return FileFormat(file, self._registry).node_of
 
@@ -189,39 +199,33 @@ class LoweredProgram(MethodPrograms):
             raise InputError("input-invalid", f"{self._changed[name]}: there is no call to compare", hint=hint)
 
     def _eager_module(self, name: str) -> torch.nn.Module:
-        """The program before it was lowered, as a module.
-
-        Torch takes long to make one of an ExportedProgram, so it is kept.
-        """
+        """The program before lowering, as a module. Cached, because ``ExportedProgram.module`` takes long."""
         program = self._eager[name]
         if isinstance(program, ExportedProgram):
             program = self._eager[name] = program.module(check_guards=False)
         return program
 
     def _run_here(self, name: str, observer: Observer | None, args: Any, kwargs: Any) -> Any:
-        """The results of a method in its initial state, run on this host."""
+        """The results of a method, run on this host from its initial state."""
         from .host.observe import ObservedExecutable
 
-        start = self._methods[name]
+        executable = self._methods[name]
         if observer is not None:
-            return ObservedExecutable(start, observer, self.delegates)(*args, **kwargs)
-        return SuspiciousExecutable(start._method, start._delegates)(*args, **kwargs)
+            return ObservedExecutable(executable, observer, self.delegates)(*args, **kwargs)
+        return SuspiciousExecutable(executable._method, executable._delegates)(*args, **kwargs)
 
     def _run_eager(self, name: str, args: Any, kwargs: Any, mode: AbstractContextManager[Any]) -> Any:
-        """The results of eager PyTorch, called in the dispatch mode ``mode``.
-
-        Buffers that it writes are restored afterwards.
-        """
+        """The results of the model in eager PyTorch, run inside the context manager ``mode``. Restores its state."""
         written = {target for d in self.delegates if d.method == name for target in d.module.state}
         written |= written_targets(self._programs[name])
         with TRACING, torch.no_grad(), _restoring_state(self._eager_module(name), written) as eager:
-            given = copy.deepcopy(args), copy.deepcopy(kwargs)
+            own_args, own_kwargs = copy.deepcopy(args), copy.deepcopy(kwargs)
             with mode:
-                returned = eager(*given[0], **given[1])
-            return copy.deepcopy(returned)  # a result may be a buffer itself, which is restored now
+                returned = eager(*own_args, **own_kwargs)
+            return copy.deepcopy(returned)  # a result may be a buffer, which is restored when the block ends
 
     def _run_in_runtime(self, runtime: str, name: str, args: Any, kwargs: Any) -> Any:
-        """The results of a method, run by ``runtime`` from a file."""
+        """The results of a method, run by ``runtime`` from a temporary file."""
         with tempfile.TemporaryDirectory() as folder:
             file = FileFormat(Path(folder, f"program{self._registry.suffix_for(runtime)}"), self._registry)
             with TRACING:
@@ -234,17 +238,17 @@ class LoweredProgram(MethodPrograms):
     ) -> None:
         """Write the program, completely or not at all, in the format that the path's suffix chooses.
 
-        ``named_data`` is stored in the file by key, beside that of the delegates; ``options`` are the format's. A
-        backend's own format holds one delegate that is the whole program. Raises FormatNotFound if no plugin offers the
-        format. No other thread lowers meanwhile, because a format may trace.
+        ``named_data``: key -> data to store in the file beside that of the delegates. ``options``: the format's. Raises
+        FormatNotFound if no plugin declares the format, InputError if the format cannot hold this program (a backend's
+        own format, such as ``.tosa``, holds a single delegate), OptionError for wrong options, WriteError.
         """
-        with TRACING:
-            whole = copy.copy(self)
-            whole._own_data = dict(named_data)
-            FileFormat(path, self._registry).save(whole, options)
+        with TRACING:  # a lock: a format may trace
+            with_data = copy.copy(self)
+            with_data._own_data = dict(named_data)
+            FileFormat(path, self._registry).save(with_data, options)
 
-    def _the_method(self) -> str:
-        """The method that a call means that names none: the only one, or ``forward``."""
+    def _default_method(self) -> str:
+        """The method for calls without a method's name: ``forward``, or the only one. Raises InputError otherwise."""
         if len(self._programs) > 1 and "forward" not in self._programs:
             raise InputError("input-invalid", f"name the method: lowered.method(name)(...); methods: {self.methods}")
         return "forward" if "forward" in self._programs else self.methods[0]
@@ -252,20 +256,20 @@ class LoweredProgram(MethodPrograms):
 
 @contextmanager
 def _restoring_state(module: torch.nn.Module, written: Collection[str]) -> Iterator[Callable[..., Any]]:
-    """A block in which ``module`` may be called.
+    """A block in which ``module`` may be called; at its end, state that was written gets its old values back.
 
-    Afterwards buffers that were written, also in delegates, are as before.
+    ``written``: names of the parameters and buffers to restore. The state of delegates in ``module`` is restored, too.
     """
     tensors = chain(module.named_parameters(), module.named_buffers())
-    kept = {name: t.detach().clone() for name, t in tensors if name in written}
-    inside = [t for m in module.modules() if isinstance(m, LoweredBackendModule) for t in m.state_tensors()]
-    before = [t.detach().clone() for t in inside]
+    old_values = {name: t.detach().clone() for name, t in tensors if name in written}
+    of_delegates = [t for m in module.modules() if isinstance(m, LoweredBackendModule) for t in m.state_tensors()]
+    old_of_delegates = [t.detach().clone() for t in of_delegates]
     try:
         yield module
     finally:
-        # the buffers are looked up again, because the model may have replaced one by another tensor
+        # looked up again, because the model may have replaced a buffer by another tensor
         for name, tensor in chain(module.named_parameters(), module.named_buffers()):
-            if name in kept:
-                tensor.data.copy_(kept[name])
-        for tensor, value in zip(inside, before, strict=True):
+            if name in old_values:
+                tensor.data.copy_(old_values[name])
+        for tensor, value in zip(of_delegates, old_of_delegates, strict=True):
             tensor.data.copy_(value)

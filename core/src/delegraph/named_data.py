@@ -1,4 +1,4 @@
-"""Data by key that is stored beside the blobs of delegates (names as in ExecuTorch)."""
+"""Named data: data by key that is stored beside the blobs of delegates (names as in ExecuTorch)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["DataEntry", "NamedDataStore", "NamedDataStoreOutput", "TensorLayout", "check_output"]
 
 _COMPARED_FIRST = 64
-"""Buffers of the same length are compared completely only if so many first bytes are equal."""
+"""Buffers of the same length are compared completely only if this many first bytes are equal."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class TensorLayout:
 
 @dataclass
 class DataEntry:
-    """Where named data lies: index of its buffer, alignment in bytes, and its layout if it is a tensor."""
+    """One piece of named data: index of its buffer, alignment in bytes, and layout (None if it is no tensor)."""
 
     buffer_index: int
     alignment: int
@@ -38,10 +38,10 @@ class DataEntry:
 
 @dataclass
 class NamedDataStoreOutput:
-    """What a ``NamedDataStore`` holds.
+    """The content of a ``NamedDataStore``.
 
-    Buffers, each once, and key -> entry for the program file and for external files. A buffer that was given as a
-    tensor, or as a Blob, is a Blob.
+    ``buffers``: the different buffers; those added as a tensor or Blob are Blobs. ``pte_data``: key -> entry, for data
+    in the program file. ``external_data``: name of an external file -> key -> entry.
     """
 
     buffers: list[bytes | Blob] = field(default_factory=list)
@@ -50,17 +50,18 @@ class NamedDataStoreOutput:
 
 
 class NamedDataStore:
-    """Data by key, shared between delegates; equal contents are stored once.
+    """Collects named data. Equal contents are stored once, also if they have several keys.
 
-    Internal and external data have one name space of keys. A key may be added again with equal data for the same file;
-    its alignment becomes the least common multiple of both. Data that cannot be stored raises NamedDataError and
-    changes nothing. ``_alike`` finds buffers by length and first bytes; ``_home`` maps a key to its external file
-    (None: the program file).
+    A key is unique over the program file and all external files. It may be added again with equal data for the same
+    file; its alignment then becomes the least common multiple of both. Data that cannot be stored raises NamedDataError
+    and changes nothing.
     """
 
     def __init__(self) -> None:
         self._output = NamedDataStoreOutput()
+        # (length, first bytes) -> indices of the buffers with these
         self._alike: dict[tuple[int, bytes], list[int]] = {}
+        # key -> name of its external file; None for the program file
         self._home: dict[str, str | None] = {}
 
     def add_named_data(
@@ -71,11 +72,14 @@ class NamedDataStore:
         external_tag: str | None = None,
         tensor_layout: TensorLayout | None = None,
     ) -> None:
-        """Add ``data`` under ``key``, aligned to ``alignment`` bytes.
+        """Add ``data`` under ``key``.
 
-        ``external_tag`` names the external file for it, if any. A tensor is stored by reference, as its elements in C
-        order, and has its own layout; a Blob is streamed. Neither is joined here, and neither may change before it is
-        written. Raises NamedDataTypeError for anything but bytes, a tensor or a Blob.
+        ``data``: bytes, a Blob, or a tensor, whose elements are stored in C order. A tensor or Blob is stored by
+        reference and must not change until it is written. ``alignment``: in bytes; None means 1. ``external_tag``: name
+        of the external file; None: the program file. ``tensor_layout``: layout of ``data``; a tensor has its own.
+
+        Raises NamedDataTypeError for other kinds of data, NamedDataError for what the class forbids and for wrong
+        arguments.
         """
         alignment = 1 if alignment is None else alignment
         _expect_arguments(key, alignment, external_tag, tensor_layout)
@@ -98,7 +102,7 @@ class NamedDataStore:
         return self._output
 
     def merge_named_data_store(self, other: NamedDataStoreOutput) -> None:
-        """Add everything that ``other`` holds, or nothing if a part of it cannot be stored."""
+        """Add all data of ``other``, or nothing and raise NamedDataError if a part of it cannot be stored."""
         check_output(other)
         merged = self._independent_copy()
         for tag, entries in [(None, other.pte_data), *other.external_data.items()]:
@@ -111,8 +115,9 @@ class NamedDataStore:
     def externalize_pte_data(self, max_data_bytes: int, tag_prefix: str) -> None:
         """Move the data of the program file to external files of at most ``max_data_bytes`` bytes each.
 
-        Files are filled in the order of the keys, not of adding, and named ``{tag_prefix}_{digest}`` by the keys that
-        they hold. Keys with the same buffer stay together.
+        Files are filled in the sorted order of the keys. A file's name is ``{tag_prefix}_{digest}``, with a digest of
+        its keys. Keys with the same buffer get the same file. Raises NamedDataError for wrong arguments, if a buffer is
+        larger than the limit, or if an external file of that name exists already.
         """
         if not _is_positive(max_data_bytes) or not isinstance(tag_prefix, str) or not tag_prefix:
             text = "external files have a positive whole number of bytes and a name, not "
@@ -129,15 +134,18 @@ class NamedDataStore:
             self._home.update(dict.fromkeys(keys, tag))
 
     def _independent_copy(self) -> NamedDataStore:
-        """A store with the same content that can change without this one."""
-        copy, own = NamedDataStore(), self._output
-        external = {tag: dict(entries) for tag, entries in own.external_data.items()}
-        copy._output = NamedDataStoreOutput(list(own.buffers), dict(own.pte_data), external)
-        copy._alike, copy._home = {kind: list(known) for kind, known in self._alike.items()}, dict(self._home)
+        """A store with the same content that can be changed without changing this one. Buffers are shared."""
+        copy, output = NamedDataStore(), self._output
+        external = {tag: dict(entries) for tag, entries in output.external_data.items()}
+        copy._output = NamedDataStoreOutput(list(output.buffers), dict(output.pte_data), external)
+        copy._alike, copy._home = {kind: list(indices) for kind, indices in self._alike.items()}, dict(self._home)
         return copy
 
     def _expect_same_entry(self, key: str, index: int | None, tag: str | None, layout: TensorLayout | None) -> None:
-        """Raise NamedDataError if ``key`` was added before with other data, another layout or for another file."""
+        """Raise NamedDataError if ``key`` was added before with other data, another layout or for another file.
+
+        ``index``: the stored buffer that equals the data; None if there is none. ``tag``: the external file, or None.
+        """
         if key not in self._home:
             return
         home = self._home[key]
@@ -151,7 +159,7 @@ class NamedDataStore:
 
 
 def check_output(output: Any) -> None:
-    """Raise NamedDataError unless ``output`` is what ``get_named_data_store_output`` returns."""
+    """Raise NamedDataError unless ``output`` is a valid NamedDataStoreOutput, or NamedDataTypeError for wrong types."""
     if isinstance(output, NamedDataStore):
         text = "a NamedDataStore is no NamedDataStoreOutput"
         raise NamedDataTypeError("contract-violation", text, hint="call its get_named_data_store_output()")
@@ -170,7 +178,7 @@ def check_output(output: Any) -> None:
 
 
 def _expect_arguments(key: Any, alignment: Any, tag: Any, layout: Any) -> None:
-    """Raise NamedDataError for arguments of ``add_named_data`` of the wrong type or value."""
+    """Raise NamedDataError for wrong arguments of ``add_named_data``, or NamedDataTypeError for a wrong key."""
     if not isinstance(key, str):
         raise NamedDataTypeError("contract-violation", f"the key of named data is a str, not {key!r:.80}")
     if not _is_positive(alignment):
@@ -186,7 +194,10 @@ def _is_positive(number: Any) -> bool:
 
 
 def _content(key: str, data: Any, layout: TensorLayout | None) -> tuple[bytes | Blob, TensorLayout | None]:
-    """The data as bytes or a Blob, and its layout."""
+    """(``data`` as bytes or a Blob, its layout), for data that is added with ``layout``.
+
+    Raises NamedDataTypeError for other types, NamedDataError for a tensor without bytes or of another layout.
+    """
     if isinstance(data, (bytes, bytearray, memoryview)):
         return bytes(data), layout
     if is_blob(data):
@@ -207,13 +218,16 @@ def _content(key: str, data: Any, layout: TensorLayout | None) -> tuple[bytes | 
 
 
 def _shards(output: NamedDataStoreOutput, limit: int) -> list[list[str]]:
-    """Keys of the program's data in groups for external files, each with at most ``limit`` bytes, sorted."""
-    together: dict[int, list[str]] = {}
+    """The keys of ``pte_data`` in groups, one for each external file of at most ``limit`` bytes; each group is sorted.
+
+    Raises NamedDataError for a buffer that is larger than the limit.
+    """
+    keys_of_buffer: dict[int, list[str]] = {}
     for key in sorted(output.pte_data):
-        together.setdefault(output.pte_data[key].buffer_index, []).append(key)
+        keys_of_buffer.setdefault(output.pte_data[key].buffer_index, []).append(key)
     shards: list[list[str]] = []
     room = 0
-    for index, keys in together.items():
+    for index, keys in keys_of_buffer.items():
         size = len(output.buffers[index])
         if size > limit:
             raise _error(keys[0], f"has {size} bytes, more than the {limit} of an external file")
@@ -226,11 +240,11 @@ def _shards(output: NamedDataStoreOutput, limit: int) -> list[list[str]]:
 
 
 def _type_error(key: Any, data: Any) -> NamedDataTypeError:
-    """The error for data of a wrong type."""
+    """The error for ``data`` of a wrong type under ``key``."""
     text = f"named data {key!r} is {type(data).__name__}; bytes or a tensor are wanted, or a Blob"
     return NamedDataTypeError("contract-violation", text)
 
 
 def _error(key: str, why: str) -> NamedDataError:
-    """The error for data that cannot be stored under ``key``."""
+    """The error about the data under ``key``; ``why`` continues its text."""
     return NamedDataError("contract-violation", f"named data {key!r} {why}")

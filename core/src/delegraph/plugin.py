@@ -1,6 +1,6 @@
-"""What a plugin imports to declare itself. It imports the standard library and pluggy, and nothing else.
+"""The declarations and hooks of plugins. This module imports only the standard library and pluggy.
 
-A distribution names a *light module* in its entry-point group ``delegraph``; hook implementations in it return the
+An entry point in the group ``delegraph`` names a *light module* of a distribution. Its hook implementations return the
 declarations below. The ``target`` of a declaration (``"package.module:Name"``) is imported when it is first used.
 """
 
@@ -41,9 +41,9 @@ __all__ = [
 PROJECT = "delegraph"
 """Name of the pluggy project and of the entry-point group."""
 IN_PROCESS = "in-process"
-"""The distribution to which backends that are registered in this process belong."""
-API_VERSION = 2
-"""The version of this contract. ``BackendSpec.api`` says for which one a plugin was written."""
+"""The name that stands for the distribution of plugins that were registered in this process."""
+API_VERSION = 1
+"""The version of this contract. ``BackendSpec.api`` is the version for which a plugin was written."""
 
 OPTION_TYPES = (str, int, float, bool)
 
@@ -55,7 +55,8 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 class OptionSpec:
     """One option of a backend: ``options={"<backend>": {"<name>": value}}`` or ``--option <backend>.<name>=value``.
 
-    ``type`` is one of str, int, float, bool; text from the command line is converted to it.
+    ``type``: str, int, float or bool; text from the command line is converted to it. ``default``: None leaves the value
+    to the partitioner. ``choices``: the allowed values; empty allows all.
     """
 
     name: str
@@ -73,15 +74,15 @@ class OptionSpec:
 
 
 class Declaration:
-    """Something that a plugin declares by name.
+    """Base class of all declarations. A declaration has a name, and an object that is imported when it is used.
 
-    Discovery gets everything that it needs to know about a kind from its class. The class says what such objects are
-    called (``noun``), which class they are subclasses of (``base``), what else their authors are told if one is wrong
-    (``rule``), whether they are of use without a backend (``alone``), and what a user cannot do if a requirement is
-    missing (``without``).
+    Each kind of declaration is a subclass, whose class variables are all that discovery knows about the kind.
+    ``noun``: how texts call such an object. ``base``: the class that it must be a subclass of; "" for any. ``rule``: a
+    further rule for it, which errors quote. ``alone``: it is useful without a backend. ``without``: what the user can
+    still do if a required module is missing.
 
-    ``target`` says where the object is; ``requires`` names modules that must be importable, ``install_hint`` says how
-    to get them.
+    ``target``: the object, as ``"package.module:Name"``. ``requires``: modules that must be importable for it.
+    ``install_hint``: how to install these.
     """
 
     noun: ClassVar[str]
@@ -95,16 +96,16 @@ class Declaration:
     install_hint: str = ""
 
     became: ClassVar[Mapping[str, str]] = {}
-    """Fields that declarations of an earlier round had -> what they have become, for authors who still give them."""
+    """Name of a field of earlier versions -> its replacement, for the error if a plugin still passes it."""
 
-    def __new__(cls, *args: Any, **given: Any) -> Any:
-        for name in cls.became.keys() & given.keys():
-            told = "docs/compatibility.md, Renamed since 0.1.0"
-            raise TypeError(f"{cls.__name__} has no {name!r} any more: {cls.became[name]} ({told})")
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        for name in cls.became.keys() & kwargs.keys():
+            page = "docs/compatibility.md, Renamed since 0.1.0"
+            raise TypeError(f"{cls.__name__} has no {name!r} any more: {cls.became[name]} ({page})")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        """Check the fields where they are written, so that the traceback shows their author the line."""
+        """Check the fields. Raises ValueError or TypeError, whose traceback shows the author the wrong declaration."""
         for field in fields(self):  # type: ignore[arg-type]  # each kind of declaration is a dataclass
             if field.name in _FORMS:
                 pattern, meaning = _FORMS[field.name]
@@ -116,29 +117,29 @@ class Declaration:
 
     @property
     def key(self) -> str:
-        """The name by which it is looked up; a plugin must not declare the same one twice."""
+        """The name for look-up. A plugin must not make two declarations of one kind with the same key."""
         raise NotImplementedError
 
     @property
     def title(self) -> str:
-        """What errors call it: ``command 'check'``."""
+        """The declaration in words, for errors: ``command 'check'``."""
         return f"{self.noun} {self.key!r}"
 
     @classmethod
     def meant_by(cls, asked: str) -> Iterator[str]:
-        """The keys that a user who asks for ``asked`` may mean, the likeliest first."""
+        """The keys to look up, in this order, for the name ``asked`` that a user wrote."""
         yield asked
 
     def why_not(self, found: Any) -> str | None:
-        """Why the object of ``target`` is not what this declares; None if it is.
+        """Why the imported object of ``target`` is not of the declared kind; None if it is.
 
-        That it is a ``base`` was checked before.
+        The caller has checked that it is a subclass of ``base``.
         """
         return None if callable(found) else "cannot be called"
 
 
 class OfBackend(Declaration):
-    """A declaration that serves a backend (maybe another distribution's), found by the backend's name."""
+    """Base class of declarations for a backend, which may be another distribution's. Their key is its name."""
 
     backend: str
 
@@ -152,7 +153,7 @@ class OfBackend(Declaration):
 
 
 class BySuffix(Declaration):
-    """A declaration that a file's name chooses: the longest declared suffix counts, in upper or lower case."""
+    """Base class of declarations that a file's name chooses, by its longest declared suffix, in any case."""
 
     suffix: str
     alone = True
@@ -173,20 +174,23 @@ class BySuffix(Declaration):
 
 @dataclass(frozen=True)
 class BackendSpec(Declaration):
-    """A backend: its short ``name``, its ``backend_id`` (the class's name, stored in a ``.pte``), its class.
+    """A backend; ``target`` is its class.
 
-    ``requires`` names modules that must be importable. ``api`` is the plugin API version for which it was written.
+    ``name``: short name. ``backend_id``: name of the class, which program files store. ``api``: version of the plugin
+    API for which it was written.
 
-    ``checksum=False`` says that changed bytes of a blob may go unnoticed. ``known_differences`` says where numbers are
-    not eager's, on NaN, infinity or integers at the ends of their range: ``(("aten.gelu.default", "of infinity is
-    NaN"),)``. ``delegraph check`` reads both.
+    ``checksum=False``: the runtime may not notice changed bytes of a blob. ``known_differences``: where results differ
+    from eager's on NaN, infinity or integers at the ends of their range, as ``(("aten.gelu.default", "of infinity is
+    NaN"),)``. ``delegraph check`` uses both.
 
-    ``composes`` names the distributions whose code has a say in what the backend compiles, apart from its own,
-    delegraph and torch; a cached result is found only with the same versions of them. ``isolated=True`` asks for a
-    compiler that runs in a process of its own, where something is installed that can do that.
+    ``composes``: distributions that influence the compiled blob, besides the backend's own, delegraph and torch. A
+    cached result is used only if their versions are the same.
 
-    ``default=True``: if several backends are installed and a user names none, this one is taken. If two that suit
-    declare it, the user has to choose.
+    ``default=True``: use this backend if several are installed and the user names none. If several of these are
+    declared as default, the user has to choose.
+
+    ``isolated=True``: the compiler may end or hang its process, so ``delegraph.lower`` always runs it in another one.
+    This needs ``delegraph-workers``.
     """
 
     noun = "backend"
@@ -212,10 +216,6 @@ class BackendSpec(Declaration):
         super().__post_init__()
         if type(self.api) is not int:
             raise TypeError(f"BackendSpec {self.name!r}: api is an int, not {self.api!r}")
-        if not all(isinstance(name, str) for name in self.composes):
-            raise TypeError(f"BackendSpec {self.name!r}: composes is a tuple of distributions, not {self.composes!r}")
-        if type(self.isolated) is not bool:
-            raise TypeError(f"BackendSpec {self.name!r}: isolated is True or False, not {self.isolated!r}")
         for pair in self.known_differences:
             if not isinstance(pair, tuple) or [type(v) for v in pair] != [str, str]:
                 raise TypeError(f"BackendSpec {self.name!r}: a known difference is (operator, text), not {pair!r}")
@@ -233,7 +233,10 @@ class BackendSpec(Declaration):
 
 @dataclass(frozen=True)
 class PartitionerSpec(OfBackend):
-    """A partitioner of ``backend`` (its short name), called with the backend's options as keyword arguments."""
+    """A partitioner of ``backend`` (a short name). Its class is called with the backend's options as keyword arguments.
+
+    ``default``: use it if the backend has several.
+    """
 
     noun = "partitioner"
     base = "delegraph.partitioner:Partitioner"
@@ -246,7 +249,7 @@ class PartitionerSpec(OfBackend):
 
 @dataclass(frozen=True)
 class RuntimeSpec(OfBackend):
-    """The class that executes the blobs of ``backend`` on this host: a ``delegraph.runtime.BackendRuntime``."""
+    """The runtime of ``backend`` on this host; ``target`` is a subclass of ``delegraph.runtime.BackendRuntime``."""
 
     noun = "runtime"
     base = "delegraph.runtime:BackendRuntime"
@@ -259,9 +262,9 @@ class RuntimeSpec(OfBackend):
 
 @dataclass(frozen=True)
 class QuantizerSpec(OfBackend):
-    """The quantizer of ``backend``: a subclass of torchao's ``Quantizer`` that can be made without arguments.
+    """The quantizer of ``backend``; ``target`` is a subclass of torchao's ``Quantizer``, called without arguments.
 
-    ``requires`` names modules that must be importable (usually torchao), ``install_hint`` says how to get them.
+    ``requires`` usually names torchao.
     """
 
     noun = "quantizer"
@@ -276,10 +279,9 @@ class QuantizerSpec(OfBackend):
 
 @dataclass(frozen=True)
 class FormatSpec(BySuffix):
-    """A file format, chosen by its suffix (``".tosa"``): a ``delegraph.formats.ProgramFormat``.
+    """A file format for a suffix (``".tosa"``); ``target`` is a subclass of ``delegraph.formats.ProgramFormat``.
 
-    ``requires`` names modules that must be importable, ``install_hint`` says how to get them. ``runtimes`` names
-    runtimes that execute such files on this host, by the format's ``load_in``.
+    ``runtimes``: names of the runtimes that the format's ``load_in`` accepts.
     """
 
     noun = "file format"
@@ -296,7 +298,7 @@ class FormatSpec(BySuffix):
 
 @dataclass(frozen=True)
 class ReportSpec(BySuffix):
-    """The class that writes reports to files with a suffix (``".html"``): a ``delegraph.reports.ReportFormat``."""
+    """A report format for a suffix (``".html"``); ``target`` is a subclass of ``delegraph.reports.ReportFormat``."""
 
     noun = "report format"
     base = "delegraph.reports:ReportFormat"
@@ -310,11 +312,11 @@ class ReportSpec(BySuffix):
 
 @dataclass(frozen=True)
 class ModelSpec(Declaration):
-    """Models from elsewhere: what ``scheme:name`` means as a MODEL, and which objects ``lower`` takes besides modules.
+    """A source of models: for ``scheme:name`` on the command line, and for objects of certain types in ``lower``.
 
-    ``target`` names a function. It is called with the text behind the colon, or with an object of one of ``types``
-    (``"package.module:Class"``, or of a subclass). It returns what the function of a model file returns: a module or
-    ExportedProgram with its example inputs, or a dictionary of such pairs by method.
+    ``target`` is a function. It is called with the text after the colon, or with an object whose class, or a base class
+    of it, is one of ``types`` (``"package.module:Class"``). It returns the same as the function of a model file: a
+    module or ExportedProgram with its example inputs, or a dictionary of such pairs by method.
     """
 
     noun = "model scheme"
@@ -335,10 +337,9 @@ class ModelSpec(Declaration):
 
 @dataclass(frozen=True)
 class CommandSpec(Declaration):
-    """A command ``delegraph <name>``. The target is imported when the command is given.
+    """A command ``delegraph <name>``; ``target`` is a class with the static methods of ``delegraph.command.Command``.
 
-    ``target`` names a class with the two static methods of ``delegraph.command.Command``. ``summary`` is its line
-    in ``delegraph --help``. ``requires`` names modules that must be importable, ``install_hint`` says how to get them.
+    ``summary``: its line in ``delegraph --help``.
     """
 
     noun = "command"
@@ -367,11 +368,11 @@ _FORMS = {
     "scheme": (re.compile(r"[a-z][a-z0-9_+-]+"), "a word such as 'timm'"),
     "suffix": (re.compile(r"\.[A-Za-z0-9_.]+"), "a file suffix such as '.tosa'"),
 }
-"""Field of a declaration -> how it is written, and what that is called."""
+"""Field of a declaration -> (pattern that its value must match, description of such values for errors)."""
 
 
 def _as_tuple(spec: Any, field: str) -> None:
-    """Make the field of that name a tuple; TypeError if it is neither a tuple nor a list."""
+    """Convert the field of ``spec`` called ``field`` to a tuple. Raises TypeError unless it is a tuple or a list."""
     value = getattr(spec, field)
     if not isinstance(value, (tuple, list)):
         raise TypeError(f"{type(spec).__name__}: {field} is a tuple, not {value!r}")
@@ -379,35 +380,35 @@ def _as_tuple(spec: Any, field: str) -> None:
 
 
 def accepts(option: OptionSpec, value: Any) -> bool:
-    """Whether ``value`` has the option's type (an int is a float, a bool no number) and is one of its choices."""
+    """Whether ``value`` has the option's type and is one of its choices. An int counts as a float; a bool does not."""
     types = (int, float) if option.type is float else (option.type,)
     typed = isinstance(value, types) and (option.type is bool) == isinstance(value, bool)
     return typed and (not option.choices or value in option.choices)
 
 
 def expected(option: OptionSpec) -> str:
-    """The values that ``option`` takes, in words."""
+    """The values that ``option`` accepts, in words."""
     return "one of " + ", ".join(map(repr, option.choices)) if option.choices else option.type.__name__
 
 
 class Hooks(Protocol):
-    """The hooks of a plugin. Those without arguments return declarations; the last two are told of events."""
+    """The hooks of plugin API version 1. Those without arguments return declarations; the last two are events."""
 
     @hookspec
     def delegraph_backends(self) -> Iterable[BackendSpec]:
-        """The backends that this distribution offers."""
+        """The backends of this distribution."""
 
     @hookspec
     def delegraph_partitioners(self) -> Iterable[PartitionerSpec]:
-        """The partitioners that this distribution offers."""
+        """The partitioners of this distribution."""
 
     @hookspec
     def delegraph_runtimes(self) -> Iterable[RuntimeSpec]:
-        """The runtimes that this distribution offers."""
+        """The runtimes of this distribution."""
 
     @hookspec
     def delegraph_quantizers(self) -> Iterable[QuantizerSpec]:
-        """The quantizers that this distribution offers."""
+        """The quantizers of this distribution."""
 
     @hookspec
     def delegraph_formats(self) -> Iterable[FormatSpec]:
@@ -419,19 +420,19 @@ class Hooks(Protocol):
 
     @hookspec
     def delegraph_reports(self) -> Iterable[ReportSpec]:
-        """The kinds of files that this distribution writes reports to."""
+        """The report formats that this distribution writes."""
 
     @hookspec
     def delegraph_models(self) -> Iterable[ModelSpec]:
-        """The models from elsewhere that this distribution reads."""
+        """The sources of models that this distribution reads."""
 
     @hookspec
     def delegraph_after_partition(self, report: Any) -> None:
-        """A program was partitioned. An error that is raised here becomes a line in the report."""
+        """Called after a program was partitioned. An error raised here becomes a note in the report."""
 
     @hookspec
     def delegraph_after_lower(self, result: Any) -> None:
-        """A program was lowered. An error that is raised here becomes a line in the report."""
+        """Called with the LoweredProgram after lowering. An error raised here becomes a note in the report."""
 
 
 EVENTS = ("delegraph_after_partition", "delegraph_after_lower")
@@ -440,5 +441,5 @@ DECLARATION_OF: dict[str, type[Declaration]] = {
     for name, hook in vars(Hooks).items()
     if name.startswith("delegraph_") and name not in EVENTS
 }
-"""Hook -> the class of the declarations that it returns, in a list or tuple."""
+"""Name of a hook -> the class of the declarations that it returns."""
 Declarations = Sequence[Declaration]

@@ -1,4 +1,4 @@
-"""Finds the line of the user's program that a node comes from."""
+"""Finds the line of the user's program from which a node was traced."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)\n(?:[ \t]+(.*))?')
 _LIBRARY = re.compile(r"[\\/](?:site-packages|dist-packages)[\\/]torch[\\/]")
 _STANDARD = os.path.join(sysconfig.get_path("stdlib"), "")
 _GENERATED = "<eval_with_key>"
-"""What torch.fx calls the code that it generates."""
+"""The file name that torch.fx gives to generated code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A line of the user's program: the innermost frame that is neither torch's nor Python's own."""
+    """A frame of a stack trace: file, number of the line, name of the function, and the line itself."""
 
     file: str
     line: int
@@ -35,7 +35,7 @@ class Source:
 
     @property
     def place(self) -> str:
-        """``file:line``; the file is relative to the working directory if it lies in it."""
+        """``file:line``; the path is relative to the working directory if the file is inside of it."""
         return f"{_relative(self.file, os.getcwd())}:{self.line}"
 
     def __str__(self) -> str:
@@ -43,48 +43,51 @@ class Source:
 
 
 def source_of(node: Any) -> Source | None:
-    """The user's line from which ``node`` comes, read from ``node.meta["stack_trace"]``; None if it is not known."""
+    """The user's line from which ``node`` was traced, read from ``node.meta["stack_trace"]``; None if not known.
+
+    It is the innermost frame that belongs neither to torch nor to Python's library.
+    """
     return _innermost(node.meta.get("stack_trace") or "")
 
 
 def stack_of(node: Any) -> tuple[Source, ...]:
-    """All frames of ``node``, the outermost first, torch's layers included; ``source_of`` is one of them."""
+    """All frames of the stack trace of ``node``, the outermost first, torch's included; empty if it has none."""
     return _stack(node.meta.get("stack_trace") or "")
 
 
 @lru_cache(maxsize=1024)
 def _relative(file: str, folder: str) -> str:
-    """The file's path, relative to the folder if it lies in it."""
+    """The file's path, relative to ``folder`` (the working directory) if the file is inside of it."""
     inside = os.path.abspath(file).startswith(folder + os.sep)
     return os.path.relpath(file) if inside else file
 
 
 @lru_cache(maxsize=4096)
 def _innermost(trace: str) -> Source | None:
-    """The user's line in a trace as text."""
+    """The user's line in a stack trace, given as text; None if it has no usable frame."""
     frames = [(file, int(line), function, code) for file, line, function, code in _FRAME.findall(trace)]
-    # a program made by torch's or Python's code alone has no user's line: take what there is
+    # without a frame of the user's, as in programs that torch itself builds, take the innermost other frame
     return innermost(frames) or innermost(frames, lambda file: not file.startswith(_GENERATED))
 
 
 @lru_cache(maxsize=4096)
 def _stack(trace: str) -> tuple[Source, ...]:
-    """All frames in a trace as text, without generated code."""
+    """All frames of a stack trace, given as text, except those in generated code."""
     frames = ((file, int(line), function, code.strip()) for file, line, function, code in _FRAME.findall(trace))
     return tuple(Source(*frame) for frame in frames if not frame[0].startswith(_GENERATED))
 
 
 def _is_users(file: str) -> bool:
-    """Whether a file is neither torch's nor Python's own, nor generated."""
+    """Whether a file belongs neither to torch nor to Python's library, and is no generated code."""
     if file.startswith(_STANDARD) and "-packages" not in file:
         return False
     return not _LIBRARY.search(file) and not file.startswith(_GENERATED)
 
 
 def innermost(frames: Iterable[tuple[str, int, str, str]], accepts: Callable[[str], bool] = _is_users) -> Source | None:
-    """The last of ``frames`` (file, line, function, code) whose file ``accepts`` takes; None if it takes none.
+    """The last of ``frames`` (file, line, function, code) for whose file ``accepts`` is true; None if it is for none.
 
-    By default these are files that are neither torch's nor Python's own.
+    By default, it is true for files that belong neither to torch nor to Python's library.
     """
-    fitting = [frame for frame in frames if accepts(frame[0])]
-    return Source(*fitting[-1][:3], fitting[-1][3].strip()) if fitting else None
+    accepted = [frame for frame in frames if accepts(frame[0])]
+    return Source(*accepted[-1][:3], accepted[-1][3].strip()) if accepted else None

@@ -1,7 +1,7 @@
-"""What is in a file: the same facts in the same form for every kind of file.
+"""Summaries of files, in the same form for every file format.
 
-A format's ``summarize`` returns them; ``delegraph inspect --summary``, of delegraph-analysis, shows them. Importing
-this module imports neither torch nor numpy.
+``ProgramFormat.summarize`` returns a Summary, and ``delegraph inspect --summary`` (of delegraph-analysis) prints it.
+Importing this module imports neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 __all__ = ["ConstantSummary", "DelegateSummary", "MethodSummary", "Summary", "TensorSummary"]
 
 LARGEST = 5
-"""Constants that a summary lists."""
+"""The number of constants that a summary lists."""
 _NAME = 60
-"""Characters of a name that the text of a tensor shows."""
+"""The most characters of a name that the text of a tensor shows."""
 
 
 @dataclass(frozen=True)
 class TensorSummary:
-    """An input or output. ``dtype`` is torch's name of the type where it has one; a size of None is not fixed.
+    """An input or output of a method.
 
-    ``shape`` is None for a number. ``name`` is empty where the file has none. ``bounded``: the sizes are the largest
-    that are taken. ``scale`` and ``zero_point`` say what integers stand for, ``(integer - zero_point) * scale``; None
-    where the file does not.
+    ``name``: "" if the file has none. ``dtype``: torch's name of the type, if torch has it. ``shape``: None for a
+    number; a size of None is not known. ``bounded``: the sizes are upper limits. ``scale`` and ``zero_point``: an
+    integer stands for ``(integer - zero_point) * scale``; None if the file does not have them.
     """
 
     name: str
@@ -41,7 +41,7 @@ class TensorSummary:
         return f"{name}{self.dtype}{self._sizes()}{quantized}"
 
     def _sizes(self) -> str:
-        """The shape as text: ``?`` for an unknown size, ``<=`` before sizes that are only bounded."""
+        """The shape as text: ``?`` for an unknown size, ``<=`` before upper limits; "" for a number."""
         if self.shape is None:
             return ""
         bound = "<=" if self.bounded else ""
@@ -50,7 +50,7 @@ class TensorSummary:
 
 @dataclass(frozen=True)
 class ConstantSummary:
-    """A constant of a file, and the bytes that it takes there."""
+    """A constant of a file; ``bytes`` is its size there."""
 
     name: str
     dtype: str
@@ -60,7 +60,7 @@ class ConstantSummary:
 
 @dataclass(frozen=True)
 class DelegateSummary:
-    """A delegate of a file: its backend, what made it (empty where the file does not say), the bytes of its blob."""
+    """A delegate of a file. ``producer``: what compiled it, "" if not known. ``bytes``: size of its blob."""
 
     backend: str
     producer: str
@@ -69,7 +69,7 @@ class DelegateSummary:
 
 @dataclass(frozen=True)
 class MethodSummary:
-    """A method. ``operators``: what the file's own operators are, those in delegates apart -> how often."""
+    """A method. ``operators``: operator of the file -> count; operators inside of delegates are not included."""
 
     name: str
     inputs: tuple[TensorSummary, ...]
@@ -80,10 +80,12 @@ class MethodSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """A whole file. ``kind`` is such as ``TOSA program``, ``version`` that of the format.
+    """A whole file.
 
-    ``needs`` says what a device or runtime must have, by kind, such as profiles and extensions. ``producer`` is empty
-    where the file does not say. ``largest`` are the ``LARGEST`` largest of the ``constants``, largest first.
+    ``kind``: a name for such files, such as "TOSA program". ``version``: of the format. ``needs``: what a device or
+    runtime must have, such as {"profiles": ["FP"]}. ``constants`` and ``constant_bytes``: number and total size of the
+    constants. ``largest``: the LARGEST largest of them, largest first. ``producer``: what wrote the file, "" if not
+    known.
     """
 
     kind: str
@@ -98,9 +100,9 @@ class Summary:
 
     @staticmethod
     def largest_of(constants: Sequence[ConstantSummary]) -> tuple[ConstantSummary, ...]:
-        """The first ``LARGEST`` by size."""
+        """The LARGEST largest of ``constants``, largest first."""
         return tuple(sorted(constants, key=lambda c: (-c.bytes, c.name))[:LARGEST])
 
     def to_json(self) -> dict[str, Any]:
-        """As a dictionary of plain values."""
+        """The summary as a dictionary of plain values."""
         return asdict(self)

@@ -1,8 +1,8 @@
 """The command line: ``delegraph`` and ``python -m delegraph``.
 
-Exit codes: 0 fine, 1 the work failed, 2 wrong usage. If a command was done, its exit code counts, however the process
-that carried it out ends. Results go to stdout, everything else (progress, warnings, what models and plugins print) to
-stderr. An error is one paragraph, or with ``--json`` one JSON object.
+Exit codes: 0 success, 1 the work failed, 2 wrong usage. Once a command has finished, its exit code counts, even if the
+worker process crashes afterwards. Results go to stdout, everything else (progress, warnings, prints of models and
+plugins) to stderr. An error is one paragraph, or with ``--json`` one JSON object.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ __all__ = ["main", "parser"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns its exit code; 128 plus its number for a signal that ended the work.
+    """Run one command and return its exit code: 128 plus the signal's number if a signal ended the work.
 
-    Without ``argv``, this process is the command. Then a fork of it carries the command out and returns from here,
-    while this process waits for the fork and ends as it does.
+    With ``argv`` None, the words are ``sys.argv``, and a forked worker runs the command where forking is possible. The
+    worker returns from here. The original process waits for the worker and ends as the worker did; it does not return.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     completes = "_ARGCOMPLETE" in os.environ  # the script of `delegraph completion` runs this program at each TAB
@@ -71,10 +71,11 @@ def _carry_out(
     refused: Mapping[worker.Key, str] = MappingProxyType({}),
     to_the_end: bool = True,
 ) -> int:
-    """Carry out the command in this process; returns the exit code.
+    """Run the command in this process and return its exit code.
 
-    ``page`` is told how far the work is. ``refused`` are plugins whose light modules ended an earlier worker.
-    ``to_the_end``: nothing follows the command in this process.
+    ``completes``: answer shell completion, which ends the process. ``page``: where the worker records its state for the
+    waiting process; None without a worker. ``refused``: plugins whose light modules ended an earlier worker -> how.
+    ``to_the_end``: the process exits after the command.
     """
     if completes:
         from .completion import complete
@@ -94,7 +95,7 @@ def _carry_out(
 
 
 def _explain(end: worker.End, as_object: bool) -> None:
-    """Show the error for a command whose worker ended before it was done."""
+    """Print the error for a command whose worker ended before the command had finished; ``as_object``: as JSON, too."""
     if end.during:
         error = DelegraphError("plugin-crashed", f"{end.during}, {end.how}")
         error.raised_by = end.during
@@ -108,21 +109,21 @@ def _explain(end: worker.End, as_object: bool) -> None:
 
 
 _APART = 1.0
-"""In seconds. A signal that comes again sooner is taken for the same one.
+"""Seconds within which a repeated signal is ignored.
 
-Sent to all processes of a job, and passed on.
+The worker gets a signal twice if it was sent to all processes of the job and the waiting process passes it on.
 """
 
 
 @contextlib.contextmanager
 def _stoppable(to_the_end: bool) -> Iterator[None]:
-    """A block in which SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt, so that they leave nothing behind.
+    """A block in which SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt, so that temporary files are removed.
 
-    Signals that are ignored (nohup), or that the program handles itself, stay so. ``to_the_end``: the process ends
-    after the block; once stopped, it ignores the signal that stopped it, which may come a second time.
+    Signals that are ignored (nohup) or have a handler of the program are left alone. ``to_the_end``: the process exits
+    after the block. If a signal stopped the block, that process then ignores these signals, which may be repeated.
     """
     candidates = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    if threading.current_thread() is not threading.main_thread():  # Python lets no other thread handle signals
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can set handlers
         candidates = []
     before = {s: signal.getsignal(s) for s in candidates}
     ours = [s for s, handler in before.items() if handler in (signal.SIG_DFL, signal.default_int_handler)]
@@ -131,7 +132,7 @@ def _stoppable(to_the_end: bool) -> Iterator[None]:
     def stop(number: int, frame: object) -> None:
         nonlocal last
         again, last = time.monotonic() - last < _APART, time.monotonic()
-        if not again:  # else it would interrupt the cleaning up after the first signal
+        if not again:  # a second exception would interrupt the clean-up after the first
             raise KeyboardInterrupt(signal.Signals(number))
 
     for number in ours:
@@ -146,17 +147,20 @@ def _stoppable(to_the_end: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _reporting_to(page: worker.Page | None, refused: Mapping[worker.Key, str]) -> Iterator[None]:
-    """A block in which ``page`` is told what is at work and imported; plugins in ``refused`` are not imported."""
+    """A block in which ``page`` records which plugin works or is imported; plugins in ``refused`` are not imported.
+
+    Does nothing if ``page`` is None.
+    """
     if page is None:
         yield
         return
-    # imported late because they need pluggy: if that is missing, the command line says so
+    # imported late because they need pluggy: if that is missing, ``_finish`` reports it
     from ..discovery.attribution import watched
     from ..discovery.import_watch import watched_imports
     from ..discovery.registry import default_registry
 
     def imported(record: PluginRecord | None) -> None:
-        """Tell the page which plugin's module is being imported; None when it has been."""
+        """Record on the page that the import of a plugin's light module begins, or that it is over (None)."""
         page.begin_import(None if record is None else (record.distribution, record.name))
 
     default_registry().refuse(refused)
@@ -165,12 +169,12 @@ def _reporting_to(page: worker.Page | None, refused: Mapping[worker.Key, str]) -
 
 
 def _flags(words: Sequence[str]) -> Sequence[str]:
-    """The words that may be flags: those before ``--``."""
+    """The words before ``--``; those after it are no flags."""
     return words[: words.index("--")] if "--" in words else words
 
 
 def _finish(words: Sequence[str], page: worker.Page | None, refused: Mapping[worker.Key, str]) -> int:
-    """Run the command and show its result; returns the exit code."""
+    """Run the command, print its result or error, and return the exit code. See ``_carry_out`` for the arguments."""
     flags = _flags(words)
     debug = "--debug" in flags
     text = None
@@ -182,7 +186,7 @@ def _finish(words: Sequence[str], page: worker.Page | None, refused: Mapping[wor
         outcome = _failure(e.error, debug, e.error.__cause__ if e.error.code == "internal" else None, e.content)
     except DelegraphError as e:
         outcome = _failure(e, debug)
-    except (Exception, SystemExit) as e:  # also an exit: without a result the work has failed
+    except (Exception, SystemExit) as e:  # also SystemExit: the command has returned no result
         outcome = _failure(defect(e), debug, e)
     if text is None:
         text = as_json(outcome) if "--json" in flags else outcome.text
@@ -196,26 +200,26 @@ def _finish(words: Sequence[str], page: worker.Page | None, refused: Mapping[wor
 
 
 def _run(words: Sequence[str], page: worker.Page | None, refused: Mapping[worker.Key, str]) -> Outcome:
-    """Parse the words and run the command that they name."""
+    """Parse the words and run the command that they name. Raises what the command raises, or UsageError."""
     stdout = sys.stdout
     with contextlib.redirect_stdout(sys.stderr), _readable_warnings(), watchdog(), _reporting_to(page, refused):
         command_line = parser(words)
-        with contextlib.redirect_stdout(stdout):  # which arguments such as /dev/stdout mean
+        with contextlib.redirect_stdout(stdout):  # ``output_path`` reads sys.stdout for /dev/stdout
             args, unknown = command_line.parse_known_args(words)
-            if unknown:  # argparse would show the usage of delegraph, not that of the command
+            if unknown:  # ``parse_args`` would show the usage of delegraph, not that of the command
                 args.refuse(f"unrecognized arguments: {' '.join(unknown)}")
         outcome: Outcome = args.run_command(args)
     return outcome
 
 
 class _HelpShown(Exception):
-    """--help or --version was asked for; the text is the answer."""
+    """Raised for --help and --version; its text is to be printed."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that neither prints nor exits.
+    """A parser that raises UsageError or ``_HelpShown`` where argparse would print and exit.
 
-    Wrong usage is an error of ours, so that ``--json`` applies to it, too.
+    So ``--json`` applies to wrong usage, too.
     """
 
     def error(self, message: str) -> NoReturn:
@@ -226,9 +230,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The parser for the command that ``words`` begin with.
+    """The parser for the command with which ``words`` begin. Raises what ``find_command`` does.
 
-    Without a command, one that only knows what all commands are for.
+    If they begin with no command, a parser that only has the names and summaries of all commands, for --help.
     """
     from .lookup import find_command, list_commands  # imported late because they need pluggy: see ``defect``
 
@@ -244,7 +248,7 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
         chosen.set_defaults(run_command=command.run, refuse=chosen.error)
     else:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DelegraphWarning)  # nobody would read them here
+            warnings.simplefilter("ignore", DelegraphWarning)  # they would clutter the help
             for name, summary in list_commands():
                 commands.add_parser(name, help=printable(summary).replace("%", "%%"))
     return top
@@ -252,7 +256,7 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
 
 @contextlib.contextmanager
 def _readable_warnings() -> Iterator[None]:
-    """A block in which a warning of delegraph is one line on stderr; others look as Python writes them."""
+    """A block in which each DelegraphWarning is one line on stderr; other warnings look as usual."""
 
     def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any, **__: Any) -> None:
         ours = issubclass(category, DelegraphWarning)
@@ -268,9 +272,10 @@ def _readable_warnings() -> Iterator[None]:
 def _failure(
     error: DelegraphError, debug: bool, shown: BaseException | None = None, content: Mapping[str, Any] | None = None
 ) -> Outcome:
-    """Show an error on stderr, also with ``--json``, so that a log can be read; returns the outcome.
+    """Print an error to stderr (with ``--json`` as well, for logs) and return the outcome for it.
 
-    ``shown``: the exception whose traceback --debug shows. ``content``: what else there is for JSON, such as a report.
+    ``shown``: the exception whose traceback --debug prints; None: that of ``error``. ``content``: additional fields for
+    JSON, such as a report.
     """
     if debug:
         terminal.tell("".join(traceback.format_exception(shown or error)), end="")

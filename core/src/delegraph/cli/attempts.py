@@ -1,4 +1,4 @@
-"""What became of one MODEL of ``delegraph lower``, as JSON and as text."""
+"""The result of ``delegraph lower`` for one MODEL, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Attempt:
-    """One MODEL: how far its work came, the results so far, and the error that ended it.
+    """The results for one MODEL so far. It is a ``LoweringResult``, from which reports are written.
 
-    ``gates``: name -> error or None.
+    ``written``: path and size of the saved program; None if it was not saved. ``reports``: paths of the reports.
+    ``gates``: name -> error, or None if passed. ``error``: the error that ended the work; None if all was done.
     """
 
     model: str
@@ -36,11 +37,11 @@ class Attempt:
 
     @property
     def output(self) -> Path | None:
-        """Where the program was saved."""
+        """The path of the saved program; None if it was not saved."""
         return None if self.written is None else Path(self.written["path"])
 
     def content(self) -> dict[str, Any]:
-        """The fields of ``delegraph.lower/1``; also those that ``delegraph.error/1`` has if there is a report."""
+        """The fields of the JSON form ``delegraph.lower/1``, which a failed command adds to ``delegraph.error/1``."""
         report = None if self.report is None else self.report.to_json()
         gates = {name: error is None for name, error in self.gates.items()}
         verification = None
@@ -52,12 +53,12 @@ class Attempt:
         return {"report": report, "verification": verification, "gates": gates, **written}
 
     def row(self) -> dict[str, Any]:
-        """The same as one object of several, for ``delegraph_analysis.commands.several``."""
-        failed = None if self.error is None else describe_error(self.error)
-        return {"model": self.model, "error": failed, **self.content(), "seconds": round(self.seconds, 3)}
+        """The row for this MODEL among several, for ``delegraph_analysis.commands.several``: ``content`` and more."""
+        error = None if self.error is None else describe_error(self.error)
+        return {"model": self.model, "error": error, **self.content(), "seconds": round(self.seconds, 3)}
 
     def text(self) -> str:
-        """What is printed for a single MODEL: its report as text, and what was written."""
+        """The text that is printed for a single MODEL: its report, and the names of the files written."""
         from ..report.formats import TextReport
 
         lines = [] if self.report is None else [TextReport.render(self).rstrip()]
@@ -67,14 +68,14 @@ class Attempt:
 
 
 @contextlib.contextmanager
-def attempt(made: Attempt) -> Iterator[None]:
-    """A block of work on a MODEL: an error ends it, and becomes the error of ``made``."""
+def attempt(result: Attempt) -> Iterator[None]:
+    """A block of work on a MODEL. An error raised inside is not passed on but stored as ``result.error``."""
     start = time.perf_counter()
     try:
         yield
     except DelegraphError as e:
-        made.error = e
-    except (Exception, SystemExit) as e:  # a defect; other MODELs may be fine
-        made.error = defect(e)
-        made.error.__cause__ = e
-    made.seconds = time.perf_counter() - start
+        result.error = e
+    except (Exception, SystemExit) as e:  # a defect, which must not keep other MODELs from being lowered
+        result.error = defect(e)
+        result.error.__cause__ = e
+    result.seconds = time.perf_counter() - start

@@ -1,7 +1,7 @@
-"""``delegraph completion``: what a shell offers after TAB, by argcomplete. Nothing here imports torch.
+"""``delegraph completion``: completion in a shell, by argcomplete. Nothing here imports torch.
 
-The script that is printed runs this program at each TAB, so it knows the commands, backends and options that are
-installed. An answer takes as long as ``delegraph backends``.
+The printed script runs ``delegraph`` at each TAB, so it offers the commands, backends and options that are installed.
+An answer takes as long as ``delegraph backends``.
 """
 
 from __future__ import annotations
@@ -37,14 +37,17 @@ class Completion:
 
 
 def complete(make_parser: Callable[[list[str]], argparse.ArgumentParser]) -> None:
-    """Answer the shell, which asks by environment variables, and end the process."""
+    """Write the completions for the line in the environment variables of argcomplete, and end the process.
+
+    ``make_parser``: returns the parser for the complete words of the line.
+    """
     line, point, start = (os.environ[name] for name in ("COMP_LINE", "COMP_POINT", "_ARGCOMPLETE"))
-    typed = split_line(line, int(point))[3][int(start) :]  # the complete words behind the program's name
+    typed = split_line(line, int(point))[3][int(start) :]  # the complete words after the program's name
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DelegraphWarning)  # nobody reads them while typing
+        warnings.simplefilter("ignore", DelegraphWarning)  # they would disturb the line being typed
         try:
             parser = make_parser(typed)
-        except DelegraphError:  # the command does not exist or is broken: there is nothing to offer
+        except DelegraphError:  # the command does not exist or is broken, so there is nothing to complete
             os._exit(1)
         for action in _arguments(parser):
             if action.metavar in _COMPLETERS and not (action.metavar == "FILE" and action.option_strings):
@@ -53,7 +56,7 @@ def complete(make_parser: Callable[[list[str]], argparse.ArgumentParser]) -> Non
 
 
 def _arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """All arguments of a parser and of its commands; argparse has no public way to ask for them."""
+    """All arguments of a parser and of its commands. (argparse lists them only in private attributes.)"""
     for action in parser._actions:
         commands = action.choices.values() if isinstance(action, argparse._SubParsersAction) else ()
         yield action
@@ -62,7 +65,7 @@ def _arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _fits(candidate: str, prefix: str) -> bool:
-    """Whether to offer a candidate. Texts of plugins with control characters are not offered."""
+    """Whether to offer ``candidate`` for the typed ``prefix``. Texts with control characters are never offered."""
     return candidate.startswith(prefix) and candidate.isprintable()
 
 
@@ -71,17 +74,20 @@ def _backend_names(**_: Any) -> list[str]:
 
 
 def _option_values(parsed_args: argparse.Namespace, **_: Any) -> Iterator[str]:
-    """``tosa.spec=`` for each option of the backends on the line, or of all; with values where there are only a few."""
-    named = getattr(parsed_args, "backend", None) or _backend_names()
+    """``tosa.spec=`` for each option of the backends on the line, or of all backends if the line has none.
+
+    An option with choices, or a bool, gets a candidate for each value.
+    """
+    names = getattr(parsed_args, "backend", None) or _backend_names()
     for info in default_registry().backends():
-        if info.name in ([named] if isinstance(named, str) else named):
+        if info.name in ([names] if isinstance(names, str) else names):
             for option in info.options:
                 values = ("true", "false") if option.type is bool else option.choices or ("",)
                 yield from (f"{info.name}.{option.name}={value}" for value in values)
 
 
 def _readable_files(prefix: str, **_: Any) -> list[str]:
-    """Files with a suffix of an installed format."""
+    """The files whose suffix is that of a declared format."""
     declared = (spec for plugin in default_registry().plugins() for spec in plugin.declarations)
     return list(FilesCompleter([spec.suffix for spec in declared if isinstance(spec, FormatSpec)])(prefix))
 
@@ -92,4 +98,4 @@ _COMPLETERS: Mapping[Any, Any] = {
     "MODEL": FilesCompleter((".py", ".pt2")),
     "FILE": _readable_files,
 }
-"""Metavar -> what completes such an argument. FILE of an option may be any file, like all arguments not listed here."""
+"""Metavar -> completer. Other arguments, and FILE of an option, complete to any file."""

@@ -32,13 +32,13 @@ class Backends:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DelegraphWarning)  # the list says what is wrong
             infos = default_registry().backends()
-        told = (Status.OK, Status.CONFLICT)
-        silent = [p for p in default_registry().plugins() if p.status not in told and not p.faults]
-        now = {i.full_name: _available(i) for i in infos} if args.available else {}
-        backends = [_backend_json(i) | ({"available": now[i.full_name]} if now else {}) for i in infos]
-        content = {"backends": backends, "plugins_without_backends": [*map(_plugin_json, silent)]}
-        shown = [_table_of_backends(infos, silent, args.verbose)]
-        rows = [[f"{i.name} here:", now[i.full_name] or "can run programs"] for i in infos if now]
+        in_table = (Status.OK, Status.CONFLICT)
+        unlisted = [p for p in default_registry().plugins() if p.status not in in_table and not p.faults]
+        problems = {i.full_name: _why_unavailable(i) for i in infos} if args.available else {}
+        backends = [_backend_json(i) | ({"available": problems[i.full_name]} if problems else {}) for i in infos]
+        content = {"backends": backends, "plugins_without_backends": [*map(_plugin_json, unlisted)]}
+        shown = [_table_of_backends(infos, unlisted, args.verbose)]
+        rows = [[f"{i.name} here:", problems[i.full_name] or "can run programs"] for i in infos if problems]
         return Outcome("delegraph.backends/1", content, "\n".join([*shown, *([table(rows)] if rows else [])]))
 
 
@@ -59,8 +59,8 @@ class Doctor:
         return Outcome("delegraph.doctor/1", report.to_json(), str(report), 0 if report.healthy else 1)
 
 
-def _available(info: BackendInfo) -> str:
-    """Why programs of the backend cannot be run here and now; "" if they can."""
+def _why_unavailable(info: BackendInfo) -> str:
+    """Why programs of the backend cannot be run on this host now; "" if they can."""
     if info.status is not Status.OK:
         return f"is {info.status}"
     try:
@@ -79,22 +79,22 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-_seconds.__name__ = "number of seconds"  # what argparse calls the value in its error
+_seconds.__name__ = "number of seconds"  # argparse shows this name in errors
 
 
-def _table_of_backends(infos: list[BackendInfo], silent: list[PluginRecord], verbose: bool) -> str:
+def _table_of_backends(infos: list[BackendInfo], unlisted: list[PluginRecord], verbose: bool) -> str:
     """The text of ``delegraph backends``.
 
-    ``silent`` are plugins that could not be used and have no row of their own.
+    ``unlisted``: plugins that cannot be used and whose backends are not known, so that they have no row in ``infos``.
     """
-    if not infos and not silent:
+    if not infos and not unlisted:
         return "no backends are installed; try: pip install delegraph-tosa"
     if verbose:
         shown = [_describe_backend(i) for i in infos]
     else:
         rows = [[i.name, str(i.status), f"{i.distribution} {i.version}".strip(), i.error or i.summary] for i in infos]
         shown = [table([["NAME", "STATUS", "FROM", "SUMMARY"], *rows])] if rows else []
-    return "\n".join([*shown, *(printable(f"{p.name} ({p.owner}) is {p.status}: {p.error}") for p in silent)])
+    return "\n".join([*shown, *(printable(f"{p.name} ({p.owner}) is {p.status}: {p.error}") for p in unlisted)])
 
 
 def _describe_backend(info: BackendInfo) -> str:
@@ -115,10 +115,7 @@ def _describe_backend(info: BackendInfo) -> str:
 
 
 def _describe_option(option: OptionSpec) -> list[str]:
-    """An option as cells: name, type, default, and its choices or help.
-
-    One without a default is left to the backend.
-    """
+    """The cells for an option: name, type, default, choices and help."""
     default = "no default" if option.default is None else f"default {option.default!r}"
     choices = [f"one of {', '.join(map(repr, option.choices))}"] if option.choices else []
     return [option.name, option.type.__name__, default, "; ".join([*choices, *([option.help] if option.help else [])])]

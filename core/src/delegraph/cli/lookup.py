@@ -1,4 +1,4 @@
-"""Finds commands by name: delegraph's own and those of plugins."""
+"""Finds commands by name: those of the core and those of plugins."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ BUILT_IN = {spec.name: spec for spec in COMMANDS}
 
 
 def list_commands() -> list[tuple[str, str]]:
-    """Each command as it can be typed, and its summary. Imports light modules of plugins, and no target."""
-    found = [(spec.name, spec.summary) for spec in COMMANDS]
+    """(name to type, summary) of each command. Imports the light modules of plugins, but no target."""
+    commands = [(spec.name, spec.summary) for spec in COMMANDS]
     for spec, record, rivals in _declared_commands():
         name = _full_name(spec, record) if rivals else spec.name
-        found.append((name, f"{spec.summary} ({record.owner})".lstrip()))
-    return found
+        commands.append((name, f"{spec.summary} ({record.owner})".lstrip()))
+    return commands
 
 
 def find_command(name: str) -> type[Command] | _PluginCommand:
-    """The command with this name or ``distribution/name``, imported.
+    """Import and return the command ``name``, which may be ``distribution/name``.
 
-    Raises UsageError, PluginConflict, PluginUnavailable or PluginBroken.
+    Raises UsageError if there is none, PluginConflict, PluginUnavailable or PluginBroken.
     """
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].target.partition(":")
@@ -45,7 +45,7 @@ def find_command(name: str) -> type[Command] | _PluginCommand:
 
 
 def list_collisions() -> Iterator[str]:
-    """A sentence for each name that several commands have."""
+    """A sentence for each command of a plugin whose name another plugin or delegraph itself has, too."""
     for spec, record, rivals in _declared_commands():
         if others := [rival for rival in rivals if rival != record.address]:
             also = " and ".join(others)
@@ -53,11 +53,11 @@ def list_collisions() -> Iterator[str]:
 
 
 def _declared_commands() -> Iterator[tuple[CommandSpec, PluginRecord, list[str]]]:
-    """The commands of plugins, each with the addresses of others that have a command of its name."""
+    """(command, its plugin, rivals) for all commands of plugins; rivals are the owners of commands of the same name."""
     declared = default_registry().declared(CommandSpec)
     for spec, record in declared:
-        own = ["delegraph itself"] if spec.name in BUILT_IN else []
-        yield spec, record, own + [r.address for s, r in declared if s.name == spec.name and s is not spec]
+        core = ["delegraph itself"] if spec.name in BUILT_IN else []
+        yield spec, record, core + [r.address for s, r in declared if s.name == spec.name and s is not spec]
 
 
 def _full_name(spec: CommandSpec, record: PluginRecord) -> str:
@@ -66,7 +66,7 @@ def _full_name(spec: CommandSpec, record: PluginRecord) -> str:
 
 @dataclass(frozen=True)
 class _PluginCommand:
-    """A plugin's command; errors that it raises name the plugin."""
+    """Wraps a plugin's command, so that errors that it raises name the plugin."""
 
     target: type[Command]
 
@@ -76,14 +76,14 @@ class _PluginCommand:
             self.target.add_arguments(parser)
 
     def run(self, args: argparse.Namespace) -> Outcome:
-        """As ``Command.run``."""
+        """As ``Command.run``. Raises ContractViolation if the command returns no Outcome."""
         work = AtWork(self.target, "run", registry=default_registry())
         try:
             with work:
                 outcome = self.target.run(args)
         except DelegraphError as e:
             if e.raised_by == work.text and not isinstance(e, PluginFailed):
-                e.raised_by = None  # a DelegraphError of the command is its answer to the user, and no fault of it
+                e.raised_by = None  # a command reports wrong arguments and the like so: no defect of the plugin
             raise
         if not isinstance(outcome, Outcome):
             text = f"{work.text}, returned {type(outcome).__name__} and no delegraph.command.Outcome"

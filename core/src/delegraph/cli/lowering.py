@@ -1,8 +1,9 @@
-"""``delegraph lower``. Everything that can be wrong with its arguments is found before torch is imported."""
+"""``delegraph lower``. All arguments are checked before torch is imported, so that errors come at once."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -37,22 +38,27 @@ class Lower:
         add("--host-only", action="store_true", help="lower for no backend: everything stays on the host")
         add("--option", action="append", default=[], metavar="BACKEND.OPTION=VALUE")
         add("-o", "--output", type=Path, metavar="FILE", help="its suffix chooses the format, such as .tosa")
-        calibrating = "quantize it with the backend's quantizer: an .npz file, one array [batches, *input] an input"
-        add("--quantize", type=Path, metavar="CALIBRATION", help=calibrating)
+        calibration = "quantize it with the backend's quantizer: an .npz file, one array [batches, *input] an input"
+        add("--quantize", type=Path, metavar="CALIBRATION", help=calibration)
         add("--verify", action="store_true", help="run it on this host and compare with eager PyTorch")
         add("--verify-operators", action="store_true", help="the same, and say which operators differ, and where")
-        own = "verify with these inputs; each time it is given they are compared anew"
-        add("--input", action="append", default=[], type=Path, metavar="FILE.npz", help=own)
-        accepted = "difference from eager, by its largest value, that is accepted (default: by type, 1e-3 of float32)"
-        add("--tolerance", type=float, metavar="RATIO", help=accepted)
-        told = "write the report in the form of the suffix: .txt, .json, or one of a plugin; may be given several times"
-        add("--report", action="append", default=[], type=output_path, metavar="FILE", help=told)
+        inputs = "verify with these inputs; each time it is given they are compared anew"
+        add("--input", action="append", default=[], type=Path, metavar="FILE.npz", help=inputs)
+        tolerance = "difference from eager, by its largest value, that is accepted (default: by type, 1e-3 of float32)"
+        add("--tolerance", type=float, metavar="RATIO", help=tolerance)
+        form = "write the report in the form of the suffix: .txt, .json, or one of a plugin; may be given several times"
+        add("--report", action="append", default=[], type=output_path, metavar="FILE", help=form)
         add("-v", "--verbose", action="store_true", help="also operators, border and time of each delegate")
         add("--require-full", action="store_true", help="fail if an operator is left to the host")
         add("--no-fold-constants", action="store_true", help="leave calls on constants alone, if refused, to the host")
-        kept = "keep compiled partitions in this folder, or in the user's, and compile none that is there"
-        add("--cache", nargs="?", const=True, metavar="DIR", help=f"{kept} (default: $DELEGRAPH_CACHE)")
+        text = "keep compiled partitions in this folder, or in the user's, and compile none that is there"
+        add("--cache", nargs="?", const=True, metavar="DIR", help=f"{text} (default: $DELEGRAPH_CACHE)")
         add("--cache-remote", metavar="URL", help="also in this one, which others share, such as s3://bucket/folder")
+        isolation = "compile each partition in a process of its own, which a compiler may end (delegraph-workers)"
+        add("--isolation", choices=["process"], help=isolation)
+        limit = "stop compiling a partition after so long; it goes to the next backend or to the host"
+        add("--time-limit", type=_amount, metavar="SECONDS", help=limit)
+        add("--memory-limit", type=_amount, metavar="MB", help="the same for memory that compiling a partition takes")
         add("--min-delegated", type=_share, metavar="SHARE", help="fail if fewer operators are delegated, such as 0.95")
         add("--max-delegates", type=natural_number, metavar="N", help="fail if there are more delegates")
         rows = "with several MODELs: add a line of JSON for each; a MODEL that has one is not lowered again"
@@ -73,10 +79,10 @@ class Lower:
             provided(f"{_QUANTIZING}:check_calibration", "--quantize")(args.quantize, args.model, chosen.names)
         if args.output:
             _check_output(registry, chosen.names, args.output)
-        named = [*args.report, *filter(None, [args.output])]
-        places = [_path_for_model(path, model) for path in named for model in args.model]
+        outputs = [*args.report, *filter(None, [args.output])]
+        written = [_path_for_model(path, model) for path in outputs for model in args.model]
         read = [*filter(None, models), *args.input, *filter(None, [args.quantize])]
-        expect_places([*places, *filter(None, [args.rows])], read)
+        expect_places([*written, *filter(None, [args.rows])], read)
         for path in args.report:
             registry.find(ReportSpec, declared_for(path))
         if several is None:
@@ -89,38 +95,39 @@ _QUANTIZING = "delegraph_quantize.command"
 
 
 def _is_given(value: Any) -> bool:
-    """Whether an argument was given: ``--max-delegates 0`` was, although 0 equals the False of a flag that was not."""
+    """Whether the user gave an argument whose parsed value is ``value``. (0 is a value, although it equals False.)"""
     return value is not False and value not in (None, [])
 
 
-def _outcome(one: Attempt) -> Outcome:
-    """The outcome for a single MODEL. Raises Failed if it could not be lowered as was asked."""
-    if one.error is not None:
-        told = isinstance(one.error, NotFullyDelegated) or one.error.code == "verification-failed"
-        if one.report is not None and not told:  # it says what stayed behind, and why
-            terminal.tell(str(one.report))
-        raise Failed(one.error, one.content())
-    return Outcome("delegraph.lower/1", one.content(), one.text())
+def _outcome(result: Attempt) -> Outcome:
+    """The outcome of the command for a single MODEL. Raises Failed if ``result`` has an error."""
+    if result.error is not None:
+        complete = isinstance(result.error, NotFullyDelegated) or result.error.code == "verification-failed"
+        if result.report is not None and not complete:  # the report explains errors that do not explain themselves
+            terminal.tell(str(result.report))
+        raise Failed(result.error, result.content())
+    return Outcome("delegraph.lower/1", result.content(), result.text())
 
 
 def _lower_one(
     model: str, args: argparse.Namespace, chosen: DefaultBackends, options: dict[str, dict[str, Any]]
 ) -> Attempt:
-    """Do with one MODEL everything that was asked for.
+    """Load, lower, verify and save one MODEL as ``args`` say, and write its reports.
 
-    If there is a report, it is written whatever fails afterwards.
+    An error ends the work and is kept in the result. Reports are still written: by formats that report failures, and by
+    all if the error came after lowering.
     """
-    made, backends = Attempt(model, verbose=args.verbose), chosen.names
-    with attempt(made):
+    result, backends = Attempt(model, verbose=args.verbose), chosen.names
+    with attempt(result):
         with progress(f"loading {model}"):
             from .. import Cache
             from ..api import Choices, lower
 
-            given = read_model(model)
+            loaded = read_model(model)
         notes = [chosen.why] if chosen.why else []
         if args.quantize:
             quantize_given = provided(f"{_QUANTIZING}:quantize_given", "--quantize")
-            notes.append(quantize_given(given, args.quantize, backends[0]))
+            notes.append(quantize_given(loaded, args.quantize, backends[0]))
         with progress(f"lowering {model} for {', '.join(backends) or 'the host'}"):
             folds = not args.no_fold_constants
             cache = args.cache
@@ -128,78 +135,80 @@ def _lower_one(
                 folder = args.cache or os.environ.get("DELEGRAPH_CACHE")
                 cache = Cache(None if folder is True else folder, remote=args.cache_remote)
             choices: Choices = {"backends": backends, "options": options, "fold_constants": folds, "cache": cache}
-            lowered = lower(**given.arguments(), **choices)
-        made.report = lowered.report
-        made.report.notes += notes
-        _check(made, lowered, given, args)
+            memory = None if args.memory_limit is None else int(args.memory_limit * 1e6)
+            choices |= {"isolation": args.isolation, "time_limit": args.time_limit, "memory_limit": memory}
+            lowered = lower(**loaded.arguments(), **choices)
+        result.report = lowered.report
+        result.report.notes += notes
+        _check(result, lowered, loaded, args)
         if args.output:
             output = _path_for_model(args.output, model)
             with progress(f"writing {output}"):
                 size = FileFormat(output, default_registry()).save(lowered, {})
-            made.written = {"path": str(output), "bytes": size}
+            result.written = {"path": str(output), "bytes": size}
     for path in args.report:
-        made.reports += map(str, write_report(made, _path_for_model(path, model)))
-    return made
+        result.reports += map(str, write_report(result, _path_for_model(path, model)))
+    return result
 
 
-def _check(made: Attempt, lowered: Any, given: Any, args: argparse.Namespace) -> None:
-    """Compare with eager and check all gates; raises the error of the first gate that is not met.
+def _check(result: Attempt, lowered: Any, loaded: Any, args: argparse.Namespace) -> None:
+    """Compare with eager if ``args`` ask for it, then check all gates, and store both in ``result``.
 
-    All figures are computed before that, so that they are known whichever gate fails.
+    Raises the error of the first gate that failed, after all are checked, so that the report has them all.
     """
     verifies = bool(args.verify or args.verify_operators or args.input)
     if verifies:
         with progress("comparing with eager"):
-            made.verifications = {m: _verify(lowered, m, given, args) for m in lowered.methods}
-    asked = vars(args) | {"verify": verifies}
+            result.verifications = {m: _verify(lowered, m, loaded, args) for m in lowered.methods}
+    values = vars(args) | {"verify": verifies}
     for name, check in _GATES.items():
-        if _is_given(asked[name.replace("-", "_")]):
+        if _is_given(values[name.replace("-", "_")]):
             try:
-                check(made, args)
-                made.gates[name] = None
+                check(result, args)
+                result.gates[name] = None
             except DelegraphError as e:
-                made.gates[name] = e
-    for error in filter(None, made.gates.values()):
+                result.gates[name] = e
+    for error in filter(None, result.gates.values()):
         raise error
 
 
-def _verify(lowered: Any, method: str, given: Any, args: argparse.Namespace) -> Any:
-    """The comparison of a method with eager, on the inputs of --input or on the example.
+def _verify(lowered: Any, method: str, loaded: Any, args: argparse.Namespace) -> Any:
+    """Compare a method with eager on the inputs of --input, or on the model's example inputs; returns a Verification.
 
-    Of several inputs the worst figures.
+    With several inputs it has the worst figures. Raises InputError for a program without example inputs.
     """
-    if given.inputs[method] is None:
+    if loaded.inputs[method] is None:
         hint = "export the program with example inputs, or give a path.py that returns them"
         raise InputError("input-invalid", "--verify needs inputs, and this .pt2 file has none", hint=hint)
-    example = (given.inputs[method], given.kwargs[method])
+    example = (loaded.inputs[method], loaded.kwargs[method])
     program = lowered.exported_program(method)
     calls = [read_inputs(path, method, program, example) for path in args.input] or [example]
-    found = [lowered.verify(*a, method=method, per_operator=args.verify_operators, **k) for a, k in calls]
-    return type(found[0]).worst_of(found)
+    results = [lowered.verify(*a, method=method, per_operator=args.verify_operators, **k) for a, k in calls]
+    return type(results[0]).worst_of(results)
 
 
-def _expect_agreement(made: Any, args: argparse.Namespace) -> None:
-    """Raise an error if results differ from eager's by more than is accepted."""
-    for method, verification in made.verifications.items():
+def _expect_agreement(result: Attempt, args: argparse.Namespace) -> None:
+    """Raise DelegraphError if a method's results differ from eager's by more than --tolerance or its default."""
+    for method, verification in result.verifications.items():
         if not verification.agrees(args.tolerance):
             within = "the tolerance of its type" if args.tolerance is None else f"{args.tolerance:g}"
-            what = f"method {method} of the lowered program" if len(made.verifications) > 1 else "the lowered program"
+            what = f"method {method} of the lowered program" if len(result.verifications) > 1 else "the lowered program"
             text = f"{what} does not agree with eager PyTorch within {within}; {verification}"
             hint = "nothing was written; --verify-operators says where it begins, --tolerance what is accepted"
             raise DelegraphError("verification-failed", text, hint=hint)
 
 
-def _expect_share(made: Any, args: argparse.Namespace) -> None:
-    """Raise an error if fewer operators are delegated than --min-delegated asks for."""
-    share, wanted = made.report.delegated_share, args.min_delegated
+def _expect_share(result: Any, args: argparse.Namespace) -> None:
+    """Raise DelegraphError if a smaller share of the operators is delegated than --min-delegated."""
+    share, wanted = result.report.delegated_share, args.min_delegated
     if share < wanted:
         text = f"{share:.1%} of the operators are delegated, and --min-delegated asks for {wanted:.1%}"
         raise DelegraphError("gate-failed", text, hint="the report says what was left to the host, and why")
 
 
-def _expect_few(made: Any, args: argparse.Namespace) -> None:
-    """Raise an error if there are more delegates than --max-delegates accepts."""
-    count = len(made.report.delegates)
+def _expect_few(result: Any, args: argparse.Namespace) -> None:
+    """Raise DelegraphError if there are more delegates than --max-delegates."""
+    count = len(result.report.delegates)
     if count > args.max_delegates:
         text = f"there are {count} delegates, and --max-delegates accepts {args.max_delegates}"
         raise DelegraphError("gate-failed", text, hint="the report says what lies between them, and why")
@@ -207,11 +216,11 @@ def _expect_few(made: Any, args: argparse.Namespace) -> None:
 
 _GATES: Mapping[str, Callable[[Any, argparse.Namespace], None]] = {
     "verify": _expect_agreement,
-    "require-full": lambda made, args: made.report.expect_full(),
+    "require-full": lambda result, args: result.report.expect_full(),
     "min-delegated": _expect_share,
     "max-delegates": _expect_few,
 }
-"""Flag -> function that raises an error if an Attempt does not meet what the flag asks for."""
+"""Flag -> function that raises an error if the Attempt does not meet the flag's demand. Checked in this order."""
 
 
 def _share(text: str) -> float:
@@ -222,22 +231,36 @@ def _share(text: str) -> float:
     return share
 
 
-_share.__name__ = "share from 0 to 1"  # what argparse calls the value in its error
+_share.__name__ = "share from 0 to 1"  # argparse shows this name in errors
+
+
+def _amount(text: str) -> float:
+    """For argparse: a number above 0."""
+    amount = float(text)
+    if not 0 < amount < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return amount
+
+
+_amount.__name__ = "number above 0"
 
 
 def _path_for_model(path: Path, model: str) -> Path:
-    """The path to write to for this model: ``{}`` in the file's name stands for the model's name."""
+    """``path`` with ``{}`` in the file's name replaced by the model's name."""
     return path.with_name(path.name.replace("{}", _name_of(model))) if "{}" in path.name else path
 
 
 def _name_of(model: str) -> str:
-    """The name of a model: ``resnet18`` for ``models.py:resnet18`` and for ``resnet18.pt2``."""
+    """A short name of a MODEL: ``resnet18`` for ``models.py:resnet18`` and for ``resnet18.pt2``."""
     head, colon, function = model.rpartition(":")
     return function if colon and head.endswith(".py") else Path(model).stem
 
 
 def _choose_backends(registry: Registry, args: argparse.Namespace) -> DefaultBackends:
-    """The backends of ``--backend``, or those that ``delegraph.lower`` chooses among the ones that suit other flags."""
+    """The backends of ``--backend``; without that flag, the default among those that suit the other flags.
+
+    None for ``--host-only``. Raises UsageError if both flags are given, and what ``default_backends`` raises.
+    """
     if args.host_only:
         if args.backend:
             raise UsageError("usage-invalid", "--host-only and --backend exclude each other")
@@ -247,14 +270,14 @@ def _choose_backends(registry: Registry, args: argparse.Namespace) -> DefaultBac
     output = FileFormat(args.output, registry) if args.output else None
 
     def suits(info: BackendInfo) -> bool:
-        holds = output is None or output.why_not([info.backend_id]) is None
-        return holds and (info.has_quantizer or not args.quantize)
+        can_save = output is None or output.why_not([info.backend_id]) is None
+        return can_save and (info.has_quantizer or not args.quantize)
 
     return registry.default_backends(assigned_backends(args.option), suits)
 
 
 def _check_output(registry: Registry, backends: Sequence[str], output: Path) -> None:
-    """Raise UsageError if what is lowered for these backends cannot be saved as ``output``."""
+    """Raise UsageError if programs lowered for these backends cannot be saved in the format of ``output``."""
     file_format = FileFormat(output, registry)
     if not file_format.defines("serialize") and not file_format.defines("write"):
         raise UsageError("usage-invalid", f"the format of {file_format.suffix} files cannot be written")

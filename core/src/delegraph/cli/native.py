@@ -1,6 +1,7 @@
-"""Keeps stdout for the result: C and C++ code of models and plugins prints to descriptor 1, without Python knowing.
+"""Keeps prints of C and C++ code in models and plugins out of stdout, where only the result belongs.
 
-So descriptor 1 is made to be stderr, and the result goes to a copy of the original.
+Such code prints to descriptor 1, which replacing ``sys.stdout`` does not affect. So descriptor 1 is redirected to
+stderr, and the result is written to a copy of the original descriptor.
 """
 
 from __future__ import annotations
@@ -13,27 +14,27 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def stdout_kept(to_the_end: bool) -> Iterator[None]:
-    """A block in which descriptor 1 is stderr, and ``sys.stdout`` writes to what descriptor 1 was.
+    """A block in which descriptor 1 is stderr, and ``sys.stdout`` writes to a copy of the original descriptor 1.
 
-    With ``to_the_end`` it stays so until the process ends, because C++ streams write what is in their buffers then.
-    Otherwise the buffers of C are written when the block ends, and descriptor 1 is restored.
+    ``to_the_end``: the process exits after the block, so descriptor 1 stays redirected, because C++ streams are flushed
+    at exit. Otherwise the buffers of C are flushed at the end of the block, and descriptor 1 is restored.
     """
-    kept, before = os.dup(1), sys.stdout
+    original, before = os.dup(1), sys.stdout
     os.dup2(2, 1)
     writes_to_1 = False
-    with contextlib.suppress(OSError, AttributeError, ValueError):  # it may be replaced by another object, as in tests
+    with contextlib.suppress(OSError, AttributeError, ValueError):  # sys.stdout is not a file, as in tests
         writes_to_1 = before.fileno() == 1
     try:
         if writes_to_1:
-            with open(kept, "w", encoding=before.encoding, errors=before.errors, closefd=False) as sys.stdout:
+            with open(original, "w", encoding=before.encoding, errors=before.errors, closefd=False) as sys.stdout:
                 yield
         else:
             yield
     finally:
         sys.stdout = before
         if not to_the_end:
-            import ctypes  # imported late: it takes milliseconds, and a command that ends does without
+            import ctypes  # imported late: it takes milliseconds, which most commands save
 
             ctypes.CDLL(None).fflush(None)
-            os.dup2(kept, 1)
-        os.close(kept)
+            os.dup2(original, 1)
+        os.close(original)

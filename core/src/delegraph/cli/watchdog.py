@@ -1,7 +1,4 @@
-"""Names the plugin that a command is waiting for.
-
-A light module that never ends would hang every command in silence.
-"""
+"""Prints which plugin a command waits for. Otherwise a light module that hangs would hang each command silently."""
 
 from __future__ import annotations
 
@@ -13,12 +10,12 @@ from collections.abc import Iterator
 from ..command import terminal
 
 PATIENCE = 1.0
-"""How many seconds the import of a light module may take before its plugin is named."""
+"""Seconds of an import after which its plugin is named."""
 
 
 @contextlib.contextmanager
 def watchdog() -> Iterator[None]:
-    """A block in which a line on stderr names each plugin that takes longer than PATIENCE to import."""
+    """A block in which a line on stderr names each plugin whose import takes longer than PATIENCE."""
     over = threading.Event()
     watching = threading.Thread(target=_watch, args=(over,), name="delegraph watchdog", daemon=True)
     watching.start()
@@ -30,10 +27,10 @@ def watchdog() -> Iterator[None]:
 
 
 def _watch(over: threading.Event) -> None:
-    """Watch for slow imports until ``over`` is set; runs in a thread of its own."""
+    """Name slow imports until ``over`` is set, each once. Runs in a thread of its own."""
     named: set[float] = set()
     while not over.wait(PATIENCE / 4):
-        from ..discovery.import_watch import underway  # not every command reads plugins
+        from ..discovery.import_watch import underway  # imported late: not every command reads plugins
         from ..discovery.record import without
 
         for record, begun in underway():

@@ -1,10 +1,10 @@
-"""A command is carried out by a worker.
+"""Runs a command in a worker process, so that a plugin that crashes or exits is noticed and named.
 
-A fork of the process that was started, which waits and sees how the worker ends. Python cannot notice what native code
-of a plugin does to its own process: ``exit(0)``, ``_exit(0)``, a crash, an endless loop. So the process that was
-started imports nothing of plugins. It waits, and a page of memory that it shares with the worker tells it what was at
-work, and whether the command was done. If a light module ends the worker, or keeps it busy for more than LIMIT, the
-command begins again in a new worker without that plugin.
+Native code of a plugin can end its process (``exit(0)``, a crash) or hang, which Python code in the same process cannot
+handle. So the process that the user started forks a worker that runs the command. It imports no plugins itself, waits
+for the worker, and reads from a shared page of memory which plugin was at work and whether the command had finished. If
+the import of a light module ends the worker or takes longer than LIMIT, the command is run again, in a new worker,
+without that plugin.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, NoReturn
 
 Key = tuple[str, str]
-"""Distribution and entry point's name of a plugin."""
+"""(distribution, entry point) of a plugin"""
 LIMIT = 30.0
-"""How many seconds the import of one light module may take.
+"""Seconds that the import of one light module may take.
 
-0.5 are worth a warning already; one that imports torch, which it should not, takes 10 on a busy machine.
+A module that takes 0.5 seconds gets a warning. One that imports torch, against the rules, takes 10 on a busy machine.
 """
 _POLL = 0.25
 _STOPS = {s for s in signal.Signals if s.name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")}  # Windows lacks some
@@ -34,9 +34,9 @@ _RELAYED = {*_STOPS, *(s for s in signal.Signals if s.name in ("SIGUSR1", "SIGUS
 class End(NamedTuple):
     """How a worker ended.
 
-    ``done``: whether the command was done. ``code``: the exit code, if it was, or if the worker exited; ``signal``: the
-    signal that killed it, else 0. ``shown``: whether the result may be on stdout already. ``during``: what was at work,
-    if the command was not done.
+    ``done``: the command had finished. ``code``: exit code of the worker, or else of the finished command. ``signal``:
+    the signal that killed the worker; 0 if none did. ``shown``: the result may already be on stdout. ``during``: the
+    plugin's work that was going on; "" if there was none.
     """
 
     done: bool
@@ -47,64 +47,65 @@ class End(NamedTuple):
 
     @property
     def how(self) -> str:
-        """How it ended, in the words of ``delegraph doctor``: ``killed the process (Segmentation fault)``."""
+        """The end as text that continues the name of a plugin: ``killed the process (Segmentation fault)``."""
         if self.signal:
             return f"killed the process ({signal.strsignal(self.signal)})"
         return f"ended the process with exit code {self.code}"
 
 
 class Page:
-    """What the worker tells: how far the command is, what is at work, and which light module is being imported.
+    """Shared memory in which the worker records its state for the waiting process.
 
-    It is memory, and not a pipe: nobody has to keep reading it, and what a dead process wrote is still there.
+    The state is how far the command is, which plugin is at work, and whose light module is being imported. Unlike a
+    pipe, memory need not be read all the time, and it keeps what a dead worker wrote.
     """
 
     _HEAD = struct.Struct("<BBI")
-    """How far the command is, its exit code, and the number of the present import (0: no light module is imported).
+    """Phase, exit code, and number of the current import (0 if no light module is being imported).
 
-    How far: 1 while the result is being shown, 2 when the command is done.
+    The phase is 0 at first, 1 while the result is being printed, and 2 when the command has finished.
     """
     _IMPORT, _WORK, _SIZE = 16, 2048, 16384
 
     def __init__(self) -> None:
-        """Map the page, which processes that are forked later share."""
+        """Map memory that processes forked from this one share."""
         self._memory, self._worker, self._imports = mmap.mmap(-1, self._SIZE), 0, 0
 
     # --- in the worker
 
     def open(self) -> None:
-        """Let this process write from now on, and none that it forks."""
+        """Make this process the worker: only it can write from now on, and no process that it forks."""
         self._worker = os.getpid()
 
     def begin_import(self, plugin: Key | None) -> None:
-        """The light module of ``plugin`` is being imported now; None: that is over."""
+        """Record that the import of the light module of ``plugin`` begins, or (None) that an import has ended."""
         self._imports += 1
         if plugin is not None:
-            self._put(self._IMPORT, self._WORK, "\n".join(plugin))
-        self._mark(2, 0 if plugin is None else self._imports)
+            self._write_text(self._IMPORT, self._WORK, "\n".join(plugin))
+        self._write_number(2, 0 if plugin is None else self._imports)
 
     def begin_work(self, line: str) -> None:
-        """``line`` is at work now; "" if nothing is."""
-        self._put(self._WORK, self._SIZE, line)
+        """Record the work that is going on, in a line; "" if there is none."""
+        self._write_text(self._WORK, self._SIZE, line)
 
     def show(self) -> None:
-        """The result is being written to stdout."""
-        self._mark(0, 1)
+        """Record that the result is about to be printed."""
+        self._write_number(0, 1)
 
     def finish(self, code: int) -> None:
-        """The command is done, with the exit code ``code``."""
-        self._mark(1, code)
-        self._mark(0, 2)
+        """Record that the command has finished with the exit code ``code``."""
+        self._write_number(1, code)
+        self._write_number(0, 2)
 
-    def _mark(self, field: int, value: int) -> None:
-        """Write a number of the head, if this process is the worker."""
+    def _write_number(self, field: int, value: int) -> None:
+        """Write number ``field`` of the head, if this process is the worker."""
         if os.getpid() == self._worker:
             head = list(self._HEAD.unpack_from(self._memory))
             head[field] = value
             self._HEAD.pack_into(self._memory, 0, *head)
 
-    def _put(self, start: int, end: int, text: str) -> None:
-        """Write a text, if this process is the worker."""
+    def _write_text(self, start: int, end: int, text: str) -> None:
+        """Write a text to the bytes from ``start`` to ``end``, cut to fit, if this process is the worker."""
         if os.getpid() == self._worker:
             data = text.encode("utf-8", "replace")[: end - start - 1] + b"\0"
             self._memory[start : start + len(data)] = data
@@ -113,39 +114,40 @@ class Page:
 
     @property
     def importing(self) -> int:
-        """The number of the import of a light module that is under way, different for each; 0 if none is."""
+        """The number of the import of a light module that is going on; each import has another. 0 if there is none."""
         return int(self._HEAD.unpack_from(self._memory)[2])
 
     @property
     def plugin(self) -> Key:
-        """The plugin whose light module is being imported."""
-        distribution, _, name = self._text(self._IMPORT, self._WORK).partition("\n")
+        """The plugin whose light module is being imported, or was imported last."""
+        distribution, _, name = self._read_text(self._IMPORT, self._WORK).partition("\n")
         return distribution, name
 
     def end(self, status: int) -> End:
-        """How the worker ended, given the ``status`` that the system reports."""
+        """How the worker ended; ``status``: what ``os.waitpid`` returned for it."""
         phase, code, _ = self._HEAD.unpack_from(self._memory)
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         exited = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0
         done = phase == 2
-        return End(done, exited or (code if done else 0), number, phase > 0, self._text(self._WORK, self._SIZE))
+        return End(done, exited or (code if done else 0), number, phase > 0, self._read_text(self._WORK, self._SIZE))
 
-    def _text(self, start: int, end: int) -> str:
+    def _read_text(self, start: int, end: int) -> str:
         return self._memory[start:end].split(b"\0", 1)[0].decode("utf-8", "replace")
 
 
 def is_possible() -> bool:
-    """Whether this process can be forked. Other threads, and what torch has set up, would not exist in the worker."""
+    """Whether this process can be forked: not with other threads or torch, whose state would be broken in the fork."""
     return hasattr(signal, "sigtimedwait") and threading.active_count() == 1 and "torch" not in sys.modules
 
 
 def supervise(work: Callable[[Page, Mapping[Key, str]], int]) -> int | End:
-    """Let a worker do ``work``. The worker returns what ``work`` returns; this process returns how the worker ended.
+    """Fork a worker that calls ``work``. Returns in both processes.
 
-    ``work`` gets the page, and the plugins whose light modules ended earlier workers, with how they did.
+    In the worker, returns the result of ``work``; in this process, how the worker ended. Arguments of ``work``: the
+    page, and the plugins whose light modules ended earlier workers -> how they did.
     """
     refused: dict[Key, str] = {}
-    gc.freeze()  # collections leave existing objects alone, and so do not copy the memory that both processes share
+    gc.freeze()  # garbage collection would write to all objects, and so copy the memory that both processes share
     while True:
         page, signals = Page(), _Signals()
         worker, lifeline = _fork()
@@ -153,24 +155,24 @@ def supervise(work: Callable[[Page, Mapping[Key, str]], int]) -> int | End:
             signals.release()
             page.open()
             return work(page, refused)
-        status, patient = _await_worker(worker, page, signals)
+        status, in_time = _await_worker(worker, page, signals)
         signals.release()
         os.close(lifeline)
         end = page.end(status)
-        if signals.stop:  # the user wants the command to end, so there is no other attempt
-            return end._replace(signal=signals.stop) if not patient else end
+        if signals.stop:  # the user wants the command to end, so it is not run again
+            return end._replace(signal=signals.stop) if not in_time else end
         if not page.importing or page.plugin in refused:
             return end
-        refused[page.plugin] = end.how if patient else f"took longer than {LIMIT:g} s"
+        refused[page.plugin] = end.how if in_time else f"took longer than {LIMIT:g} s"
 
 
 def _fork() -> tuple[int, int]:
-    """Fork a worker that does not outlive this process, even if this one is killed.
+    """Fork a worker that is killed when this process ends, even if that is killed.
 
-    Returns the process id of the worker (0 in the worker) and an end of a pipe; closing this process's end ends the
-    worker.
+    Returns (process id of the worker, or 0 in the worker itself; this process's end of a pipe). When that end of the
+    pipe is closed, the system kills the worker.
     """
-    import fcntl  # Windows has neither this nor forks
+    import fcntl  # imported late: Windows lacks it, and has no forks
 
     read, write = os.pipe()
     worker = os.fork()
@@ -178,8 +180,8 @@ def _fork() -> tuple[int, int]:
         os.close(read)
         return worker, write
     os.close(write)
-    # When the only writing end is closed, the system sends the worker the signal that is set here. One call of
-    # prctl(PR_SET_PDEATHSIG) would do, but it needs ctypes, whose import would cost every command 3 ms.
+    # When the only writing end is closed, the system sends this worker the signal set here. prctl(PR_SET_PDEATHSIG)
+    # would be simpler, but needs ctypes, whose import takes 3 ms in every command.
     fcntl.fcntl(read, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(read, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(read, fcntl.F_SETFL, fcntl.fcntl(read, fcntl.F_GETFL) | os.O_ASYNC)
@@ -187,9 +189,9 @@ def _fork() -> tuple[int, int]:
 
 
 class _Signals:
-    """Blocks signals, so that this process takes them one by one.
+    """Blocks signals, so that this process receives them one by one by ``take``.
 
-    ``stop``: the last one that asked the command to end.
+    ``stop``: the last signal that asks a process to end, such as SIGTERM; 0 if none came.
     """
 
     def __init__(self) -> None:
@@ -200,24 +202,24 @@ class _Signals:
         self._child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def take(self) -> signal.struct_siginfo | None:
-        """The next signal; None if none comes for a while."""
+        """Wait for the next signal, at most _POLL seconds; None if none came."""
         taken = signal.sigtimedwait({*self.relayed, signal.SIGCHLD}, _POLL)
         if taken is not None and taken.si_signo in _STOPS:
             self.stop = taken.si_signo
         return taken
 
     def release(self) -> None:
-        """Let this process handle signals as before."""
+        """Unblock the signals and restore the handler of SIGCHLD."""
         signal.signal(signal.SIGCHLD, self._child)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
 
 
 def _await_worker(worker: int, page: Page, signals: _Signals) -> tuple[int, bool]:
-    """Pass signals on until the worker has ended. Returns its status.
+    """Wait until the worker has ended, and pass signals on to it meanwhile.
 
-    And False if it was killed for a slow light module. A signal from a terminal reaches all its processes, so the
-    worker has it already. One that another process sends to this process is passed on. It cannot be known who else got
-    that one, so the worker may get it twice.
+    Returns (status of ``os.waitpid``, False if the worker was killed because a light module took longer than LIMIT). A
+    signal from a terminal reaches all its processes, so the worker has it already. A signal that another process sent
+    is passed on; if it was sent to the worker as well, the worker gets it twice.
     """
     importing, polls = 0, 0
     while True:
@@ -227,7 +229,7 @@ def _await_worker(worker: int, page: Page, signals: _Signals) -> tuple[int, bool
         ended, status = os.waitpid(worker, os.WNOHANG)
         if ended:
             return status, True
-        # Polls are counted and no clock is read: a time in which this job was stopped does not count.
+        # Polls are counted instead of reading a clock, so that time in which the job was stopped does not count.
         polls = polls + (taken is None) if page.importing == importing != 0 else 0
         importing = page.importing
         if polls * _POLL >= LIMIT:
@@ -236,19 +238,19 @@ def _await_worker(worker: int, page: Page, signals: _Signals) -> tuple[int, bool
 
 
 def exit_code(end: End, succeeds: bool = False) -> int:
-    """The exit code of the command: 128 plus the number of a signal; else the worker's, but 1 for 0 if it was not done.
+    """The exit code of the command: 128 plus the number of the signal that killed the worker, else the worker's code.
 
-    ``succeeds``: whether an exit code of 0 is believed although the worker did not say that it was done.
+    1 if the worker's code is 0, but the command had not finished; ``succeeds`` accepts that 0 (for completion).
     """
     return 128 + end.signal if end.signal else end.code or int(not end.done and not succeeds)
 
 
 def leave(end: End, code: int) -> NoReturn:
-    """End this process as the worker ended: by the same signal, or with ``code``."""
+    """End this process as the worker ended: by the same signal, or else with ``code``."""
     if end.signal:
         import resource
 
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # only the worker's core dump says something
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core dump: only the worker's is of interest
         if end.signal != signal.SIGKILL:
             signal.signal(end.signal, signal.SIG_DFL)
         os.kill(os.getpid(), end.signal)  # has no effect on the first process of a container

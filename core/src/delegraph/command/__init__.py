@@ -1,6 +1,6 @@
-"""What a command of ``delegraph`` is made of, also one of a plugin; ``delegraph.plugin.CommandSpec`` declares one.
+"""What commands of ``delegraph`` use, in the core and in plugins; ``delegraph.plugin.CommandSpec`` declares a command.
 
-This package is public. It is imported together with the command's target, so light modules do not need it.
+This package is public. Import it in the module of the command's target, not in a light module.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names.spli
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Import what is asked for when it is used: the terminal is spoken to before pluggy is known to be there."""
+        """Import each name when it is first used: the CLI uses ``terminal`` to report that pluggy is missing."""
         if name not in _HOME:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(_HOME[name], __name__), name)

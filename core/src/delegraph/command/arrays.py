@@ -1,4 +1,4 @@
-"""Reads arrays from ``.npy`` files and archives of them, believing nothing: a header may state any shape."""
+"""Reads arrays from ``.npy`` and ``.npz`` files that are not trusted: a header may state any shape."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ if TYPE_CHECKING:
     import numpy as np
 
 _UNREADABLE = (OSError, ValueError, EOFError, AttributeError, TypeError, KeyError, OverflowError, RuntimeError)
-"""Errors that numpy, zipfile and the parsers that they call raise for damaged files."""
+"""Errors that numpy, zipfile and their parsers raise for damaged files."""
 
 
 def read_array(path: Path) -> np.ndarray[Any, Any]:
-    """The array of a ``.npy`` file.
-
-    Raises InputError for any other file, and for one shorter than its header states.
-    """
+    """The array in a ``.npy`` file. Raises InputError for any other file, or one shorter than its header states."""
     import numpy as np
 
     with _reading(path, ".npy"):
@@ -38,9 +35,9 @@ def read_array(path: Path) -> np.ndarray[Any, Any]:
 
 
 def read_arrays(path: Path) -> Mapping[str, np.ndarray[Any, Any]]:
-    """The arrays of a ``.npz`` file by name.
+    """Name -> array in a ``.npz`` file.
 
-    Raises InputError for any other file, and for arrays that are too short.
+    Raises InputError for any other file, or if an array is shorter than its header states.
     """
     import numpy as np
 
@@ -56,7 +53,7 @@ def read_arrays(path: Path) -> Mapping[str, np.ndarray[Any, Any]]:
 
 @contextlib.contextmanager
 def _reading(path: Path, kind: str) -> Iterator[None]:
-    """A block in which errors of a damaged file become InputErrors; an InputError passes."""
+    """A block that turns errors about a damaged file into an InputError. ``kind``: the expected suffix, for errors."""
     try:
         yield
     except InputError:
@@ -66,15 +63,20 @@ def _reading(path: Path, kind: str) -> Iterator[None]:
 
 
 def _expect_whole(file: IO[bytes], size: int, where: str) -> None:
-    """Raise InputError if a file of ``size`` bytes does not hold the elements that its header states."""
+    """Raise InputError if an ``.npy`` file of ``size`` bytes is too short for the array that its header states.
+
+    Other damage raises one of ``_UNREADABLE``. ``where`` names the file in errors.
+    """
     from numpy.lib import format as untyped
 
     npy: Any = untyped
     version = npy.read_magic(file)
     readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-    if version not in readers:  # later versions are for named fields, which no tensor has
+    if version not in readers:  # later versions are for arrays with named fields, which no tensor has
         raise ValueError(f"{where} is of version {version}")
     shape, _, dtype = readers[version](file)
-    stated, held = math.prod(shape) * dtype.itemsize, size - file.tell()
-    if stated > held or any(size < 0 for size in shape):
-        raise InputError("input-invalid", f"{where} states an array of shape {shape}, {stated} bytes, and holds {held}")
+    stated, present = math.prod(shape) * dtype.itemsize, size - file.tell()
+    if stated > present or any(size < 0 for size in shape):
+        raise InputError(
+            "input-invalid", f"{where} states an array of shape {shape}, {stated} bytes, and holds {present}"
+        )

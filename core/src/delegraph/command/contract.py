@@ -1,4 +1,4 @@
-"""The contract of a command, and how it reads ``--option``."""
+"""The protocol that commands implement, and the parser of ``--option``."""
 
 from __future__ import annotations
 
@@ -20,23 +20,27 @@ class Command(Protocol):
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        """Add the command's arguments. Every command has ``--json`` and ``--debug`` already.
+        """Add the command's arguments to ``parser``, which already has ``--json`` and ``--debug``.
 
-        ``delegraph COMMAND --help`` calls this, too, so it must import nothing heavy. Shell completion knows values for
-        arguments whose metavar is BACKEND, MODEL, BACKEND.OPTION=VALUE or, for positional ones, FILE.
+        Must not import torch, since ``delegraph COMMAND --help`` calls it, too. Shell completion suggests values for
+        arguments with the metavar BACKEND, MODEL or BACKEND.OPTION=VALUE, and for positional ones with FILE.
         """
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
-        """Do the work. Meanwhile ``sys.stdout`` is stderr, because the result is what the Outcome has.
+        """Do the work and return its result, which ``delegraph`` prints.
 
-        Raise ``delegraph.errors.UsageError`` for wrong arguments (exit code 2), another DelegraphError if the work
-        fails (exit code 1). Any other exception is reported as a fault of the plugin.
+        During the call, ``sys.stdout`` is stderr: only the Outcome is printed to stdout. Raises
+        ``delegraph.errors.UsageError`` for wrong arguments (exit code 2), another DelegraphError if the work fails
+        (exit code 1). Any other exception is reported as a defect of the plugin.
         """
 
 
 def parse_options(backends: Sequence[str], assignments: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The values of ``--option BACKEND.OPTION=VALUE``, by backend. Raises OptionError or BackendNotFound."""
+    """Backend -> {option: value}, for texts ``BACKEND.OPTION=VALUE`` of ``--option``.
+
+    Raises BackendNotFound for an unknown backend, OptionError for a wrong option or a backend not in ``backends``.
+    """
     specs = {name: default_registry().spec(name) for name in backends}
     texts = split_assignments(assignments, backends)
-    return {name: from_text(specs[name].options, given, f"backend {name!r}") for name, given in texts.items()}
+    return {name: from_text(specs[name].options, values, f"backend {name!r}") for name, values in texts.items()}

@@ -1,4 +1,4 @@
-"""Inputs of a method from ``.npz`` files, which ``numpy.savez`` writes."""
+"""Reads the inputs of a method from a ``.npz`` file, which ``numpy.savez`` writes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def read_inputs(path: Path, method: str, program: ExportedProgram, example: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Arguments and keyword arguments of ``method``, with the tensors of the file.
+    """(arguments, keyword arguments) to call ``method`` with: those of ``example`` with the file's arrays as tensors.
 
-    Arrays are called ``arr_0``, ``arr_1``, ... in the order of the inputs, as ``numpy.savez(file, *arrays)`` does, or
-    like the inputs of the program; ``method.name`` if several methods share the file. Inputs that are no tensors are
-    those of ``example``. Raises InputError.
+    In the file, arrays are named like the program's inputs, or ``arr_0``, ``arr_1``, ... in the order of its tensor
+    inputs, as ``numpy.savez(file, *arrays)`` does. ``method.name`` takes precedence, for a file with inputs of several
+    methods. Raises InputError if the file cannot be read or lacks an array.
     """
     import torch
     from torch.utils import _pytree as pytree
@@ -28,19 +28,19 @@ def read_inputs(path: Path, method: str, program: ExportedProgram, example: tupl
     arrays = read_arrays(path)
     leaves, spec = pytree.tree_flatten(example)
     names = [node.name for node in user_inputs(program)]
-    wanted = [k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    for position, k in enumerate(wanted):
+    tensors = [k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    for position, k in enumerate(tensors):
         keys = (f"{method}.{names[k]}", names[k], f"{method}.arr_{position}", f"arr_{position}")
-        found = next((key for key in keys if key in arrays), None)
-        if found is None:
+        key = next((key for key in keys if key in arrays), None)
+        if key is None:
             text = f"{path} has no array for the input {names[k]} of method {method}; it has {', '.join(arrays)}"
-            raise InputError("input-invalid", text, hint=f"numpy.savez(file, {', '.join(names[j] for j in wanted)})")
-        leaves[k] = _tensor(path, found, arrays[found], leaves[k].dtype)
+            raise InputError("input-invalid", text, hint=f"numpy.savez(file, {', '.join(names[j] for j in tensors)})")
+        leaves[k] = _tensor(path, key, arrays[key], leaves[k].dtype)
     return tuple(pytree.tree_unflatten(leaves, spec))
 
 
 def _tensor(path: Path, key: str, array: np.ndarray[Any, Any], dtype: Any) -> Any:
-    """An array of the file as a tensor for an input of ``dtype``."""
+    """The file's array ``key`` as a tensor for an input of ``dtype``. Raises InputError for a type that torch lacks."""
     import torch
 
     try:

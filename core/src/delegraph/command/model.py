@@ -1,4 +1,4 @@
-"""From MODEL on the command line to a program: a ``.pt2`` file, ``path.py[:function]``, or ``scheme:name``."""
+"""Loads a MODEL of the command line: a ``.pt2`` file, ``path.py[:function]``, or ``scheme:name``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ _KEYS = ("model", "args", "kwargs", "dynamic_shapes", "methods", "transforms")
 
 @dataclass
 class GivenModel:
-    """What MODEL names, by method, as ``delegraph.lower`` takes it. ``inputs`` are None for a program that has none."""
+    """A loaded model: the arguments of ``delegraph.lower``, each as a mapping by method.
+
+    ``programs``: modules or ExportedPrograms. ``inputs``: example inputs; None for an ExportedProgram without any.
+    """
 
     programs: dict[str, Any] = field(default_factory=dict)
     inputs: dict[str, tuple[Any, ...] | None] = field(default_factory=dict)
@@ -38,12 +41,12 @@ class GivenModel:
     transforms: tuple[Any, ...] = ()
 
     def add(self, method: str, program: Any, inputs: Any, kwargs: Any = None, dynamic_shapes: Any = None) -> None:
-        """Add a method."""
+        """Add a method with its arguments of ``delegraph.lower``; ``kwargs`` are its example keyword arguments."""
         self.programs[method], self.inputs[method] = program, inputs
         self.kwargs[method], self.dynamic_shapes[method] = dict(kwargs or {}), dynamic_shapes
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments with which ``delegraph.lower`` and ``delegraph.compare`` lower this model."""
+        """Keyword arguments for ``delegraph.lower`` and ``delegraph.compare``."""
         of_methods = {
             "example_inputs": self.inputs,
             "example_kwargs": self.kwargs,
@@ -53,19 +56,20 @@ class GivenModel:
 
 
 def read_model(text: str) -> GivenModel:
-    """Read a MODEL with everything that it gives. Raises InputError, FormatError or UsageError.
+    """Load the MODEL ``text``. For a .py file, this runs the file and calls the function.
 
-    A .py file is run for this.
+    Raises UsageError if there is no such file, function or scheme, FormatError for a damaged ``.pt2`` file, InputError
+    if the file's code fails or returns something else than a model.
     """
-    found = _by_scheme(text)
-    if found is not None:
-        spec, name = found
+    declared = _by_scheme(text)
+    if declared is not None:
+        spec, name = declared
         return from_elsewhere(spec, name, text, default_registry())
     path, function = _path_and_function(text)
-    given = GivenModel()
+    model = GivenModel()
     if path.suffix == ".pt2":
-        _add_program(given, "forward", _load_exported(path))
-        return given
+        _add_program(model, "forward", _load_exported(path))
+        return model
     build = _find_function(_run_file(path), path, function)
     if not _can_be_called_without_arguments(build):
         raise UsageError("usage-invalid", f"{path}:{build.__name__} takes arguments; {_FORM} is wanted")
@@ -73,9 +77,10 @@ def read_model(text: str) -> GivenModel:
 
 
 def from_elsewhere(spec: ModelSpec, given: Any, text: str, registry: Registry) -> GivenModel:
-    """The model that the plugin which declares ``spec`` makes of ``given``: a name behind its scheme, or an object.
+    """Let the plugin that declares ``spec`` read a model.
 
-    ``text`` names the model in errors.
+    ``given``: the name after the scheme, or an object of one of ``spec.types``. ``text`` names the model in errors.
+    Raises what the plugin raises, and InputError if it does not return a model.
     """
     read = registry.get(ModelSpec, spec.scheme)
     with AtWork(read, "reading of models", registry=registry):
@@ -84,7 +89,10 @@ def from_elsewhere(spec: ModelSpec, given: Any, text: str, registry: Registry) -
 
 
 def _by_scheme(text: str) -> tuple[ModelSpec, str] | None:
-    """``timm:efficientnet_b0`` -> the declaration of ``timm``, and the name; None if ``text`` is a file."""
+    """The declaration of the scheme in ``scheme:name``, and the name; None if ``text`` is a file.
+
+    Raises UsageError if no plugin declares the scheme.
+    """
     scheme, colon, name = text.partition(":")
     if not colon or "." in scheme or "/" in scheme or Path(text).exists():
         return None
@@ -92,67 +100,74 @@ def _by_scheme(text: str) -> tuple[ModelSpec, str] | None:
 
 
 def _model_returned(returned: Any, text: str) -> GivenModel:
-    """The model that the function of a model file returned, in any of the forms that are allowed."""
-    given = GivenModel()
+    """The model that a model file's function ``returned``, in any of the allowed forms. ``text`` names it in errors.
+
+    Raises InputError for any other form.
+    """
+    model = GivenModel()
     if isinstance(returned, Mapping):
         _expect_keys(text, returned, _KEYS)
         transforms = returned.get("transforms", ())
         if not isinstance(transforms, (tuple, list)):
             raise InputError("input-invalid", f"{text}: transforms is a list, not {_describe(transforms)}")
-        given.transforms = tuple(transforms)
+        model.transforms = tuple(transforms)
         methods = returned.get("methods", {"forward": returned})
         if not isinstance(methods, Mapping) or ("methods" in returned and "model" in returned):
             wanted = "either 'model' or 'methods', which maps names to dicts or to what one method alone would return"
             raise InputError("input-invalid", f"{text}: the dict has {wanted}; it is {_describe(returned)}")
     else:
         methods = {"forward": returned}
-    for method, one in methods.items():
-        _add_method(given, text, str(method), one)
-    return given
+    for method, described in methods.items():
+        _add_method(model, text, str(method), described)
+    return model
 
 
 def load_model(text: str) -> tuple[Any, tuple[Any, ...] | None, dict[str, Any]]:
-    """The program of a MODEL with a single method, its example inputs (None if it has none) and keyword arguments.
+    """(program, example inputs or None, example keyword arguments) of a MODEL, for commands that take only these.
 
-    For commands that take nothing else; InputError for a MODEL that gives more. Raises what ``read_model`` does.
+    Raises what ``read_model`` does, and InputError for a MODEL that has several methods, dynamic shapes or transforms.
     """
-    given = read_model(text)
-    if list(given.programs) != ["forward"] or given.dynamic_shapes["forward"] or given.transforms:
+    model = read_model(text)
+    if list(model.programs) != ["forward"] or model.dynamic_shapes["forward"] or model.transforms:
         more = "methods, dynamic_shapes or transforms"
         raise InputError("input-invalid", f"{text} gives {more}; this command takes a model and its inputs only")
-    return given.programs["forward"], given.inputs["forward"], given.kwargs["forward"]
+    return model.programs["forward"], model.inputs["forward"], model.kwargs["forward"]
 
 
-def _add_method(given: GivenModel, text: str, method: str, one: Any) -> None:
-    """Add one method, which a function returned in any of the allowed forms."""
+def _add_method(model: GivenModel, text: str, method: str, described: Any) -> None:
+    """Add a method to ``model``. ``described``: an ExportedProgram, or a tuple or dict with module and example inputs.
+
+    Raises InputError for any other form; ``text`` names the model in errors.
+    """
     from torch.export import ExportedProgram
 
-    if isinstance(one, ExportedProgram):
-        _add_program(given, method, one)
+    if isinstance(described, ExportedProgram):
+        _add_program(model, method, described)
         return
-    if isinstance(one, Mapping):
-        _expect_keys(text, one, _KEYS if method == "forward" else _KEYS[:4])
-        if "model" not in one:
-            raise InputError("input-invalid", f"{text} returned {_describe(one)}, which has no 'model'")
-        one = (one["model"], one.get("args", ()), one.get("kwargs"), one.get("dynamic_shapes"))
-        if isinstance(one[0], ExportedProgram) and not one[1]:
-            _add_program(given, method, one[0])
+    parts = described
+    if isinstance(parts, Mapping):
+        _expect_keys(text, parts, _KEYS if method == "forward" else _KEYS[:4])
+        if "model" not in parts:
+            raise InputError("input-invalid", f"{text} returned {_describe(parts)}, which has no 'model'")
+        parts = (parts["model"], parts.get("args", ()), parts.get("kwargs"), parts.get("dynamic_shapes"))
+        if isinstance(parts[0], ExportedProgram) and not parts[1]:
+            _add_program(model, method, parts[0])
             return
-    elif not (isinstance(one, tuple) and (len(one) == 2 or (len(one) == 3 and isinstance(one[2], Mapping)))):
-        raise InputError("input-invalid", f"{text} returned {_describe(one)}; a model file has {_FORM}")
-    if not isinstance(one[1], (tuple, list)):
-        raise InputError("input-invalid", f"{text}: example inputs are a tuple, not {_describe(one[1])}")
-    given.add(method, one[0], tuple(one[1]), *one[2:])
+    elif not (isinstance(parts, tuple) and (len(parts) == 2 or (len(parts) == 3 and isinstance(parts[2], Mapping)))):
+        raise InputError("input-invalid", f"{text} returned {_describe(parts)}; a model file has {_FORM}")
+    if not isinstance(parts[1], (tuple, list)):
+        raise InputError("input-invalid", f"{text}: example inputs are a tuple, not {_describe(parts[1])}")
+    model.add(method, parts[0], tuple(parts[1]), *parts[2:])
 
 
-def _add_program(given: GivenModel, method: str, program: Any) -> None:
-    """Add a method that is an exported program, with its example inputs."""
+def _add_program(model: GivenModel, method: str, program: Any) -> None:
+    """Add a method that is an ExportedProgram, with the example inputs that it has."""
     args, kwargs = program.example_inputs or (None, {})
-    given.add(method, program, args, kwargs)
+    model.add(method, program, args, kwargs)
 
 
 def _expect_keys(text: str, given: Mapping[Any, Any], known: Sequence[str]) -> None:
-    """Raise InputError for keys of a dict that are not ``known``."""
+    """Raise InputError if the dict ``given`` has keys that are not in ``known``; ``text`` names the model."""
     unknown = [key for key in given if key not in known]
     if unknown:
         names = ", ".join(map(repr, unknown))
@@ -160,7 +175,7 @@ def _expect_keys(text: str, given: Mapping[Any, Any], known: Sequence[str]) -> N
 
 
 def _describe(value: Any) -> str:
-    """A value that a function returned, in words: ``a tuple of 3 (Net, Tensor, dict)``, ``None``, ``an int``."""
+    """The kind of a value in words, for errors: ``a tuple of 3 (Net, Tensor, dict)``, ``None``, ``an int``."""
     if isinstance(value, (tuple, list)):
         return f"a {type(value).__name__} of {len(value)} ({', '.join(type(v).__name__ for v in value)})"
     if isinstance(value, Mapping):
@@ -172,12 +187,15 @@ def _describe(value: Any) -> str:
 
 
 def check_model(text: str) -> Path | None:
-    """The file of a MODEL; None if it comes from a plugin by its scheme. Raises UsageError, before anything is run."""
+    """The file of a MODEL, without loading it; None for ``scheme:name``. Raises UsageError if it does not exist."""
     return None if _by_scheme(text) is not None else _path_and_function(text)[0]
 
 
 def _path_and_function(text: str) -> tuple[Path, str | None]:
-    """``path.py:function`` -> path and function, which is None if it is not named. Raises UsageError."""
+    """(path, name of the function or None) of a MODEL ``path.py[:function]`` or ``path.pt2``.
+
+    Raises UsageError for another suffix, or if the file cannot be read.
+    """
     head, colon, tail = text.rpartition(":")
     path, function = (Path(head), tail) if colon and head.endswith(".py") else (Path(text), None)
     if path.suffix not in (".py", ".pt2"):
@@ -190,25 +208,25 @@ _QUANTIZED = "torch.ao.quantization.fx._decomposed"
 
 
 def _load_exported(path: Path) -> Any:
-    """The program in a ``.pt2`` file. Raises FormatError."""
+    """The ExportedProgram in a ``.pt2`` file. Raises FormatError if torch cannot load it."""
     import torch
 
     with _logged_errors("torch.export") as logged:
         try:
             return torch.export.load(path)
         except Exception as e:  # zip, JSON and torch raise all kinds of errors for a damaged file
-            if _QUANTIZED not in sys.modules and any("quantized_decomposed" in said for said in (*logged, str(e))):
-                importlib.import_module(_QUANTIZED)  # torch registers these operators when it is asked to quantize
+            if _QUANTIZED not in sys.modules and any("quantized_decomposed" in text for text in (*logged, str(e))):
+                importlib.import_module(_QUANTIZED)  # registers the operators that torch did not find
                 return _load_exported(path)
-            why = [*logged, _in_short(e)][0]
+            why = [*logged, _in_short(e)][0]  # the first error is about the format that the file has
             raise FormatError("format-invalid", f"{path} is not a program that this torch can load: {why}") from e
 
 
 @contextmanager
 def _logged_errors(name: str) -> Iterator[list[str]]:
-    """A block in which exceptions that a logger gets are collected, in short, and not shown on the terminal.
+    """A block in which exceptions logged by the logger ``name`` are collected as one-line texts, and not shown.
 
-    torch logs why it cannot read a file, then tries an older format, and raises only what is wrong with that one.
+    If torch cannot read a file, it logs the error and tries an older format. It raises only the error of the latter.
     """
     errors: list[str] = []
 
@@ -225,14 +243,14 @@ def _logged_errors(name: str) -> Iterator[list[str]]:
 
 
 def _in_short(error: BaseException) -> str:
-    """An exception in one line."""
+    """``type: first line of the message`` of an exception."""
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 def _run_file(path: Path) -> ModuleType:
-    """Run the file as a module.
+    """Run the file as a module and return that. Raises InputError if it fails.
 
-    Its folder is appended to the path, so that it finds its neighbours but shadows nothing.
+    The file's folder is appended to ``sys.path``, so that it can import its neighbours, but these shadow nothing.
     """
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
@@ -246,9 +264,10 @@ def _run_file(path: Path) -> ModuleType:
 
 
 def _find_function(module: ModuleType, path: Path, name: str | None) -> Callable[[], Any]:
-    """The function ``name``.
+    """The function ``name`` of a model file. Raises UsageError if it has none.
 
-    Without a name ``model``, the one called like the file, or the only public one that fits.
+    If ``name`` is None: the function ``model``, else the one with the file's name, else the only public one that can be
+    called without arguments.
     """
     functions = {n: f for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__}
     fitting = [n for n, f in functions.items() if not n.startswith("_") and _can_be_called_without_arguments(f)]
@@ -257,26 +276,28 @@ def _find_function(module: ModuleType, path: Path, name: str | None) -> Callable
     if chosen is None and name is None and len(fitting) == 1:
         chosen = fitting[0]
     if chosen is None:
-        there = f"it has {', '.join(fitting)}" if fitting else "it has none"
+        others = f"it has {', '.join(fitting)}" if fitting else "it has none"
         missing = f"no function {name!r}" if name else f"no function called model or {path.stem}"
-        raise UsageError("usage-invalid", f"{path} has {missing}; {_FORM} is wanted ({there})", hint=f"{path}:FUNCTION")
+        raise UsageError(
+            "usage-invalid", f"{path} has {missing}; {_FORM} is wanted ({others})", hint=f"{path}:FUNCTION"
+        )
     return functions[chosen]
 
 
 def _can_be_called_without_arguments(function: Callable[..., Any]) -> bool:
-    """Whether a function has no parameters that need an argument."""
+    """Whether each parameter of a function is variadic or has a default."""
     parameters = inspect.signature(function).parameters.values()
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return all(p.default is not p.empty or p.kind in variable for p in parameters)
 
 
 def _guard(run: Callable[[], Any], path: Path) -> Any:
-    """Call ``run``; errors of the user's code become InputErrors that point to the user's line."""
+    """Call ``run`` and return its result. An error becomes an InputError with the line of ``path`` that led to it."""
     try:
         return run()
     except KeyboardInterrupt:
         raise
-    except BaseException as e:  # also SystemExit: a script that exits has given no model
+    except BaseException as e:  # also SystemExit: a script that exits returns no model
         frames = [f for f in traceback.extract_tb(e.__traceback__) if Path(f.filename).resolve() == path.resolve()]
         last = frames[-1] if frames else None
         line = last and Source(last.filename, last.lineno or 0, last.name, last.line or "")

@@ -1,4 +1,4 @@
-"""What a command returns to ``main``, and what it shows while it works."""
+"""The result of a command, checks of its files, and the progress that it shows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from . import terminal
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a command: for JSON (``schema`` and ``content``), as text, and its exit code."""
+    """The result of a command: ``text``, or with ``--json`` the object ``content`` with its ``schema``; exit code."""
 
     schema: str
     content: dict[str, Any]
@@ -36,7 +36,7 @@ class Outcome:
 
 
 class Failed(Exception):
-    """A DelegraphError with more to tell than the error: ``content``, for JSON."""
+    """A command failed by ``error``, but has results: with ``--json``, ``content`` is added to the error's fields."""
 
     def __init__(self, error: DelegraphError, content: dict[str, Any]) -> None:
         super().__init__(str(error))
@@ -44,19 +44,19 @@ class Failed(Exception):
 
 
 def defect(error: BaseException) -> DelegraphError:
-    """The error for an unexpected exception: a missing requirement of delegraph, or a defect."""
-    lacking = _requirement_with_module(error.name or "") if isinstance(error, ModuleNotFoundError) else None
-    if lacking:
-        text = f"delegraph requires {lacking}, which is not installed in this environment ({sys.prefix})"
-        return DelegraphError("requirement-missing", text, hint=f"python -m pip install '{lacking}'")
+    """The DelegraphError for an unexpected exception: a requirement of delegraph is missing, else there is a defect."""
+    requirement = _requirement_with_module(error.name or "") if isinstance(error, ModuleNotFoundError) else None
+    if requirement:
+        text = f"delegraph requires {requirement}, which is not installed in this environment ({sys.prefix})"
+        return DelegraphError("requirement-missing", text, hint=f"python -m pip install '{requirement}'")
     hint = "this is a defect of delegraph or of a plugin; run it again with --debug and report what that shows"
     return InternalError("internal", f"{type(error).__name__}: {error}", hint=hint)
 
 
 def _requirement_with_module(module: str) -> str | None:
-    """The requirement of delegraph that has ``module``; None if none has.
+    """The requirement of delegraph, such as ``pluggy>=1.5``, that provides ``module``; None if none does.
 
-    Each distribution is called like its module.
+    Each required distribution has the same name as its module.
     """
     try:
         requirements = metadata.requires("delegraph") or []
@@ -67,21 +67,21 @@ def _requirement_with_module(module: str) -> str | None:
 
 
 def describe_error(error: DelegraphError) -> dict[str, Any]:
-    """The fields of ``delegraph.error/1``."""
-    where = None if error.source is None else str(error.source)
-    said = {"code": error.code, "message": error.message, "source": where, "hint": error.hint}
-    return {**said, "raised_by": error.raised_by}
+    """The fields of the JSON form ``delegraph.error/1``."""
+    source = None if error.source is None else str(error.source)
+    fields = {"code": error.code, "message": error.message, "source": source, "hint": error.hint}
+    return {**fields, "raised_by": error.raised_by}
 
 
 def as_json(outcome: Outcome) -> str:
-    """An outcome as one JSON object, its schema first; null stands for infinity and NaN, which JSON lacks."""
-    named = {name: value for name, value in outcome.content.items() if name != "schema"}  # a report has its own
-    content = _plain({"schema": outcome.schema, **named})
+    """An outcome as the text of one JSON object, with its schema first. Infinity and NaN become null."""
+    fields = {name: value for name, value in outcome.content.items() if name != "schema"}  # a report has its own
+    content = _plain({"schema": outcome.schema, **fields})
     return json.dumps(content, indent=2, default=str, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:
-    """``value`` made of types that JSON has."""
+    """``value`` with values that JSON cannot represent replaced, at any depth; see ``as_json``."""
     if isinstance(value, dict):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -92,7 +92,7 @@ def _plain(value: Any) -> Any:
 
 
 def expect_file(path: Path) -> None:
-    """Raise UsageError unless ``path`` is a file that can be read."""
+    """Raise UsageError unless ``path`` is a regular file that can be read."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise UsageError("usage-invalid", f"{path} is no regular file")
@@ -104,21 +104,21 @@ def expect_file(path: Path) -> None:
 
 
 def expect_places(written: Iterable[Path], read: Iterable[Path]) -> None:
-    """Check, before the work, that files can be written, and that none of them is read or is written twice.
+    """Check, before the work, the files that a command will write and read.
 
-    Raises WriteError for a place that cannot be written, UsageError for one that is given twice or is read.
+    Raises WriteError if one of ``written`` cannot be written, UsageError if it is there twice or is also in ``read``.
     """
     taken = {_file_identity(path): "is read" for path in read}
     for path in written:
         expect_writable(path)
-        place = _file_identity(path)
-        if place in taken and not os.fspath(path).startswith(("/dev/", "/proc/")):  # streams take several contents
-            raise UsageError("usage-invalid", f"{path} {taken[place]}; write to another file")
-        taken[place] = "is given for two files"
+        file = _file_identity(path)
+        if file in taken and not os.fspath(path).startswith(("/dev/", "/proc/")):  # streams take several contents
+            raise UsageError("usage-invalid", f"{path} {taken[file]}; write to another file")
+        taken[file] = "is given for two files"
 
 
 def _file_identity(path: Path) -> object:
-    """A key that is equal for all names of a file, also for hard links, because writing to one of them changes all."""
+    """A key that is equal for all paths to the same file, including symbolic and hard links to it."""
     try:
         status = os.stat(path)
     except OSError:
@@ -127,75 +127,75 @@ def _file_identity(path: Path) -> object:
 
 
 def output_path(text: str) -> Path:
-    """For argparse: where to write. ``/dev/stdout`` becomes the stream for results, which need not be descriptor 1."""
+    """For argparse: a path to write to. ``/dev/stdout`` becomes the descriptor for results (see ``cli.native``)."""
     if text in ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"):
-        with contextlib.suppress(OSError, AttributeError):  # it is closed, or replaced by an object that is no file
+        with contextlib.suppress(OSError, AttributeError):  # closed, or replaced by an object that is no file
             return Path(f"/dev/fd/{sys.stdout.fileno()}")
     return Path(text)
 
 
 def natural_number(text: str) -> int:
-    """For argparse: 0, 1, 2, ..."""
+    """For argparse: an integer from 0 on."""
     number = int(text)
     if number < 0:
         raise argparse.ArgumentTypeError(f"{number} is negative")
     return number
 
 
-natural_number.__name__ = "natural number"  # what argparse calls the value in its error
+natural_number.__name__ = "natural number"  # argparse shows this name in errors
 
 
 def show(text: str) -> None:
-    """Show a line on a terminal, in the place of the last one; does nothing if stderr is no terminal."""
+    """Replace the last line on a terminal by ``text``. Does nothing if stderr is no terminal."""
     if terminal.is_watched():
         terminal.clear_line()
         terminal.tell(text, end="")
 
 
 INTERVAL = 30.0
-"""Seconds between the lines that say where a long command is, if nobody watches stderr: a file of it stays short."""
+"""Seconds between lines of progress if stderr is no terminal, so that a log file stays short."""
 
 
 @contextlib.contextmanager
 def progress(text: str) -> Iterator[None]:
-    """Show what is going on and for how long: in one line of a terminal, which is taken away again, else now and then.
+    """A block during which stderr shows ``text``, the seconds elapsed, and the last message of ``delegraph.progress``.
 
-    What the lowering logs meanwhile, such as which partition a backend compiles, is shown as well.
+    On a terminal this is one line, which is removed at the end. Otherwise a line is written every INTERVAL seconds. The
+    engine logs to ``delegraph.progress``, for example which partition a backend compiles.
     """
-    where, over, start = _Where(text), threading.Event(), time.monotonic()
+    state, over, start = _ProgressHandler(text), threading.Event(), time.monotonic()
     watched = terminal.is_watched()
 
-    def say() -> None:
-        """Every second on a terminal. Elsewhere a short command says nothing."""
+    def write_lines() -> None:
         while not over.wait(1.0 if watched else INTERVAL):
-            line = f"{where.text}, {time.monotonic() - start:.0f} s ..."
+            line = f"{state.text}, {time.monotonic() - start:.0f} s ..."
             show(line) if watched else terminal.tell(line)
 
     if watched:
-        terminal.tell(f"{where.text} ...", end="")
-    thread = threading.Thread(target=say, daemon=True)
+        terminal.tell(f"{state.text} ...", end="")
+    thread = threading.Thread(target=write_lines, daemon=True)
     logger = logging.getLogger("delegraph.progress")
     level = logger.level
     logger.setLevel(logging.INFO)
-    logger.addHandler(where)
+    logger.addHandler(state)
     thread.start()
     try:
         yield
     finally:
         over.set()
         thread.join()
-        logger.removeHandler(where)
+        logger.removeHandler(state)
         logger.setLevel(level)
         if watched:
             terminal.clear_line()
 
 
-class _Where(logging.Handler):
-    """Keeps what was logged last, behind what the command said itself."""
+class _ProgressHandler(logging.Handler):
+    """Keeps the text of the command, followed by the last logged message, in ``text``."""
 
-    def __init__(self, doing: str) -> None:
+    def __init__(self, activity: str) -> None:
         super().__init__()
-        self._doing = self.text = printable(doing)
+        self._activity = self.text = printable(activity)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.text = f"{self._doing}: {printable(record.getMessage())}"
+        self.text = f"{self._activity}: {printable(record.getMessage())}"

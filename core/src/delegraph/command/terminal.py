@@ -1,9 +1,9 @@
-"""The border to the terminal: everything that the command line prints goes through here.
+"""Prints to the terminal. Everything that the command line itself prints goes through this module.
 
-Much of it is other people's text: names in files, summaries and versions of plugins, exceptions, names of files. None
-of it reaches the terminal with control characters, or with characters that change the direction of writing: they are
-shown by their escapes, and so are characters that the terminal's encoding lacks. What models and plugins print
-themselves passes as it is: their code could write to the terminal anyway, and progress bars need it.
+Much of that text comes from elsewhere: from files, plugins and exceptions. So control characters, characters that
+change the direction of writing, and characters that the terminal's encoding lacks are replaced by escapes. What models
+and plugins print themselves is not changed: their code could write to the terminal anyway, and progress bars need
+control characters.
 """
 
 from __future__ import annotations
@@ -18,27 +18,29 @@ from ..io.escape import printable
 
 
 def show(text: str, end: str = "\n") -> None:
-    """Write a result to stdout. Raises WriteError; a reader that stops reading, such as head, is no error."""
+    """Write a result to stdout. Raises WriteError, except for a pipe whose reader has stopped, as ``head`` does."""
     if sys.stdout is None or sys.stdout.closed:
         raise WriteError("write-failed", "cannot write to the standard output: it is closed")
     try:
         sys.stdout.write(_safe(text, sys.stdout) + end)
         sys.stdout.flush()
     except OSError as e:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tries again when it exits
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # otherwise Python would flush again at exit, and fail
         if not isinstance(e, BrokenPipeError):
             raise WriteError("write-failed", f"cannot write to the standard output: {e.strerror or e}") from e
 
 
 def tell(text: str, end: str = "\n") -> None:
-    """Write something that is no result to stderr. If that is closed or full, there is nobody to tell."""
+    """Write a message that is no result to stderr. Errors are ignored, because they could not be shown."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(_safe(text, sys.stderr) + end)
         sys.stderr.flush()
 
 
 def clear_line() -> None:
-    """Remove what ``tell`` wrote on the last line."""
+    """Erase the terminal's current line."""
     tell("", end="\r\x1b[K")
 
 
@@ -48,16 +50,16 @@ def is_watched() -> bool:
 
 
 def occupy_closed_descriptors() -> None:
-    """Open /dev/null in place of standard streams that are closed; otherwise the next opened file would become one."""
+    """Open /dev/null as each closed standard stream; otherwise the next opened file would get its descriptor."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # it gets the lowest free number
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is this one
 
 
 def _safe(text: str, stream: TextIO) -> str:
-    """The text with escapes for characters that must not reach the terminal, or that its encoding lacks."""
+    """``text`` with escapes for characters that do not print, and for those that the stream's encoding lacks."""
     encoding = stream.encoding or "utf-8"
     shown = "\n".join(printable(line, kept="\t") for line in text.split("\n"))
     return shown.encode(encoding, "backslashreplace").decode(encoding)

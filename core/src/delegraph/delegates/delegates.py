@@ -20,16 +20,19 @@ from .lowered_module import Argument, LoweredBackendModule
 
 @dataclass(frozen=True)
 class DelegateDebug:
-    """What a profiler needs to name the events of a delegate: its backend, and debug identifier -> debug handles."""
+    """What a profiler needs to name the events of a delegate.
+
+    ``debug_handle_map``: the backend's debug identifier -> debug handles of operators.
+    """
 
     backend_id: str
     debug_handle_map: dict[Any, tuple[int, ...]]
 
 
 def delegate_calls(program: ExportedProgram | GraphModule) -> Iterator[tuple[Node, LoweredBackendModule]]:
-    """Each call of a delegate with the delegate's module.
+    """Each call of a delegate, with the delegate's module.
 
-    First those of the graph in its order, then those in subgraphs.
+    First the calls in the graph, in its order, then those in its subgraphs.
     """
     module = program if isinstance(program, GraphModule) else program.graph_module
     subgraphs: dict[str, GraphModule] = {}
@@ -46,9 +49,9 @@ def delegate_calls(program: ExportedProgram | GraphModule) -> Iterator[tuple[Nod
 def merged_named_data(
     programs: Iterable[ExportedProgram], own: Mapping[str, bytes] = MappingProxyType({})
 ) -> NamedDataStoreOutput:
-    """The named data of all delegates of ``programs`` and the data in ``own``, equal contents once, as in one file.
+    """The named data of all delegates of ``programs``, and ``own``, the caller's own data by key.
 
-    Raises NamedDataError if there are different data under one key.
+    Equal contents are stored once, as in one file. Raises NamedDataError if one key has different data.
     """
     store = NamedDataStore()
     modules = dict.fromkeys(module for program in programs for _, module in delegate_calls(program))
@@ -61,9 +64,9 @@ def merged_named_data(
 
 
 def delegate_map(program: ExportedProgram) -> dict[int, DelegateDebug]:
-    """Debug handle of each call of a delegate -> its backend, and what its debug identifiers stand for.
+    """Debug handle of each call of a delegate -> its backend and debug handle map.
 
-    Two delegates may have the same identifiers; together with the call's handle they are unique in the program.
+    Debug identifiers are unique only together with the handle of the call.
     """
     return {
         node.meta["debug_handle"]: DelegateDebug(m.backend_id, dict(m.meta.get("debug_handle_map") or {}))
@@ -72,7 +75,7 @@ def delegate_map(program: ExportedProgram) -> dict[int, DelegateDebug]:
 
 
 class MethodPrograms:
-    """Programs by method, with some of their operators in delegates."""
+    """The lowered programs of several methods, by name."""
 
     def __init__(self, programs: Mapping[str, ExportedProgram]) -> None:
         self._programs = dict(programs)
@@ -82,29 +85,29 @@ class MethodPrograms:
         return self._programs[self._known(name)]
 
     def _known(self, name: str) -> str:
-        """``name``; InputError if there is no such method."""
+        """``name``, if there is a method of that name. Raises InputError if not."""
         if name not in self._programs:
             raise InputError("input-invalid", f"there is no method {name!r}; methods: {list(self._programs)}")
         return name
 
     @property
     def named_data(self) -> NamedDataStoreOutput:
-        """The named data of all delegates of all methods, equal contents once, as one program file holds it."""
+        """The named data of all delegates of all methods; equal contents once, as in one program file."""
         return merged_named_data(self._programs.values())
 
     @property
     def delegate_map(self) -> dict[str, dict[int, DelegateDebug]]:
-        """Method -> debug handle of each call of a delegate -> its backend, and its debug handle map."""
+        """Method -> ``delegate_map`` of its program."""
         return {m: delegate_map(p) for m, p in self._programs.items()}
 
 
 @dataclass(frozen=True)
 class DelegateInfo:
-    """One delegate of a lowered program: its place, its border, and ``nodes``, the operators that it stands for.
+    """One delegate of a lowered program.
 
-    Calls that unpack results or compute sizes are not among the operators, and a report does not count them either.
-    ``compiled`` says whence the blob is, if the user asked for a cache: compiled now, from the cache, or that of an
-    equal delegate.
+    ``name``: the attribute of the method's program that has the module. ``nodes``: the operators that it replaces, as a
+    report counts them: without calls that unpack results or compute sizes. ``seconds``: seconds by step. ``compiled``:
+    where the blob comes from, if the lowering used a cache: compiled now, from the cache, or from an equal delegate.
     """
 
     method: str
@@ -120,48 +123,43 @@ class DelegateInfo:
 
     @property
     def processed_bytes(self) -> bytes:
-        """The backend's blob."""
+        """The backend's blob as bytes."""
         return self.module.processed_bytes
 
     @property
     def blob(self) -> bytes | Blob:
-        """The backend's blob, not joined if the backend returned a Blob."""
+        """The backend's blob as the backend returned it; bytes once it was joined."""
         return self.module.blob
 
     @property
     def compile_specs(self) -> list[CompileSpec]:
-        """The settings that the backend was given, and that its runtime gets."""
+        """The settings with which the backend compiled; its runtime gets them, too."""
         return self.module.compile_specs
 
     @property
     def named_data(self) -> NamedDataStoreOutput | None:
-        """The data that this delegate reads by key, if there is any."""
+        """The data that this delegate reads by key; None if it has none."""
         return self.module.named_data_store_output
 
     @property
     def debug_handle_map(self) -> dict[Any, tuple[int, ...]]:
-        """Delegate debug identifier -> debug handles of the operators that it stands for."""
+        """The backend's debug identifier -> debug handles of the operators that it stands for."""
         return dict(self.module.meta.get("debug_handle_map") or {})
 
     @property
     def facts(self) -> dict[str, str]:
-        """What the backend tells of the delegate, by name."""
+        """Facts that the backend reported about the delegate, by name."""
         return dict(self.module.meta.get("facts", {}))
 
     @property
     def figures(self) -> dict[Any, dict[str, int | float]]:
-        """Delegate debug identifier -> amounts by name, such as cycles, as the backend expects them."""
+        """The backend's debug identifier -> amounts that it expects, by name, such as cycles."""
         return dict(self.module.meta.get("figures", {}))
 
     @property
     def producer(self) -> str:
-        """The distribution that provides the backend, and its version."""
+        """The distribution that provides the backend, and its version; "" if it is not known."""
         return str(self.module.meta.get("producer", ""))
-
-    @property
-    def fingerprint(self) -> str:
-        """What the backend says that the blob depends on besides the program, such as a compiler's version; or ""."""
-        return str(self.module.meta.get("fingerprint", ""))
 
     @property
     def inputs(self) -> tuple[Argument, ...]:

@@ -21,7 +21,7 @@ from ..io.blob import join
 class Argument:
     """One input or output of a delegate.
 
-    Its name in the program, its dtype and its shape (both None for a Python number).
+    ``name``: its name in the program. ``dtype`` and ``shape`` are both None for a Python number.
     """
 
     name: str
@@ -30,14 +30,14 @@ class Argument:
 
     @classmethod
     def of(cls, name: str, val: Any, dtype: torch.dtype | None = None) -> Argument:
-        """By the recorded value, for one that crosses the border in ``dtype``, or its own."""
+        """The argument for the recorded value ``val``. It crosses the border in ``dtype`` (None: in its own dtype)."""
         if not isinstance(val, torch.Tensor):
             return cls(name, None, None)
         return cls(name, dtype or val.dtype, tuple(val.shape))
 
     @property
     def type(self) -> str:
-        """The type in words: ``float32[2, 3]``, or ``number``."""
+        """The type as text: ``float32[2, 3]``, or ``number``."""
         sizes = ", ".join(map(str, self.shape or ()))
         return "number" if self.dtype is None else f"{str(self.dtype).removeprefix('torch.')}[{sizes}]"
 
@@ -46,19 +46,19 @@ class Argument:
 
 
 class LoweredBackendModule(torch.nn.Module):
-    """What a lowered graph calls through ``torch.ops.higher_order.executorch_call_delegate``.
+    """The module that a lowered graph calls through ``torch.ops.higher_order.executorch_call_delegate``.
 
-    What it records is read-only. ``processed_bytes`` joins the blob when it is first read; ``blob`` is what the backend
-    returned. There is no ``module_name``, on purpose: ``torch.export.save`` of a lowered program must fail, because it
-    would silently leave out the blob.
+    Its properties are read-only. ``blob`` is what the backend returned; ``processed_bytes`` joins it when it is first
+    read. It has no ``module_name``, on purpose: ``torch.export.save`` of a lowered program must fail, because it would
+    silently leave out the blob.
 
-    ``inputs`` and ``outputs`` are the calling convention. Buffers that the delegate keeps (``state``) are in neither.
-    In ``original_module`` they are buffers, and their new values are the first outputs, as mutations in its signature.
-    A runtime starts with their values there in every load, and keeps them from call to call.
+    ``inputs`` and ``outputs`` are the calling convention. They do not contain the buffers that the delegate keeps
+    (``state``): these are buffers of ``original_module``, which returns their new values first, as mutations in its
+    signature. A runtime starts with their values in ``original_module`` at every load, and keeps them between calls.
 
-    It takes its inputs one by one and returns a tuple. ``whole(delegate, args, kwargs)``, if a face sets it, calls the
-    delegate as the whole program is called that it stands for, with arguments and results in that one's structure. A
-    copy shares the blob and all tensors but those of its state.
+    It takes its inputs one by one and returns a tuple. If the module stands for a whole program, an entry point may set
+    ``whole``. The module is then called like that program: ``whole(delegate, args, kwargs)`` calls the delegate, with
+    arguments and results in the program's structure. A copy shares the blob and all tensors except those of its state.
     """
 
     def __init__(
@@ -78,27 +78,24 @@ class LoweredBackendModule(torch.nn.Module):
         self.whole: Callable[..., Any] | None = None
 
     def belongs_to(self, backend_id: str) -> None:
-        """Record the backend's class name; the partitioner may have used another name of the backend."""
+        """Set ``backend_id`` to the backend's class name; a partitioner may use another name for it."""
         self._backend_id = backend_id
 
     def restore(self, original_module: ExportedProgram) -> None:
-        """Record a fresh extract of the partition, after the backend rewrote the one that it was given."""
+        """Replace the program of the partition by a fresh extract, after the backend rewrote its own."""
         self._original_module = original_module
 
-    def attach(self, result: PreprocessResult, producer: tuple[str, str], fingerprint: str | None = None) -> None:
-        """Record what the backend returned; ``producer`` is its distribution and the version of that.
-
-        ``fingerprint`` is the backend's, if it gives one.
-        """
+    def attach(self, result: PreprocessResult, producer: tuple[str, str]) -> None:
+        """Store the result of ``preprocess``. ``producer``: the backend's distribution and its version."""
         self.blob, self._named_data_store_output = result.processed_bytes, result.data_store_output
         self.meta["debug_handle_map"] = result.debug_handle_map
         self.meta["producer"] = " ".join(filter(None, producer))
-        self.meta["fingerprint"] = fingerprint or ""
-        given = result._delegate_info_meta  # ExecuTorch's name for what a backend tells; facts where it has names
-        if given is not None:
-            self.meta["_delegate_info_meta"] = given
-        facts = {**(given if isinstance(given, Mapping) else {}), **result.facts}
+        delegate_info = result._delegate_info_meta  # ExecuTorch's name; a mapping becomes facts, too
+        if delegate_info is not None:
+            self.meta["_delegate_info_meta"] = delegate_info
+        facts = {**(delegate_info if isinstance(delegate_info, Mapping) else {}), **result.facts}
         self.meta["facts"] = {str(name): str(fact) for name, fact in facts.items()}
+        self.meta["output"] = result.output
         self.meta["figures"] = {identifier: dict(amounts) for identifier, amounts in result.figures.items()}
 
     @property
@@ -108,39 +105,39 @@ class LoweredBackendModule(torch.nn.Module):
 
     @property
     def original_module(self) -> ExportedProgram:
-        """The partition as a program; torch's own call of the delegate runs it."""
+        """The partition as a program, which torch's own call of the delegate runs."""
         return self._original_module
 
     @property
     def compile_specs(self) -> list[CompileSpec]:
-        """The settings that the backend was given, and that its runtime gets."""
+        """The settings with which the backend compiled; its runtime gets them, too."""
         return list(self._compile_specs)
 
     @property
     def inputs(self) -> tuple[Argument, ...]:
-        """What the delegate is called with."""
+        """The run-time inputs, in calling order."""
         return self._inputs
 
     @property
     def outputs(self) -> tuple[Argument, ...]:
-        """What it returns."""
+        """The results, in the order in which the delegate returns them."""
         return self._outputs
 
     @property
     def named_data_store_output(self) -> NamedDataStoreOutput | None:
-        """The data that the backend named, if any."""
+        """The named data that the backend returned; None if there is none."""
         return self._named_data_store_output
 
     @property
     def place(self) -> tuple[str, Iterable[Node]]:
-        """Which partition it is, and its operators, for errors of its plugin."""
+        """The partition and method, as text, and the partition's nodes; for errors of its plugin."""
         program = self.original_module.graph_module
         where = f"partition {program.meta['partition']} of method {program.meta['method']}"
         return where, program.graph.nodes
 
     @property
     def processed_bytes(self) -> bytes:
-        """The blob as the ``.pte`` stores it."""
+        """The blob as bytes, as a ``.pte`` stores it; empty while torch validates the program."""
         if is_validating():
             return b""
         self.blob = join(self.blob)
@@ -164,15 +161,15 @@ class LoweredBackendModule(torch.nn.Module):
         return graph
 
     def state_tensors(self) -> list[torch.Tensor]:
-        """The tensors of the buffers in ``state``. torch's own call of the delegate writes them.
+        """The tensors of the buffers in ``state``, which torch's own call of the delegate writes.
 
-        A runtime has its own.
+        A runtime has tensors of its own.
         """
         tables = (self.original_module.state_dict, self.original_module.constants)
         return [t for table in tables for k, t in table.items() if k in self.state]
 
     def named_data(self) -> dict[str, bytes]:
-        """Named data by key, internal and external, as bytes: what a runtime gets."""
+        """All named data by key, internal and external, as bytes: what a runtime gets."""
         store = self.named_data_store_output or NamedDataStoreOutput()
         tables = [store.pte_data, *store.external_data.values()]
         return {k: join(store.buffers[e.buffer_index]) for entries in tables for k, e in entries.items()}
@@ -198,6 +195,6 @@ class LoweredBackendModule(torch.nn.Module):
         return twin
 
     def _shared(self) -> list[torch.Tensor]:
-        """The tensors of the program that it never writes; copies share them."""
+        """The tensors of the partition that a call never writes; copies of the module share them."""
         tables = (self.original_module.state_dict, self.original_module.constants)
         return [t for table in tables for k, t in table.items() if k not in self.state]

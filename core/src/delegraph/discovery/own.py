@@ -31,6 +31,7 @@ PROVIDERS: Mapping[tuple[type[Declaration], str], str] = {
     (CommandSpec, "check"): "delegraph-devkit",
     (CommandSpec, "coverage"): "delegraph-devkit",
     (CommandSpec, "new-backend"): "delegraph-devkit",
+    (CommandSpec, "cache"): "delegraph-analysis",
     **{(CommandSpec, name): "delegraph-analysis" for name in ("accuracy", "compare", "diff", "inspect", "run")},
     (CommandSpec, "quantize"): "delegraph-quantize",
     **{(ReportSpec, suffix): "delegraph-analysis" for suffix in (".html", ".htm", ".junit.xml", ".nodes.json")},

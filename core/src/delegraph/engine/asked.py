@@ -37,10 +37,10 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class Asked:
-    """What is needed to ask the backends of one lowering again.
+    """Asks the backends of one lowering again. ``keep`` stores what that takes.
 
-    ``_kept``: method and backend -> the program that was partitioned, the partitioner, and the debug handles of what
-    only the compiler refused.
+    ``_kept``: (method, backend) -> the partitioned program, the partitioner, and the debug handles of the operators
+    that only the compiler refused.
     """
 
     def __init__(self) -> None:
@@ -50,17 +50,17 @@ class Asked:
     def keep(
         self, method: str, backend: str, plan: Plan, partitioner: Partitioner, not_compiled: Iterable[Node]
     ) -> None:
-        """Keep what is needed to ask again, if a refusal says what would have to change.
+        """Store what is needed to ask ``backend`` again, if a refusal says what would have to change.
 
-        ``not_compiled`` are the nodes that the partitioner takes, but the compiler refused. Programs with subgraphs are
-        left out.
+        ``not_compiled``: nodes that the partitioner takes, but the compiler refused. Programs with subgraphs are left
+        out.
         """
         if not plan.inner and any(getattr(r.reason, "unless", None) is not None for r in plan.refusals):
             handles = frozenset(n.meta.get("debug_handle", 0) for n in not_compiled)
             self._kept[method, backend] = plan.program, partitioner, handles
 
     def __call__(self, method: str, backend: str, reason: Reason) -> frozenset[int] | None:
-        """The debug handles of what the backend would still refuse if ``reason`` did not hold.
+        """The debug handles of the operators that the backend would still refuse if ``reason`` did not hold.
 
         None if that is not known.
         """
@@ -75,30 +75,30 @@ class Asked:
                     else _with_cast(program, reason.of, reason.unless)
                 )
                 answer = Decomposer(watched=False).ask(changed, partitioner)
-            # then the report leaves out the figure; it says nothing wrong
+            # the report then leaves out the figure
             except (_Impossible, DelegraphError):
                 return None
         return not_compiled.union(r.node.meta.get("debug_handle", 0) for r in answer.result.refusals)
 
 
 class _Impossible(Exception):
-    """The program cannot be changed in the way that the question needs."""
+    """The program cannot be changed as ``Reason.unless`` says."""
 
 
 def _fixed_sizes(program: ExportedProgram) -> ExportedProgram:
-    """A copy of ``program`` with the sizes of its example inputs, which torch keeps as the hints of symbolic sizes."""
+    """A copy of ``program`` whose sizes are those of its example inputs, which torch keeps as hints of symbols."""
     graph, copies, sized = Graph(owning_module=program.graph_module), dict[Node, Any](), _FixedSizes()
     for node in program.graph.nodes:
         recorded = node.meta.get("val")
         val = [sized(v) for v in recorded] if isinstance(recorded, (list, tuple)) else sized(recorded)
         if isinstance(recorded, _SYMBOLIC) and node.op == "call_function":
-            copies[node] = val  # a call that computes a size is left out: its users get the number
+            copies[node] = val  # a call that computes a size is not copied: its users get the number
         elif node.op != "output":
             copies[node] = copy = copy_node(graph, node, copies.__getitem__)
             copy.meta["val"] = val
             copies[node] = val if isinstance(val, (int, float, bool)) else copy
     static = _program_of_copies(program, graph, copies)
-    # nothing is left to constrain: a partitioner that looks for dynamic sizes has to find none
+    # a partitioner that looks for dynamic sizes must find none
     static._range_constraints = {}
     return static
 
@@ -106,13 +106,14 @@ def _fixed_sizes(program: ExportedProgram) -> ExportedProgram:
 class _FixedSizes:
     """Replaces the symbols in recorded values by numbers.
 
-    Values of equal shape and type share one tensor, which saves time.
+    Values of equal shape, strides, dtype and device share one fake tensor, which saves time.
     """
 
     def __init__(self) -> None:
         self._made: dict[Any, FakeTensor] = {}
 
     def __call__(self, val: Any) -> Any:
+        """``val`` with numbers in place of symbols; ``val`` itself if it has none. Raises _Impossible."""
         if isinstance(val, _SYMBOLIC):
             return _fixed_number(val)
         if not isinstance(val, torch.Tensor) or not val._has_symbolic_sizes_strides or val.layout is not torch.strided:
@@ -126,7 +127,7 @@ class _FixedSizes:
 
 
 def _fixed_number(number: Any) -> Any:
-    """The number that torch remembers for a symbolic size; anything else as it is."""
+    """The number with which torch traced a symbolic one (_Impossible if there is none); others as they are."""
     if not isinstance(number, _SYMBOLIC):
         return number
     if number.node.hint is None:
@@ -135,13 +136,13 @@ def _fixed_number(number: Any) -> Any:
 
 
 def _with_cast(program: ExportedProgram, of: Node | None, dtype: Any) -> ExportedProgram:
-    """A copy of ``program`` as if the user had written ``of.to(dtype)``: what is computed from it gets its new types.
+    """A copy of ``program`` as if the user had written ``of.to(dtype)``; values computed from it get new types.
 
-    Raises _Impossible if ``of`` is None or not a value of this program.
+    Raises _Impossible if ``of`` is None or no value of this program.
     """
     graph, copies, changed = Graph(owning_module=program.graph_module), dict[Node, Any](), set[Node]()
     for node in program.graph.nodes:
-        # behind the last placeholder: all of them have to come first
+        # after the last placeholder, since placeholders have to come first
         if of is not None and of in copies and not changed and node.op != "placeholder":
             copies[of] = cast = graph.call_function(torch.ops.aten.to.dtype, (copies[of], dtype))
             cast.meta["val"] = _value_of_call(cast)
@@ -157,21 +158,18 @@ def _with_cast(program: ExportedProgram, of: Node | None, dtype: Any) -> Exporte
 
 
 def _value_of_call(node: Node) -> Any:
-    """What the call ``node`` returns, under fake tensors, for the values recorded for its operands."""
+    """The value that ``node`` returns, computed under fake tensors. Raises _Impossible if its operator refuses."""
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     mode: Any = detect_fake_mode([n.meta.get("val") for n in node.all_input_nodes])
     try:
         with mode, torch.no_grad():
             return node.target(*args, **kwargs)  # type: ignore[operator]
-    except Exception as e:  # for a type that it does not take, each operator raises an error of its own
+    except Exception as e:  # operators raise errors of any kind for a dtype that they do not take
         raise _Impossible(f"{node.target} does not take it") from e
 
 
 def _program_of_copies(program: ExportedProgram, graph: Graph, copies: dict[Node, Any]) -> ExportedProgram:
-    """The program whose graph is ``graph``, with ``program``'s signature.
-
-    ``copies`` maps its nodes to those of ``graph``.
-    """
+    """A program like ``program`` whose graph is ``graph``. ``copies``: node -> its copy in ``graph``."""
     values: Any = torch.fx.map_arg(output_values(program), copies.__getitem__)
     graph.output(tuple(values)).meta["val"] = None
     outputs = name_outputs(program.graph_signature.output_specs, values)

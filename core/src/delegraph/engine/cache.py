@@ -1,6 +1,6 @@
-"""A folder of entries by key, and a second one that a team shares. What is there is not computed again.
+"""A folder of cache entries by key, and optionally a remote folder that a team shares.
 
-Nothing here knows what an entry holds (``cached_result``), but that it begins with a digest.
+An entry is bytes that begin with a digest; ``delegraph.work`` knows what they contain.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ..errors import FormatError, OptionError
 from ..io.atomic_write import write_whole
-from .cached_result import unpacked
+from ..work import unpacked
 from .remote_cache import Remote
 
 _LIMIT = 10 << 30
@@ -24,7 +24,7 @@ _NAME = re.compile(r"[0-9a-f]{64}\.entry")
 
 
 class CacheEntry(NamedTuple):
-    """An entry of a cache: its key, its bytes in the folder, and when it was last used, in seconds since the epoch."""
+    """An entry of a cache: its key, its size in bytes, and when it was last used, in seconds since the epoch."""
 
     key: str
     bytes: int
@@ -34,10 +34,11 @@ class CacheEntry(NamedTuple):
 class Cache:
     """Compiled partitions in a folder, for ``delegraph.lower(..., cache=Cache(...))``.
 
-    ``folder`` is the user's cache folder for delegraph if it is None. Beyond ``limit`` bytes go the entries that were
-    not used for longest. ``remote`` is the URL of a folder that others use too, as fsspec reads it (``s3://...``; what
-    its scheme needs has to be installed): entries are copied from there, and there. ``shared`` says that others may
-    own the folder or write to it. What they write is run, so that is refused otherwise.
+    ``folder``: None takes the user's cache folder for delegraph. ``limit``: bytes; above it, the entries that were not
+    used for the longest time are removed. ``remote``: the URL of a folder that others use too, opened by fsspec
+    (``s3://...``; the package for its scheme has to be installed). Entries are copied from there and to there.
+    ``shared``: allow a folder that others own or can write to. It is refused otherwise, because compiled code in it
+    would be run.
 
     Many processes and threads may use a folder at once. Raises OptionError for a folder that cannot be a cache.
     """
@@ -74,16 +75,16 @@ class Cache:
             data = path.read_bytes()
         except FileNotFoundError:
             return None
-        with contextlib.suppress(OSError):  # an entry of somebody else's, or one that is gone by now
+        with contextlib.suppress(OSError):  # another user owns the entry, or it was removed meanwhile
             os.utime(path)
         return data
 
     def write(self, key: str, data: bytes) -> None:
-        """Store an entry: whole or not at all. Raises WriteError."""
+        """Store an entry, completely or not at all. Raises WriteError."""
         write_whole(self._path(key), data)
 
     def entries(self) -> Iterator[CacheEntry]:
-        """The entries of the folder; one that another process removes meanwhile is left out."""
+        """The entries of the folder, except those that another process removes meanwhile."""
         for path in self.folder.iterdir():
             with contextlib.suppress(FileNotFoundError):
                 if _NAME.fullmatch(path.name):
@@ -91,15 +92,15 @@ class Cache:
                     yield CacheEntry(path.stem, status.st_size, status.st_mtime)
 
     def told(self, key: str) -> dict[str, str]:
-        """What an entry says of itself, such as the backend that compiled it; it does not count as used.
+        """Facts in the header of an entry, such as the backend that compiled it. Reading them does not count as use.
 
-        Raises FormatError if it is damaged, and OSError if it cannot be read.
+        Raises FormatError if the entry is damaged, and OSError if it cannot be read.
         """
         header, _ = unpacked(key, self._path(key).read_bytes())
         return dict(header[0])
 
     def verify(self) -> list[str]:
-        """Remove the entries that are damaged; their keys."""
+        """Remove the damaged entries; returns their keys."""
         damaged = []
         for entry in self.entries():
             try:
@@ -110,12 +111,12 @@ class Cache:
         return damaged
 
     def remove(self, keys: Any) -> None:
-        """Remove entries; who reads one meanwhile has it open, or misses it."""
+        """Remove entries. A process that has one open can still read it."""
         for key in keys:
             self._path(key).unlink(missing_ok=True)
 
     def make_room(self) -> None:
-        """Remove the entries that were used least recently, down to the limit; others may do the same meanwhile."""
+        """Remove the least recently used entries until the limit is kept. Other processes may do so meanwhile."""
         known = sorted(self.entries(), key=lambda entry: entry.used)
         size = sum(entry.bytes for entry in known)
         for entry in known:
@@ -129,10 +130,11 @@ class Cache:
 
 
 def asked_cache(given: bool | str | os.PathLike[str] | Cache | None) -> Cache | None:
-    """The cache that ``lower`` was asked for; None if it is to use none.
+    """The cache for ``given``, the ``cache`` argument of ``lower``; None for no cache.
 
-    The environment names one for who says nothing: ``DELEGRAPH_CACHE`` its folder, ``DELEGRAPH_CACHE_REMOTE`` its
-    remote folder, which is asked also where only the local one is named.
+    True is the user's folder, a path another one, a false value no cache. None leaves it to the environment:
+    ``DELEGRAPH_CACHE`` names a folder; without it, ``DELEGRAPH_CACHE_REMOTE`` implies the user's. The latter names the
+    remote folder of any cache made here.
     """
     if isinstance(given, Cache):
         return given
@@ -142,7 +144,7 @@ def asked_cache(given: bool | str | os.PathLike[str] | Cache | None) -> Cache | 
 
 
 def user_folder() -> Path:
-    """Where programs of this user keep what can be made anew."""
+    """The folder for delegraph's cache in the user's cache folder of this operating system."""
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData/Local") / "delegraph/cache"
     if sys.platform == "darwin":
@@ -151,6 +153,7 @@ def user_folder() -> Path:
 
 
 def _unusable(folder: Path, why: str) -> OptionError:
+    """The error for a folder that cannot be a cache, because of ``why``."""
     text = f"the folder {folder} cannot be a cache: {why}"
     hint = "name a folder of your own, with the mode 0700 (a new one gets it), or Cache(folder, shared=True)"
     return OptionError("option-invalid", text, hint=hint)

@@ -17,21 +17,21 @@ from .partition import ON_HOST, Plan
 
 
 def settle_checks(plan: Plan) -> tuple[bool, str]:
-    """Leave checks of values that the host has to the host, and drop checks of values inside of delegates.
+    """Leave checks of the host's values to the host, and drop checks of values inside of delegates.
 
-    Returns whether the program has to be planned again, and the note for the report.
+    Returns whether the program has to be planned again, and a note for the report ("" if nothing was dropped).
     """
     program, provider = plan.program, plan.provider
     checks = find_checks(program.graph)
-    # delegated values, and those of them that only their own delegate and checks use
-    inside = {n: provider[n] for n in provider if n not in checks}
-    hidden = {n for n, at in inside.items() if all(u in checks or provider.get(u) is at for u in n.users)}
+    # ``hidden``: delegated values that only their own delegate and checks use
+    provided = {n: provider[n] for n in provider if n not in checks}
+    hidden = {n for n, at in provided.items() if all(u in checks or provider.get(u) is at for u in n.users)}
     dropped: set[Node] = set()
     for node in (n for n in program.graph.nodes if n in checks):
         if any(used in dropped or used in hidden for used in node.all_input_nodes):
             dropped.add(node)
     for node in reversed([n for n in program.graph.nodes if n in checks - dropped]):
-        if node.target not in ASSERTIONS and dropped.issuperset(node.users):  # for those, or for nothing at all
+        if node.target not in ASSERTIONS and dropped.issuperset(node.users):  # it only served dropped checks
             dropped.add(node)
     moved = checks.intersection(plan.tags) - dropped
     for node in moved:

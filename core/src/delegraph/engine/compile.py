@@ -1,4 +1,4 @@
-"""The step ``compile``: which calls of backends there are, in which thread, and in which order."""
+"""The step ``compile``: makes the calls of backends, in order, each in the right thread."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("delegraph.progress")
 _MOMENT = 0.05
-"""How many seconds an executor has to begin a call.
-
-After that, if none of its calls runs, this thread makes the call.
-"""
+"""Seconds that an executor has to begin a call. If none of its calls runs after that, this thread makes the call."""
 
 
 class _Call:
-    """One call of a backend. A thread of the executor or the thread that lowers makes it: whichever begins it first."""
+    """One call of a backend, made by a thread of the executor or by the thread that lowers: by the first to begin it.
+
+    ``outcome`` is done when the call has ended. ``cache`` None: the call looks nothing up.
+    """
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class _Call:
 
     @property
     def begun(self) -> bool:
-        """Whether some thread has begun the call; the lock is taken then, and never given back."""
+        """Whether some thread has begun the call. That thread keeps the lock for good."""
         return self._first.locked()
 
     def begin(self) -> None:
-        """Make the call, unless another thread has begun it."""
+        """Make the call, unless another thread has begun it. Errors go into ``outcome``."""
         if not self._first.acquire(blocking=False):
             return
         LOG.info(self.place)
@@ -63,25 +63,28 @@ class _Call:
             self.outcome.set_exception(e)
 
     def counted(self, first: int, total: int) -> tuple[str, int]:
-        """What the call compiles, for who waits: ``partition 3 of 28, xnnpack``; and the number after its last."""
+        """(what the call compiles, as text for the log: ``partition 3 of 28, xnnpack``; number of the next partition).
+
+        ``first``: the number of its first partition. ``total``: the number of all partitions.
+        """
         after = first + len(self._work)
         name = self._registry.spec(self._work[0].partition.spec.backend_id).name
         numbers = f"partition {first}" if after == first + 1 else f"partitions {first} to {after - 1}"
         return f"{numbers} of {total}, {name}", after
 
     def drop(self) -> bool:
-        """Keep every thread from beginning the call; False if one has begun it."""
+        """Keep every thread from beginning the call. Returns False if one has begun it."""
         return self._first.acquire(blocking=False) and self.outcome.cancel()
 
     def submit(self, executor: Executor) -> None:
-        """Let the executor make the call. Raises OptionError, here or as the outcome, if it cannot in this process."""
+        """Let the executor make the call. Raises OptionError, here or in ``outcome``, if it has no threads."""
         try:
             executor.submit(self.begin).add_done_callback(partial(self._finished_by_executor, executor))
         except Exception as e:
             raise _no_threads(executor, e) from e
 
     def _finished_by_executor(self, executor: Executor, future: Future[None]) -> None:
-        """The executor says that it is done with the call: fail if it has never begun it.
+        """Called when the executor is done with the call: set an error if the executor never began it.
 
         A call that the executor cancelled is left to the thread that lowers.
         """
@@ -89,7 +92,7 @@ class _Call:
             self.outcome.set_exception(_no_threads(executor, future.exception()))
 
     def __reduce__(self) -> Any:
-        """Refuse to be pickled, as an executor of processes would do to send the call to another one."""
+        """Refuse to be pickled: an executor of processes would do so to send the call to another process."""
         raise TypeError("partitions are compiled in this process and interpreter, and cannot be sent to another")
 
 
@@ -100,18 +103,18 @@ def compile_all(
     may_refuse: bool = False,
     cache: Lookups | None = None,
 ) -> None:
-    """Hand each program of ``work`` to its backend, and keep what the backend returns as the ``result`` of that work.
+    """Compile each program of ``work`` with its backend, and store the result in ``result`` of the work.
 
     Backends are called in the order in which they first appear: once if they compile all methods jointly, else once for
-    each partition. Backends that say they are thread-safe are called in ``executor``, if there is one; all others on
-    this thread, while no other thread lowers. If the executor cannot begin a call, because its threads all wait for
-    this one, the call is made here.
+    each partition. Thread-safe backends are called in ``executor``, if there is one. All others are called on this
+    thread, while no other thread lowers. If the executor cannot begin a call, because its threads all wait for this
+    one, this thread makes it.
 
-    ``cache``: a partition whose result it has is not compiled; the others' results go into it. Of partitions that are
-    equal, one is compiled.
+    ``cache``: a partition whose result it has is not compiled, and other results are added to it. Of equal partitions
+    only one is compiled. None: no cache is used.
 
-    ``may_refuse``: if a backend raises Unsupported for a partition, that is noted as ``not_compiled`` of its work, and
-    the other calls go on.
+    ``may_refuse``: if a backend raises Unsupported for a partition, ``not_compiled`` of its work gets the reason, and
+    the other calls go on. Without it, the error is raised.
     """
     if not isinstance(executor, Executor | None):
         raise _no_threads(executor, None)
@@ -134,14 +137,14 @@ def compile_all(
             call.outcome.result()
         for call in aside:
             _await(call, aside)
-    finally:  # before the first error is raised, calls that run have to end, and the others must not begin
+    finally:  # before an error is raised, calls that run have to end, and the others must not begin
         wait([call.outcome for call in calls if not call.drop()])
     if cache is not None:
         cache.share(registry, may_refuse)
 
 
 def _no_threads(executor: Any, why: BaseException | None) -> OptionError:
-    """The error for something that is no executor of threads."""
+    """The error for an executor that cannot run calls in threads; ``why``: the error that shows it, if there is one."""
     reason = "" if why is None else f", which cannot run calls of this process: {type(why).__name__}: {why}"
     hint = "for example concurrent.futures.ThreadPoolExecutor(4)"
     text = f"executor is to run threads; it is a {type(executor).__name__}{reason}"
@@ -151,7 +154,7 @@ def _no_threads(executor: Any, why: BaseException | None) -> OptionError:
 def _calls(
     backend_id: str, work: Sequence[Work], registry: Registry, may_refuse: bool, cache: Lookups | None
 ) -> list[_Call]:
-    """One call with all partitions of the backend if it compiles methods jointly, otherwise one for each partition."""
+    """The calls of one backend: one with all of its partitions if it compiles jointly, else one for each partition."""
     backend = registry.get_backend(backend_id)
     mine = [w for w in work if w.partition.spec.backend_id == backend_id]
     joint = compiles_jointly(backend)
@@ -163,7 +166,7 @@ def _calls(
 def _await(call: _Call, others: Sequence[_Call]) -> None:
     """Wait for ``call``. If after a moment the executor runs none of ``others``, make the call on this thread.
 
-    ``others`` are all calls that were given to the executor.
+    ``others``: all calls that the executor was given. Raises the error of the call.
     """
     while not call.outcome.done():
         running = [c.outcome for c in others if c.begun and not c.outcome.done()]

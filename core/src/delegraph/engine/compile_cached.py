@@ -1,8 +1,8 @@
-"""Partitions whose compiled results come from a cache if that has them, and go into it if not.
+"""Takes compiled results of partitions from a cache, and adds those that it does not have.
 
-A hit has to give what a compile would give. So what is compiled for the cache is the canonical program, which is the
-same for all that have the key, and only the handles of the debug map become each program's own again. A backend that
-keeps names compiles the program as it is, and names are in its keys.
+A result from the cache has to be the one that compiling would give. So the backend compiles the canonical program,
+which is the same for all partitions with one key; only the debug handles are then translated to those of each program.
+A backend that keeps names compiles the program itself, and the names are part of the key.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..backend import BackendDetails, PreprocessResult
+from ..discovery.attribution import AtWork
 from ..errors import DelegraphError, Unsupported
 from ..exported.work import Form, canonical, write
 from ..exported_program import user_inputs
 from ..report.facts import pluralize
+from ..work import read_result, write_result
 from .cache import Cache
 from .cache_key import key_of_result
-from .cached_result import read_result, write_result
-from .fingerprint import fingerprint_of
 from .partition import Work
 from .preprocess import compile_work, compiles_jointly, preprocess
 from .remote_cache import Away
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Kept:
-    """A partition that the cache may have: its form and its key."""
+    """A partition that can be cached: its form, its key, and the backend's distribution with its version."""
 
     backend: type[BackendDetails]
     item: Work
@@ -46,22 +46,29 @@ class _Kept:
 
     @cached_property
     def handles(self) -> dict[int, int]:
-        """Handles of the canonical program -> those of the program itself.
+        """Debug handle of the canonical program -> that of the partition's own program.
 
-        A backend that lowers its program through another one meets calls of delegates as well; theirs follow.
+        A backend that lowers its program through another one gets calls of delegates, which have the handles after
+        those of the program, in both.
         """
         own = self.form.handles
         behind = max(own, default=0) - len(own)
         return {k: own[k - 1] if k <= len(own) else k + behind for k in range(1, 2 * len(own) + 1)}
 
     def take(self, result: PreprocessResult, whence: str) -> None:
-        """Let the partition have a result, which was checked, and whose handles are those of the canonical program."""
+        """Make ``result``, which was checked, the result of the partition, with the handles of its own program.
+
+        ``whence``: where the result comes from, for the report.
+        """
         self.item.result = replace(result, debug_handle_map=_other_handles(result.debug_handle_map, self.handles))
         self.item.compiled = whence
 
 
 class Lookups:
-    """A cache in one lowering; ``notes`` is what the lowering has to tell of it."""
+    """A cache during one lowering.
+
+    ``found`` and ``stored``: the keys of results that were found in it or added to it. ``notes``: lines for the report.
+    """
 
     def __init__(self, cache: Cache) -> None:
         self.cache, self._remote = cache, cache.remote
@@ -72,17 +79,20 @@ class Lookups:
         self._wrote = False
 
     def say(self, text: str) -> None:
-        """Note something once."""
+        """Add a note, unless it is there already."""
         self._said.setdefault(text)
 
     @property
     def notes(self) -> list[str]:
-        """What is to be told of the lowering."""
+        """The notes for the report: how many results were found and stored, and what went wrong."""
         counts = f"{pluralize(len(self.found), 'partition')} found, {len(self.stored)} stored"
         return [f"cache {self.cache.folder}: {counts}", *self._said]
 
     def look_up(self, work: Sequence[Work], registry: Registry) -> list[Work]:
-        """The partitions that are to be compiled; of those that are equal, the first. The cache has the others."""
+        """Take the results of ``work`` that the cache has; returns the work that is to be compiled.
+
+        Of several equal partitions only the first is returned; ``share`` gives its result to the others.
+        """
         self._kept, self._waiting = {}, []
         first: dict[str, _Kept] = {}
         left = []
@@ -103,7 +113,7 @@ class Lookups:
         return left
 
     def compile(self, item: Work, registry: Registry, may_refuse: bool) -> None:
-        """Compile a partition that the cache does not have, and store the result, unless it cannot be stored."""
+        """Compile a partition that the cache does not have, and add the result to the cache if it can be cached."""
         kept, start = self._kept.get(id(item)), time.perf_counter()
         backend = registry.get_backend(item.partition.spec.backend_id)
         if kept is None:
@@ -122,7 +132,10 @@ class Lookups:
         return None
 
     def share(self, registry: Registry, may_refuse: bool) -> None:
-        """Give the results of partitions to those that are equal; one whose equal was refused is compiled as it is."""
+        """Give the results of compiled partitions to those that equal them.
+
+        A partition is compiled by itself if the backend refused the one that it equals.
+        """
         for kept, first in self._waiting:
             result = first.item.result
             if result is None:
@@ -137,13 +150,14 @@ class Lookups:
             self.cache.make_room()
 
     def _keep(self, item: Work, registry: Registry) -> _Kept | None:
-        """The form and the key of a partition; None, with a note, for one that cannot be cached."""
+        """The form and the key of a partition; None, with a note, if it cannot be cached."""
         backend, specs = registry.get_backend(item.partition.spec.backend_id), list(item.partition.spec.compile_specs)
         name, place = backend.__name__, f"partition {item.partition.tag} of method {item.method}"
         if compiles_jointly(backend):
             self.say(f"{name} compiles its partitions jointly: nothing of it is cached")
             return None
-        fingerprint = fingerprint_of(item, registry)
+        with AtWork(backend, "fingerprint", place, item.partition.nodes, registry):
+            fingerprint = backend.fingerprint(list(specs))
         if fingerprint is None:
             self.say(f"{name} gives no fingerprint for its compile specs: nothing that has them is cached")
             return None
@@ -158,7 +172,10 @@ class Lookups:
         return _Kept(backend, item, form, key, " ".join(filter(None, producer)))
 
     def _get(self, kept: _Kept) -> PreprocessResult | None:
-        """The result of a partition in the folder, or else in the remote one, from where it is copied."""
+        """The result of a partition from the local folder, or else from the remote one; None if neither has it.
+
+        A remote entry is copied to the local folder. A damaged entry becomes a note.
+        """
         for is_remote, read in ((False, self.cache.read), (True, self._read_remote)):
             try:
                 data = read(kept.key)
@@ -177,7 +194,7 @@ class Lookups:
         return None
 
     def _put(self, kept: _Kept, result: PreprocessResult) -> None:
-        """Store a result in both folders. What cannot be stored is noted."""
+        """Store a result in both folders. A failure becomes a note."""
         about = {"backend": kept.backend.__name__, "producer": kept.producer, "torch": torch.__version__}
         try:
             data = write_result(kept.key, about, result, kept.form)
@@ -193,7 +210,7 @@ class Lookups:
         return None
 
     def _store(self, key: str, data: bytes) -> bool:
-        """Store an entry in the folder; False, with a note, if that failed."""
+        """Store an entry in the local folder. Returns False, with a note, if that failed."""
         try:
             self.cache.write(key, data)
         except (DelegraphError, OSError) as e:
@@ -203,6 +220,7 @@ class Lookups:
         return True
 
     def _read_remote(self, key: str) -> bytes | None:
+        """The entry in the remote folder; None if it is not there or the folder does not answer."""
         if self._remote is None:
             return None
         try:
@@ -212,16 +230,17 @@ class Lookups:
             return None
 
     def _give_up(self, why: Away) -> None:
-        """Do without the remote folder for the rest of the lowering."""
+        """Use no remote folder for the rest of the lowering, and note why."""
         if self._remote is not None:
             self.say(f"the remote cache {self._remote.name} is not used: {why}")
             self._remote = None
 
 
 def _compile_canonical(kept: _Kept, registry: Registry) -> PreprocessResult | None:
-    """What the backend makes of the canonical program; its handles are the keys of ``kept.handles``.
+    """The result of compiling the canonical program, with the handles of that program.
 
-    None if it fails: the partition is then compiled as the user wrote it, so that the error has the user's names.
+    None if the backend raises an error: the partition's own program is then compiled, so that the error has the user's
+    names. Raises ContractViolation for a wrong result.
     """
     item, program, name = kept.item, canonical(kept.form), kept.backend.__name__
     given, before, inputs = replace(item, program=program), Snapshot(program), user_inputs(program)
@@ -240,5 +259,5 @@ def _compile_canonical(kept: _Kept, registry: Registry) -> PreprocessResult | No
 
 
 def _other_handles(handles: Any, numbers: Mapping[int, int]) -> Any:
-    """A debug map with other numbers for handles."""
+    """A debug map in which ``numbers`` replaces each handle; None and {} stay as they are."""
     return handles and {key: tuple(sorted(numbers[handle] for handle in listed)) for key, listed in handles.items()}

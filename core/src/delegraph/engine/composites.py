@@ -1,4 +1,4 @@
-"""Putting operators together again that were decomposed in vain.
+"""Restores calls that were decomposed although the partitioner takes none of their parts.
 
 A partitioner that only tags cannot be asked about single operators, so it sees them decomposed. If it then takes no
 part of one, the host calls it whole, as eager PyTorch does. A partitioner with a support check is asked before anything
@@ -22,9 +22,10 @@ from ..partitioner import Refusal
 
 @dataclass(frozen=True)
 class Composite:
-    """A call that was decomposed: what it was, the parts that took its place, and those that stand for its results.
+    """A call that was decomposed, and its parts.
 
-    ``single``: it returns one value, not a tuple. ``results``: position of a result that is used -> the part.
+    ``parts``: the calls that replaced it. ``single``: it returns one value, not a tuple. ``results``: position of a
+    result that is used -> the part that computes it.
     """
 
     target: Any
@@ -38,9 +39,9 @@ class Composite:
 
 
 class Composites:
-    """The calls of one program that were decomposed, in the order in which that happened.
+    """The decomposed calls of one program, in the order in which they were decomposed.
 
-    ``_replaced_by``: a node that is gone -> the node that stands for its value.
+    ``_replaced_by``: erased node -> the node that has its value now.
     """
 
     def __init__(self) -> None:
@@ -48,43 +49,44 @@ class Composites:
         self._replaced_by: dict[Node, Node] = {}
 
     def add(self, inlining: Inlining) -> None:
-        """Remember a decomposition that is about to take the place of its call."""
+        """Remember a decomposition that is about to replace its call."""
         node, parts = inlining.node, list(inlining.inserted())
         users: dict[Node, Any] = {node: 0} if inlining.single else {u: u.args[1] for u in node.users}
         results = {k: value for k, value in enumerate(inlining.results()) if k in users.values()}
         self._replaced_by.update({user: results[k] for user, k in users.items() if isinstance(results[k], Node)})
-        whole = node.target, node.args, dict(node.kwargs), dict(node.meta), node.name, inlining.single
-        # one of its results may be an operand: then there is nothing to put together
+        call = node.target, node.args, dict(node.kwargs), dict(node.meta), node.name, inlining.single
+        # if a result is an operand and no part, the call is not restored
         if parts and all(result in parts for result in results.values()):
-            self._decomposed.append(Composite(*whole, parts, results))
+            self._decomposed.append(Composite(*call, parts, results))
 
     def restore(self, taken: Collection[Node], named: Collection[str], refusals: Sequence[Refusal]) -> list[Refusal]:
-        """Put calls together again of which no part is delegated, and return the refusals for the graph as it is then.
+        """Restore calls of which no part is delegated; returns the refusals for the restored graph.
 
-        ``taken`` are the nodes that partitions compute; ``named`` are names of nodes that a partitioner asked a
-        boundary type for. ``refusals`` of the parts of a call become one refusal of the call.
+        ``taken``: the nodes that partitions compute. ``named``: names of nodes for which a partitioner asked for a
+        boundary type. The refusals of the parts of a call become one refusal of the call.
         """
         restored = {}
-        there = [c for c in self._decomposed if not any(part._erased for part in c.parts)]
-        for composite in sorted(there, key=lambda c: c.parts[0]):
+        intact = [c for c in self._decomposed if not any(part._erased for part in c.parts)]
+        for composite in sorted(intact, key=lambda c: c.parts[0]):
             if self._can_be_whole(composite, taken, named):
                 restored[self._put_together(composite)] = composite
         reasons = {r.node: r for r in refusals}
         refused = [Refusal(new, why) for new, old in restored.items() for why in _first_reason(old, reasons)]
-        gone = {part for composite in restored.values() for part in composite.parts}
-        return [*(r for r in refusals if r.node not in gone), *refused]
+        erased = {part for composite in restored.values() for part in composite.parts}
+        return [*(r for r in refusals if r.node not in erased), *refused]
 
     def now(self, node: Node) -> Node:
-        """The node that stands for the value of ``node`` now, after calls were decomposed or put together again."""
+        """The node that has the value of ``node`` now, after calls were decomposed or restored."""
         while node in self._replaced_by:
             node = self._replaced_by[node]
         return node
 
     def _can_be_whole(self, composite: Composite, taken: Collection[Node], named: Collection[str]) -> bool:
-        """Whether no part is delegated, nothing outside uses an inner part, and every result needs every operand.
+        """Whether a call can be restored.
 
-        If a result does not need all operands, a delegate may lie between two parts: it uses one result and computes an
-        operand of another. That cannot be if both parts are in one call.
+        That is so if no part is delegated, nothing outside uses an inner part, and every result needs every computed
+        operand. Otherwise a delegate could lie between two parts: it would use one result and compute an operand of
+        another.
         """
         parts = composite.parts
         if any(part in taken or part.name in named for part in parts):
@@ -107,24 +109,24 @@ class Composites:
             call.name = composite.name
             call.meta = {k: v for k, v in composite.meta.items() if k != "delegation_tag"}
             for k, result in composite.results.items():
-                whole = call if composite.single else graph.call_function(operator.getitem, (call, k))
-                whole.meta = call.meta if composite.single else {**result.meta, "val": composite.meta["val"][k]}
-                result.replace_all_uses_with(whole)
-                self._replaced_by[result] = whole
+                replacement = call if composite.single else graph.call_function(operator.getitem, (call, k))
+                replacement.meta = call.meta if composite.single else {**result.meta, "val": composite.meta["val"][k]}
+                result.replace_all_uses_with(replacement)
+                self._replaced_by[result] = replacement
         for part in reversed(composite.parts):
             graph.erase_node(part)
         return call
 
 
 def _operands(composite: Composite) -> list[Node]:
-    """The nodes among the arguments of the call."""
-    found: list[Node] = []
-    map_arg((composite.args, composite.kwargs), found.append)
-    return found
+    """The nodes among the arguments of the decomposed call."""
+    nodes: list[Node] = []
+    map_arg((composite.args, composite.kwargs), nodes.append)
+    return nodes
 
 
 def _first_reason(composite: Composite, reasons: dict[Node, Refusal]) -> Iterator[str]:
-    """The reason of the first part that was refused, if one was; that of a size only if no part with a tensor was."""
+    """The reason for which the first part was refused, if one was. Parts that return tensors come first."""
     refused = [part for part in composite.parts if part in reasons]
     refused.sort(key=lambda part: not isinstance(part.meta.get("val"), torch.Tensor))
     yield from [reasons[part].reason for part in refused[:1]]

@@ -39,21 +39,22 @@ aten = torch.ops.aten
 
 
 def compute_constants(plan: Plan, taken_too: bool) -> str:
-    """Compute calls that need nothing but constants and that ``plan`` leaves to the host; constants take their place.
+    """Replace calls on constants alone that ``plan`` leaves to the host by their values.
 
-    ``taken_too``: also compute calls that the backend takes. That is for a backend that cannot be asked, and so never
-    said that it computes them when it compiles: it would compute them in every call, and behind them see no constant
-    weights. Returns what was done, for the report; "" if nothing was. The program has to be planned again afterwards.
+    ``taken_too``: also replace such calls that the backend takes. That is for a partitioner without a support check:
+    its backend would compute them in every call, and would see no constant weights behind them. Returns a note for the
+    report; "" if nothing was replaced. If something was, the program has to be planned again.
     """
-    program, given = plan.program, constant_placeholders(plan.program)
+    program, constants = plan.program, constant_placeholders(plan.program)
     every = [n for n in program.graph.nodes if n.op == "call_function"]
     calls = every if taken_too else [n for n in every if None in plan.tags.get(n, (None,))]
-    if not calls or not any(given.issuperset(elements_read(n)) for n in every):  # so it is with most programs
+    if not calls or not any(constants.issuperset(elements_read(n)) for n in every):  # the usual case, found quickly
         return ""
-    known = constant_calls(program)
-    left = known.intersection(calls)
+    on_constants = constant_calls(program)
+    candidates = on_constants.intersection(calls)
     values, replaced = ConstantValues(constants_of(program)), list[torch.Tensor]()
-    for node in _worth_computing([n for n in calls if n in left and _used_outside(n, left)], _constant_bytes(program)):
+    ends = [n for n in calls if n in candidates and _used_outside(n, candidates)]
+    for node in _worth_computing(ends, _constant_bytes(program)):
         value = values.of(node)
         if value is not None and value.nbytes + sum(v.nbytes for v in replaced) <= TOGETHER:
             constant = add_constant(program, value, f"{node.name}_computed")
@@ -62,35 +63,34 @@ def compute_constants(plan: Plan, taken_too: bool) -> str:
             replaced.append(value)
     if not replaced:
         return ""
-    count = pluralize(_erase_unused(program, known), "operator")
+    count = pluralize(_erase_unused(program, on_constants), "operator")
     return f"{count} on constants alone computed while lowering, {format_size(sum(v.nbytes for v in replaced))}"
 
 
 def _constant_bytes(program: ExportedProgram) -> dict[Node, int]:
-    """The bytes of each constant of a program; 0 for constants that share memory, which a file has only once."""
+    """Constant -> its bytes; 0 for constants that share memory, which a file stores only once."""
     tensors = {n: constant_tensor(program, s) for n, s in placeholders(program) if s.kind in CONSTANT_KINDS}
     shared = {n for pair in near(tensors) for n in pair if tensors[n].numel()}
     return {n: 0 if n in shared else t.numel() * t.element_size() for n, t in tensors.items()}
 
 
 def _worth_computing(ends: Sequence[Node], sizes: Mapping[Node, int]) -> list[Node]:
-    """Those of ``ends`` whose values take no more bytes than what nothing needs any more once they are computed.
+    """Those of ``ends`` whose values take no more bytes than what becomes unneeded once they are computed.
 
-    ``ends`` are calls whose values are used outside; ``sizes`` are the bytes of constants. Ends that share a call or a
-    constant are weighed together first, because the shared node may go away only with all of them. In the end small
-    values are chosen for which nothing goes away, such as the norms of a weight, up to a share of all constants
-    (``SHARE``).
+    ``ends``: calls whose values are used elsewhere. ``sizes``: the bytes of constants. Ends that share a call or a
+    constant are weighed together first, because the shared node becomes unneeded only with all of them. Small values
+    that free nothing, such as the norms of a weight, are chosen last, up to a share of all constants (``SHARE``).
     """
     chosen: set[Node] = set()
-    gone: set[Node] = set()
+    removed: set[Node] = set()
     for group in _groups_sharing_nodes(ends):
-        for tried in (group, *([end] for end in group)):
-            if chosen.issuperset(tried):
+        for candidates in (group, *([end] for end in group)):
+            if chosen.issuperset(candidates):
                 continue
-            freed = _unneeded(tried, gone)
-            if sum(map(_bytes, tried)) <= sum(sizes.get(n, CALL * is_operator(n)) for n in freed):
-                chosen.update(tried)
-                gone |= freed
+            freed = _unneeded(candidates, removed)
+            if sum(map(_bytes, candidates)) <= sum(sizes.get(n, CALL * is_operator(n)) for n in freed):
+                chosen.update(candidates)
+                removed |= freed
     room = sum(sizes.values()) // SHARE
     for end in sorted(set(ends) - chosen, key=lambda end: (_bytes(end), end)):
         if _bytes(end) <= room and _bytes(end) < sum(sizes.get(n, 0) for n in ancestors(end)):
@@ -100,7 +100,7 @@ def _worth_computing(ends: Sequence[Node], sizes: Mapping[Node, int]) -> list[No
 
 
 def _groups_sharing_nodes(ends: Sequence[Node]) -> list[list[Node]]:
-    """``ends`` in groups: two that need the same node are in one group."""
+    """``ends`` in groups: two ends that need the same node are in one group."""
     parent: dict[Node, Node] = {}
     for end in ends:
         parent.setdefault(end, end)
@@ -112,34 +112,34 @@ def _groups_sharing_nodes(ends: Sequence[Node]) -> list[list[Node]]:
     return list(groups.values())
 
 
-def _unneeded(ends: Sequence[Node], gone: Collection[Node]) -> set[Node]:
-    """The nodes that nothing needs once ``ends`` are constants, without those that are ``gone`` already."""
+def _unneeded(ends: Sequence[Node], removed: Collection[Node]) -> set[Node]:
+    """The nodes that nothing needs once ``ends`` are constants, except those ``removed`` already."""
     unneeded: set[Node] = set(ends)
-    for node in sorted(ancestors(*ends) - unneeded, reverse=True):  # users before what they use
-        if all(user in unneeded or user in gone for user in node.users):
+    for node in sorted(ancestors(*ends) - unneeded, reverse=True):  # users come before their operands
+        if all(user in unneeded or user in removed for user in node.users):
             unneeded.add(node)
-    return unneeded.difference(gone)
+    return unneeded.difference(removed)
 
 
 def _bytes(node: Node) -> int:
-    """The bytes of the value that the call returns."""
+    """The bytes of the tensor that a call returns."""
     val = node.meta["val"]
     return int(val.numel() * val.element_size())
 
 
-def _used_outside(node: Node, left: Collection[Node]) -> bool:
-    """Whether a tensor is used by something else than ``left``, the calls that are replaced as well.
+def _used_outside(node: Node, replaced: Collection[Node]) -> bool:
+    """Whether a call returns a tensor that is used by something else than the calls that are ``replaced``.
 
-    A copy of a constant does not count: to compute it would only be another copy.
+    A copy of a constant never counts: its value would only be another copy.
     """
-    copies = node.target is aten.clone.default and node.all_input_nodes[0].op == "placeholder"
-    return isinstance(node.meta["val"], torch.Tensor) and not copies and any(u not in left for u in node.users)
+    is_copy = node.target is aten.clone.default and node.all_input_nodes[0].op == "placeholder"
+    return isinstance(node.meta["val"], torch.Tensor) and not is_copy and any(u not in replaced for u in node.users)
 
 
 def _replace(node: Node, constant: Node) -> None:
-    """Let users of ``node`` use ``constant``.
+    """Let users of ``node`` use ``constant`` instead.
 
-    The program itself returns a copy, because callers may write to results.
+    The program returns a copy of it, because callers may write to results.
     """
     if any(u.op == "output" for u in node.users):
         with node.graph.inserting_before(node):
@@ -150,7 +150,7 @@ def _replace(node: Node, constant: Node) -> None:
 
 
 def _erase_unused(program: ExportedProgram, known: Collection[Node]) -> int:
-    """Erase calls without users. Returns how many of them were operators among ``known``, the calls on constants."""
+    """Erase calls without users. Returns how many operators among ``known``, the calls on constants, were erased."""
     erased = 0
     for node in reversed(program.graph.nodes):
         if node.op == "call_function" and not node.users and not has_effect(node):

@@ -34,14 +34,14 @@ from .partition import ON_HOST, Plan
 from .plan import Answer, ask, make_plan
 
 Keeps = Callable[[Node], bool]
-"""A function that says whether some backend takes a call as it is."""
+"""A function that tells whether some backend takes a call whole."""
 
 
 class Decomposer:
-    """The decompositions of one lowering: what was traced, and which decompositions turned out to be useless.
+    """The decompositions of one lowering. Remembers traces, and which decompositions were of no use.
 
-    It changes the graphs of the programs that it is given, so they must be the lowering's own. ``watched``: whether
-    partitioners are checked to change nothing but tags (``plan.ask``).
+    It changes the graphs of the programs that it gets, so they must belong to the lowering. ``watched``: check that
+    partitioners change nothing but tags (``plan.ask``).
     """
 
     def __init__(self, watched: bool = True) -> None:
@@ -50,13 +50,13 @@ class Decomposer:
 
     @property
     def notes(self) -> list[str]:
-        """Calls that have a decomposition which could not be traced, and why."""
+        """Notes about calls whose decompositions could not be traced, with the reasons."""
         return list(dict.fromkeys(self.tracer.failures))
 
     def plan(self, program: ExportedProgram, partitioner: Partitioner, later: Sequence[Partitioner] = ()) -> Plan:
         """The plan of ``partitioner`` for ``program``, in which calls that no backend keeps are decomposed.
 
-        ``later`` are the partitioners of the backends that come after it: what one of them keeps is left to it.
+        ``later``: the partitioners of the next backends. A call that one of them keeps stays whole for it.
         """
         composites = Composites()
         answer = self.ask(program, partitioner, later, composites)
@@ -73,19 +73,19 @@ class Decomposer:
         later: Sequence[Partitioner] = (),
         composites: Composites | None = None,
     ) -> Answer:
-        """What ``partitioner`` answers about ``program``, with refused calls decomposed as far as that helps.
+        """The answer of ``partitioner`` about ``program``, with refused calls decomposed as far as that helps.
 
-        ``later`` are the partitioners of the backends that come after it: what one of them keeps is left whole.
-        ``composites`` remembers what is decomposed before the partitioner is asked, for a partitioner that only tags.
+        ``later``: the partitioners of the next backends. A call that one of them keeps stays whole for it.
+        ``composites`` gets the calls that are decomposed.
         """
         composites = composites or Composites()
         self.tracer.begin(program)
         program = self._decompose_for_tags(program, partitioner, later, composites)
-        # The partitioner is asked again after each change, and not about the new calls alone: what it takes of a graph
-        # may depend on all of it, as which pieces can be one partition. So no answer is kept from one turn to the next.
-        # What a turn can do is put decompositions in the place of calls that were left: those that it has not tried yet
-        # (``attempted``), that the refusal does not call final, and that torch can decompose at all. A call is
-        # attempted once. New calls may be refused in turn, so the loop ends when there are none.
+        # The partitioner is asked again after each change, and not about the new calls alone: which nodes it
+        # takes may depend on the whole graph, since they have to form partitions. So no answer is kept between turns.
+        # A turn decomposes calls that the partitioner left, unless they were ``attempted`` before, their refusal is
+        # final, or torch cannot decompose them. Each call is attempted once. The calls of its decomposition may be
+        # refused in the next turn, so the loop goes on until no call is left to attempt.
         attempted: set[Node] = set()
         while True:
             answer = ask(program, partitioner, self._watched)
@@ -98,7 +98,7 @@ class Decomposer:
             program = rebuild(program)
 
     def finish(self, program: ExportedProgram, keep: Collection[Any] = ()) -> ExportedProgram:
-        """``program`` and its subgraphs, with everything that the host computes in core ATen.
+        """``program`` and its subgraphs with the host's calls in core ATen.
 
         Operators in ``keep`` stay whole.
         """
@@ -115,10 +115,9 @@ class Decomposer:
     def _decompose_for_tags(
         self, program: ExportedProgram, who: Partitioner, later: Sequence[Partitioner], composites: Composites
     ) -> ExportedProgram:
-        """Decompose ``program`` for a partitioner that only tags.
+        """Decompose ``program`` for ``who``, if it is a partitioner without a support check.
 
-        It cannot be asked, so it gets core ATen, and whole only what it or a later partitioner lists as operators to
-        keep.
+        Such a partitioner sees core ATen, and whole only what it or a ``later`` partitioner lists to keep.
         """
         whole = [] if support_of(who) else [n for n in _calls(program) if to_core(n.target)]
         if not whole:
@@ -137,21 +136,21 @@ class Decomposer:
     ) -> bool:
         """Decompose the calls in ``left``, which ``who`` refused, unless one of ``later`` keeps them.
 
-        Returns whether any was.
+        Returns whether any call was decomposed.
         """
-        others, _ = _kept(program, later)
-        unwanted = [n for n in left if not others(n)]
+        kept_later, _ = _kept(program, later)
+        unwanted = [n for n in left if not kept_later(n)]
         support = support_of(who)
         if support is None:
             reducer = _Reducer(self.tracer, *_kept(program, [who, *later]))
             return any([reducer.decompose(n, composites) for n in unwanted])
         keeps = AtWork(who, "support check").around(_KeepsByAsking(support))
-        attempts = _Attempts(self.tracer, lambda node: keeps(node) or others(node), self._useless)
+        attempts = _Attempts(self.tracer, lambda node: keeps(node) or kept_later(node), self._useless)
         return any([attempts.decompose(n, composites) for n in unwanted])
 
 
 def in_core_aten(program: ExportedProgram, keep: Collection[Any] = ()) -> ExportedProgram:
-    """A copy of ``program`` and its subgraphs with the host's calls in core ATen, apart from operators in ``keep``.
+    """A copy of ``program`` and its subgraphs with the host's calls in core ATen, except operators in ``keep``.
 
     A call that torch cannot decompose for its arguments stays whole.
     """
@@ -165,7 +164,7 @@ def _calls(program: ExportedProgram) -> list[Node]:
 
 
 def rebuild(program: ExportedProgram) -> ExportedProgram:
-    """The program after its graph was changed: with a signature that fits, and without the tags of the last answer."""
+    """The program with a signature for its changed graph, and without the tags of the last answer."""
     graph, signature = program.graph, program.graph_signature
     for node in graph.nodes:
         node.meta.pop("delegation_tag", None)
@@ -174,9 +173,9 @@ def rebuild(program: ExportedProgram) -> ExportedProgram:
 
 
 def _kept(program: ExportedProgram, partitioners: Sequence[Partitioner]) -> tuple[Keeps, frozenset[Any]]:
-    """A function that says whether one of ``partitioners`` keeps a call, and operators that a trace has to leave whole.
+    """A function that tells whether one of ``partitioners`` keeps a call; and the operators that traces keep whole.
 
-    A trace must not go through those operators, because the partitioners are to be asked about them.
+    A trace must not decompose those operators, because the partitioners are asked about them.
     """
     answers: list[Keeps] = []
     whole: set[Any] = set()
@@ -195,21 +194,24 @@ def _kept(program: ExportedProgram, partitioners: Sequence[Partitioner]) -> tupl
 
 
 def _is_listed(operators: Collection[Any], wanted: Callable[[Node], bool] | None, node: Node) -> bool:
-    """Whether a partitioner that only tags wants this call whole: ``operators`` and ``wanted`` are what it returned."""
+    """Whether ``operators`` and ``wanted``, from ``ops_to_not_decompose``, keep the call ``node`` whole.
+
+    ``wanted`` None keeps all calls of ``operators``.
+    """
     return node.target in operators and (wanted is None or wanted(node))
 
 
 def support_of(who: Partitioner) -> Support | None:
-    """The support check of a partitioner, which answers questions about single nodes; None for one that only tags."""
+    """The support check of the partitioner ``who``; None if it has none, and can only tag."""
     support = getattr(who, "support", None)
     return support if isinstance(support, Support) else None
 
 
 class _KeepsByAsking:
-    """Whether a backend takes a call, by its support check.
+    """Tells whether a backend takes a call, by its support check. Remembers the answers.
 
-    Of the calls of a program, and of decompositions put into it. Answers are remembered. Without ``program``, it
-    continues with the program that the partitioner asked about last.
+    The call may be in ``program`` or in a decomposition inserted into it. ``program`` None: the one for which the
+    support check began last.
     """
 
     def __init__(self, support: Support, program: ExportedProgram | None = None) -> None:
@@ -227,24 +229,24 @@ class _KeepsByAsking:
         if node not in self._known:
             self._known[node] = self._support.why_not(node) is None
             if self._known[node]:
-                # part of the contract too: the backend may need its own answer when it is asked about the users
+                # also part of the contract: the backend may need this answer when it is asked about the users
                 self._support.is_constant(node)
         return self._known[node]
 
 
 class _Reducer:
-    """Decomposes calls, and the calls in their decompositions, until each one is kept or is core ATen.
+    """Decomposes calls, and the calls in their decompositions, until each is kept or is core ATen.
 
-    ``keeps`` says whether a call is kept. ``whole`` are operators that a trace leaves whole, so that ``keeps`` is asked
-    about them. ``at_once``: trace down to core ATen in one go where that succeeds; nobody is asked about the operators
-    in between then.
+    ``keeps`` tells whether a call is kept. ``whole``: operators that traces leave whole, so that ``keeps`` is asked
+    about them. ``at_once``: first try one trace down to core ATen, in which ``keeps`` is not asked about the steps
+    between.
     """
 
     def __init__(self, tracer: Tracer, keeps: Keeps, whole: frozenset[Any], at_once: bool = False) -> None:
         self.tracer, self.keeps, self.whole, self.at_once = tracer, keeps, whole, at_once
 
     def decompose(self, node: Node, composites: Composites | None = None) -> bool:
-        """Put the decomposition of ``node`` in its place and tell ``composites`` of it; False if there is none."""
+        """Replace ``node`` by its decomposition, and record that in ``composites``; False if there is none."""
         decomposition = self.tracer.decompose_to_core(node, self.whole) if self.at_once else None
         decomposition = decomposition or self.tracer.decompose(node, to_core(node.target), self.whole)
         if decomposition is None:
@@ -260,18 +262,18 @@ class _Reducer:
 
 
 class _Attempts:
-    """Decomposes calls for a backend that can be asked, and only if it takes some of the parts.
+    """Decomposes calls for a backend with a support check, and only if the backend takes some of the parts.
 
-    A core ATen operator is decomposed only if the backend takes all parts: parts that it leaves would run on the host,
-    which runs the whole operator just as well.
+    A core ATen operator is decomposed only if the backend takes all parts: parts left to the host gain nothing, since
+    the host runs the whole operator just as well. ``useless``: keys of calls whose decomposition did not help.
     """
 
     def __init__(self, tracer: Tracer, keeps: Keeps, useless: set[Any]) -> None:
         self.tracer, self.keeps, self._useless = tracer, keeps, useless
 
     def decompose(self, node: Node, composites: Composites) -> bool:
-        """Decompose ``node`` if a backend then takes more of the program; returns whether it was decomposed."""
-        # An answer may depend on where an operand comes from, for example on whether it is a constant: so does the key.
+        """Decompose ``node`` if the backend then takes more of the program; returns whether it did."""
+        # The key has the producers of operands, because answers may depend on them, for example on constants.
         producers = ((i.op, i.target) for i in node.all_input_nodes if i.op != "placeholder")
         key = (self.tracer.signature(node), *producers)
         attempt = None if key in self._useless else self.attempt(node)
@@ -285,13 +287,13 @@ class _Attempts:
         return False
 
     def attempt(self, node: Node) -> _Attempt | None:
-        """Put the decomposition of ``node`` into the graph, to ask the backend about it; None if there is none."""
+        """Insert the decomposition of ``node`` before it, and ask the backend about it; None if there is none."""
         decomposition = self.tracer.decompose(node, to_core(node.target) or beyond_core(node.target))
         return None if decomposition is None else _Attempt(node, decomposition, self)
 
 
 class _Attempt(Inlining):
-    """A decomposition in the graph, with the backend's answers about it.
+    """A decomposition that is inserted before its call, with the backend's answers about it.
 
     ``complete``: the backend takes all parts. ``gains``: it takes at least one that is no view and no constant.
     """
@@ -305,11 +307,14 @@ class _Attempt(Inlining):
 
     @property
     def is_worthwhile(self) -> bool:
-        """Whether the decomposition should stay."""
+        """Whether the decomposition should replace the call."""
         return self.complete or (self.gains and to_core(self.node.target) is not None)
 
     def _ask(self, call: Node, attempts: _Attempts) -> None:
-        """Ask about one part of the decomposition. If the backend refuses it, try to decompose that part in turn."""
+        """Ask the backend about one part, and update ``complete`` and ``gains``.
+
+        If the backend refuses the part, attempt to decompose that in turn.
+        """
         if all(i in self._constant for i in call.all_input_nodes):
             self._constant.add(call)
         if attempts.keeps(call):

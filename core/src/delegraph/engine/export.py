@@ -25,7 +25,7 @@ _EXPLANATION = re.compile(r"^ *Explanation: (.*)", re.MULTILINE)
 
 
 class Source(NamedTuple):
-    """What a method is lowered from: a module with its arguments for torch.export, or an exported program alone."""
+    """What a method is lowered from: a module with the arguments for torch.export, or an ExportedProgram alone."""
 
     program: Any
     inputs: Any
@@ -34,9 +34,10 @@ class Source(NamedTuple):
 
 
 def sources_by_method(program: Any, inputs: Any, kwargs: Any, shapes: Any) -> dict[str, Source]:
-    """The arguments of ``lower`` for each method.
+    """Method name -> what it is lowered from, given the arguments of ``lower``.
 
-    If the program is a table by method, each other argument may be one, too.
+    If ``program`` is a mapping by method, so are the other arguments, or None; otherwise the one method is ``forward``.
+    Raises InputError if they do not fit.
     """
     if not isinstance(program, Mapping):
         return {"forward": Source(program, inputs, kwargs, shapes)}
@@ -45,23 +46,26 @@ def sources_by_method(program: Any, inputs: Any, kwargs: Any, shapes: Any) -> di
     for method in program:
         if not isinstance(method, str):
             raise InputError("input-invalid", f"the name of a method is a string, not {method!r}")
-    named = {"example_inputs": inputs, "example_kwargs": kwargs, "dynamic_shapes": shapes}
-    for argument, table in named.items():
+    arguments = {"example_inputs": inputs, "example_kwargs": kwargs, "dynamic_shapes": shapes}
+    for argument, table in arguments.items():
         if table is not None and not isinstance(table, Mapping):
             text = f"{argument} of several methods is {{method: value}}, not {type(table).__name__}"
             raise InputError("input-invalid", text)
-    tables = [table or {} for table in named.values()]
+    tables = [table or {} for table in arguments.values()]
     return {m: Source(p, *(table.get(m) for table in tables)) for m, p in program.items()}
 
 
 def export_method(method: str, source: Source) -> ExportedProgram:
-    """The program of a method. Raises InputError for what cannot be lowered, such as a module in training mode."""
+    """The program of a method, exported if ``source`` has a module.
+
+    Raises InputError for what cannot be lowered, such as a module in training mode or a program without inputs.
+    """
     program = source.program
     if isinstance(program, torch.nn.Module):
         program = _export_module(program, *source[1:])
     if not isinstance(program, ExportedProgram):
-        given = f"the class {program.__name__}" if isinstance(program, type) else type(program).__name__
-        text = f"method {method}: an nn.Module or an ExportedProgram is wanted, not {given}"
+        kind = f"the class {program.__name__}" if isinstance(program, type) else type(program).__name__
+        text = f"method {method}: an nn.Module or an ExportedProgram is wanted, not {kind}"
         hint = f"make one of it: {program.__name__}(...)" if isinstance(program, type) else None
         raise InputError("input-invalid", text, hint=hint)
     if not user_inputs(program):
@@ -74,7 +78,7 @@ def export_method(method: str, source: Source) -> ExportedProgram:
 def _expect_no_data_assigned(program: ExportedProgram) -> None:
     """Raise InputError if the model assigns ``tensor.data = other``.
 
-    torch.export drops the assignment. All that it leaves is a check of the types, by which it is found here.
+    torch.export drops the assignment. It leaves only a check of the types, which shows that there was one.
     """
     modules = (m for m in program.graph_module.modules() if isinstance(m, GraphModule))
     assigned = (n for m in modules for n in m.graph.nodes if n.target is _CHECK_OF_DATA)
@@ -85,9 +89,8 @@ def _expect_no_data_assigned(program: ExportedProgram) -> None:
 
 
 def _export_module(module: torch.nn.Module, inputs: Any, kwargs: Any, shapes: Any) -> ExportedProgram:
-    """Export a module; InputError, with torch's reason and advice, if that fails."""
+    """Export a module. Raises InputError, with torch's reason and advice, if that fails."""
     kind = type(module).__name__
-    # torch forbids .eval() on the module of an ExportedProgram
     exported = "eval" in vars(module)  # torch forbids it for the module of an ExportedProgram
     in_training = (name or kind for name, m in module.named_modules() if m.training and (exported or reads_mode(m)))
     training = next(in_training, None)
@@ -105,10 +108,10 @@ def _export_module(module: torch.nn.Module, inputs: Any, kwargs: Any, shapes: An
             return torch.export.export(module, args, kwargs, dynamic_shapes=shapes)
     except Exception as e:  # torch and the code of the model may raise anything
         first, _, rest = str(e).strip().partition("\n")
-        first = first.removesuffix(", but expected one of:")  # torch goes on with its list of signatures
+        first = first.removesuffix(", but expected one of:")  # torch appends a list of signatures
         if first.endswith(":"):
             first = f"{first} {rest.splitlines()[0]}" if rest else first
-        explanation = _EXPLANATION.search(rest)  # of Dynamo, which traces branches and loops
+        explanation = _EXPLANATION.search(rest)  # Dynamo, which traces branches and loops, gives one
         reason = f"{first}: {explanation[1]}" if explanation else first
         text = f"torch.export could not export {kind}: {type(e).__name__}: {reason}"
         fixes = [line.strip() for line in rest.partition("Suggested fixes:\n")[2].partition("\n\n")[0].splitlines()]
@@ -123,7 +126,7 @@ def _export_module(module: torch.nn.Module, inputs: Any, kwargs: Any, shapes: An
 
 
 def arguments_of(inputs: Any) -> tuple[Any, ...]:
-    """``example_inputs`` as a tuple of arguments: it may be a tuple, a list, a tensor alone, or None."""
+    """``inputs``, a tuple, a list, a bare tensor or None, as a tuple. Raises InputError for anything else."""
     if isinstance(inputs, torch.Tensor):
         return (inputs,)
     if not isinstance(inputs, tuple | list | None):

@@ -26,11 +26,11 @@ _WRITES = {InputKind.BUFFER: OutputKind.BUFFER_MUTATION, InputKind.PARAMETER: Ou
 
 
 def begin_work(method: str, plan: Plan, partition: Partition) -> Work:
-    """The partition as a program, and the module that will stand for it, which has no blob yet."""
+    """The ``Work`` on a partition: its program for the backend, and its module for the host, still without a blob."""
     start = time.perf_counter()
-    program, border = extract(method, plan, partition), partition.boundary
+    program, boundary = extract(method, plan, partition), partition.boundary
     inputs, outputs = (
-        tuple(Argument.of(n.name, n.meta.get("val"), border.get(n)) for n in nodes)
+        tuple(Argument.of(n.name, n.meta.get("val"), boundary.get(n)) for n in nodes)
         for nodes in (partition.inputs, partition.outputs)
     )
     module = LoweredBackendModule(partition.spec.backend_id, program, partition.spec.compile_specs, inputs, outputs)
@@ -40,30 +40,30 @@ def begin_work(method: str, plan: Plan, partition: Partition) -> Work:
 def extract(method: str, plan: Plan, partition: Partition) -> ExportedProgram:
     """The partition as a program. Its placeholders are its constants, then its inputs; it returns a flat tuple.
 
-    A value with a boundary type arrives (or leaves) in that dtype and is cast inside. New values of buffers that the
-    partition owns and writes are returned first, as mutations; the tensors of these buffers are copied for it. ``meta``
-    of the graph module has the ``method`` and the tag, for the backend.
+    A value with a boundary type crosses the border in that dtype and is cast inside. New values of buffers that the
+    partition owns and writes are returned first, as mutations; it gets copies of these buffers' tensors. ``meta`` of
+    the graph module has the ``method`` and the tag (``partition``), for the backend.
     """
     build = _Build(plan, partition)
     call = flat_call(len(partition.inputs), len(partition.outputs))
     # Not validated: its nodes are copies of valid ones, in their order. torch takes half a millisecond for each hundred
     # of them, and makes closures that only the garbage collector frees.
-    root, given = plan.program.graph_module, plan.program
-    program = build_program(root, build.graph, build.inputs, build.outputs, given, call, check=False)
+    like = plan.program
+    program = build_program(like.graph_module, build.graph, build.inputs, build.outputs, like, call, check=False)
     program.graph_module.meta.update(method=method, partition=partition.tag)
     for target in written_targets(program):
         tensors = program.state_dict if target in program.state_dict else program.constants
-        given, own = tensors[target], tensors[target].detach().clone()
-        # torch wants a parameter where the signature says so
-        is_parameter = isinstance(given, torch.nn.Parameter)
-        tensors[target] = torch.nn.Parameter(own, given.requires_grad) if is_parameter else own
+        shared, copy = tensors[target], tensors[target].detach().clone()
+        # torch expects a parameter where the signature has one
+        is_parameter = isinstance(shared, torch.nn.Parameter)
+        tensors[target] = torch.nn.Parameter(copy, shared.requires_grad) if is_parameter else copy
     return program
 
 
 class _Build:
     """Builds the graph of one partition and its signature, in one pass.
 
-    ``env``: node of the plan's program -> its copy.
+    ``env``: node of the plan's program -> its copy in the partition's graph.
     """
 
     def __init__(self, plan: Plan, partition: Partition) -> None:
@@ -81,7 +81,7 @@ class _Build:
         self.outputs = self._return([(last, specs[n]) for n, last in partition.state.items()])
 
     def _placeholder(self, node: Node) -> Node:
-        """A placeholder that stands for ``node``."""
+        """Add a placeholder for ``node``."""
         new = placeholder_of(self.graph, node)
         new.meta.pop("delegation_tag", None)
         new.meta.pop("debug_handle", None)
@@ -89,23 +89,24 @@ class _Build:
         return new
 
     def _input(self, node: Node) -> InputSpec:
-        """A placeholder for an input, and its spec.
+        """Add a placeholder for a run-time input; returns its spec.
 
-        Inside of the partition, the value has the dtype that the program recorded.
+        If the input has a boundary type, a cast brings it back to the recorded dtype inside of the partition.
         """
-        arrives = self._placeholder(node)
+        placeholder = self._placeholder(node)
         if node in self.partition.boundary:
-            inside = arrives.meta["val"].dtype
-            arrives.meta["val"] = as_dtype(arrives.meta["val"], self.partition.boundary[node])
-            self.env[node] = cast(self.graph, arrives, inside)
+            recorded = placeholder.meta["val"].dtype
+            placeholder.meta["val"] = as_dtype(placeholder.meta["val"], self.partition.boundary[node])
+            self.env[node] = cast(self.graph, placeholder, recorded)
             first_use = next(n for n in self.partition.nodes if node in n.all_input_nodes)
             self.env[node].meta["debug_handle"] = first_use.meta["debug_handle"]
-        return InputSpec(InputKind.USER_INPUT, argument_of(arrives), None)
+        return InputSpec(InputKind.USER_INPUT, argument_of(placeholder), None)
 
     def _return(self, state: list[tuple[Node, InputSpec]]) -> list[OutputSpec]:
-        """The graph's output, and its specs.
+        """Add the graph's output; returns its specs.
 
-        New values of ``state``, then the results, cast to their boundary types.
+        The new values of ``state`` come first, then the results, cast to their boundary types. ``state``: last value of
+        each buffer, and the buffer's spec.
         """
         stored = [(self.env[last], spec) for last, spec in state]
         boundary = self.partition.boundary
@@ -120,7 +121,7 @@ class _Build:
 
 
 def cast(graph: Graph, node: Node, dtype: torch.dtype) -> Node:
-    """A cast of ``node`` in core ATen, named after it and the dtype, with the node's source and debug handle."""
+    """Add a cast of ``node`` in core ATen, named after it and the dtype, with the node's source and debug handle."""
     name = f"{node.name}_as_{str(dtype).removeprefix('torch.')}"
     new = graph.create_node("call_function", torch.ops.aten._to_copy.default, (node,), {"dtype": dtype}, name)
     new.meta = {k: v for k, v in node.meta.items() if k != "delegation_tag"}
@@ -129,7 +130,7 @@ def cast(graph: Graph, node: Node, dtype: torch.dtype) -> Node:
 
 
 def as_dtype(val: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The recorded value ``val`` (a fake tensor) in another dtype."""
-    # Lowerings of one program share the mode of its fake tensors, which computes for one thread at a time.
+    """``val``, a recorded value (a fake tensor), in another dtype."""
+    # Lowerings of one program share the mode of its fake tensors, which only one thread at a time may use.
     with TRACING:
         return val.to(dtype)

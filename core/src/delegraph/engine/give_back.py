@@ -19,7 +19,7 @@ from .partition import Plan, Work
 
 
 def give_back(plan: Plan, refused: Sequence[Work]) -> None:
-    """Take the partitions of ``refused`` out of ``plan``, to which they all belong."""
+    """Take the partitions of ``refused``, which all belong to ``plan``, out of it."""
     if not refused:
         return
     gone = {work.partition.tag for work in refused}
@@ -29,7 +29,7 @@ def give_back(plan: Plan, refused: Sequence[Work]) -> None:
     for work in refused:
         reason = _reason(work)
         plan.refusals += [Refusal(n, reason) for n in work.partition.nodes if is_operator(n)]
-    # What was decomposed for this compiler alone is whole again, for the next backend and for eager PyTorch.
+    # Calls that were decomposed for this compiler alone are restored, for the next backend and for eager PyTorch.
     named = {n.name for p in plan.partitions for n in p.boundary}
     plan.refusals = plan.composites.restore(plan.tags, named, plan.refusals)
     for partition in plan.partitions:
@@ -38,10 +38,10 @@ def give_back(plan: Plan, refused: Sequence[Work]) -> None:
 
 
 def _tags_left(node: Node, tags: tuple[str | None, ...], gone: Collection[str]) -> tuple[str | None, ...]:
-    """Where ``node`` is computed, without the partitions in ``gone``.
+    """The tags of ``node`` without the partitions in ``gone``.
 
-    A constant that other partitions have copies of is now computed on the host as well. These partitions are compiled
-    already, so none of them can be given another output to provide it.
+    If other partitions still have copies of a constant, the host now computes it as well. Those partitions are compiled
+    already, so none of them can get another output to provide it.
     """
     left = tuple(tag for tag in tags if tag is not None and tag not in gone)
     copied = node.op != "placeholder" and len(left) < len(tags)
@@ -49,17 +49,14 @@ def _tags_left(node: Node, tags: tuple[str | None, ...], gone: Collection[str]) 
 
 
 def _reason(work: Work) -> Reason:
-    """The reason that the report gives for operators of a refused partition.
-
-    Refusals with one ``cause`` are one row of the report, whatever partition they are about.
-    """
+    """The reason for the operators of a refused partition; its ``cause`` makes equal ones one row of the report."""
     assert work.not_compiled is not None
     reason, hint, _ = work.not_compiled
     return Reason(f"its compiler refused the partition: {reason}", hint=hint, cause=f"not compiled: {reason}")
 
 
 def given_back_row(backend: str, work: Work) -> GivenBack:
-    """The row of the report about a refused partition; ``backend`` is the backend's name there."""
+    """The report's row about a refused partition; ``backend`` is the backend's name in the report."""
     assert work.not_compiled is not None
     reason, _, source = work.not_compiled
     nodes, lines = work.partition.nodes, map(source_of, work.partition.nodes)

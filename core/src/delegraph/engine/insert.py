@@ -1,4 +1,4 @@
-"""The step ``insert``: the host's program is built anew, with a call of a module in the place of each partition."""
+"""The step ``insert``: builds the host's program, which calls a module in the place of each partition."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ from .state import stored_by_delegates
 
 
 def insert_delegates(plan: Plan, work: Sequence[Work], handles: Iterator[int], names: Iterator[str]) -> ExportedProgram:
-    """The program of ``plan`` in which every partition is replaced by a call of its module; in subgraphs too.
+    """The program of ``plan``, in which a call of its module replaces each partition; in subgraphs, too.
 
-    ``handles`` gives debug handles for the calls, ``names`` gives names for the modules, first to this graph's own.
+    ``work`` has the modules. ``handles`` yields debug handles for the calls. ``names`` yields names for the modules,
+    first for this graph, then for its subgraphs.
     """
     taken = {n.target for n in plan.program.graph.nodes if n.op == "get_attr"}
-    own = list(islice((name for name in names if name not in taken), len(plan.partitions)))
+    module_names = list(islice((name for name in names if name not in taken), len(plan.partitions)))
     lowered = [(subgraph, insert_delegates(inner, work, handles, names)) for subgraph, inner in plan.inner]
     dropped = put_back(plan.program, lowered)
     modules = {w.partition.tag: w.module for w in work if w.plan is plan}
-    host = _HostProgram(plan, dropped, iter(own))
+    host = _HostProgram(plan, dropped, iter(module_names))
     for unit in plan.units:
         if isinstance(unit, Partition):
             host.call(unit, modules[unit.tag], next(handles))
@@ -49,7 +50,7 @@ def insert_delegates(plan: Plan, work: Sequence[Work], handles: Iterator[int], n
 def _is_for_delegates(plan: Plan, node: Node) -> bool:
     """Whether ``node`` fetches a subgraph that only delegated calls use.
 
-    Delegates have copies of their subgraphs, so the host's program does not need the node.
+    Delegates have copies of their subgraphs, so the host's program does not need it.
     """
     fetches = node.op == "get_attr" and bool(node.users)
     return fetches and all(None not in plan.tags.get(user, (None,)) for user in node.users)
@@ -58,7 +59,8 @@ def _is_for_delegates(plan: Plan, node: Node) -> bool:
 class _HostProgram:
     """Builds the host's new graph, its signature, and the table of modules that it calls.
 
-    ``dropped`` are constants that calls no longer pass to their subgraphs, because delegates in there own them.
+    ``dropped``: constants that calls no longer pass to their subgraphs, because delegates inside own them. ``env``:
+    node of the plan's program -> its copy. ``state``: buffers that delegates keep.
     """
 
     def __init__(self, plan: Plan, dropped: Collection[Node], names: Iterator[str]) -> None:
@@ -76,11 +78,11 @@ class _HostProgram:
     def _stays(self, node: Node) -> bool:
         """Whether the host keeps the placeholder ``node``.
 
-        A constant that only delegates use goes with them, and so does a buffer that a delegate keeps.
+        It does not keep a constant that only delegates use, and no buffer that a delegate keeps.
         """
         if node in self.state:
             return False
-        if not node.users:  # the model has it unused, or calls no longer pass it
+        if not node.users:  # unused in the model, or no longer passed by calls
             return node not in self.dropped
         tags = self.plan.tags
         owners = {*tags.get(node, ())}
@@ -93,9 +95,9 @@ class _HostProgram:
         self.env[node] = new
 
     def call(self, partition: Partition, module: LoweredBackendModule, handle: int) -> None:
-        """Call ``module`` for its partition.
+        """Call ``module`` in the place of its partition; ``handle`` is the debug handle of the call.
 
-        Values that cross the border in another dtype are cast before and behind.
+        A value with a boundary type is cast to it before the call, or back from it after the call.
         """
         name = next(self.names)
         self.modules[name] = module
@@ -112,13 +114,13 @@ class _HostProgram:
             self.env[node] = self._cast(new, node.meta["val"].dtype) if node in dtypes else new
 
     def _cast(self, node: Node, dtype: torch.dtype) -> Node:
-        """A cast at a border, marked so that reports do not count it as an operator."""
+        """Add a cast at a border, marked so that reports do not count it as an operator."""
         new = cast(self.graph, node, dtype)
         new.meta["boundary"] = True
         return new
 
     def build(self) -> ExportedProgram:
-        """The finished program, without the outputs that only stored buffers which delegates keep now."""
+        """The finished program. It does not return the new values of buffers that delegates keep."""
         program = self.plan.program
         stored = stored_by_delegates(program, self.state)
         pairs = enumerate(zip(program.graph_signature.output_specs, output_values(program), strict=True))

@@ -22,48 +22,49 @@ from .partition import Partition, Plan, Unit
 
 
 def order(plan: Plan) -> list[Unit]:
-    """The host's calls and the partitions in an order in which each comes after what it needs, else in graph order.
+    """The host's nodes and the partitions, each after what it needs; graph order decides otherwise.
 
-    Calls that draw random numbers stay in graph order wherever partitions allow that. Raises ContractViolation, with
-    the path, if a partition would need its own result.
+    Calls that draw random numbers keep graph order wherever partitions allow that. Raises ContractViolation, with the
+    path, if a partition would need its own result.
     """
     nodes = plan.program.graph.nodes
     units: dict[int, Unit] = {}  # position of the first node -> the unit that it belongs to
-    position: dict[int, int] = {}  # id of a unit -> that position
+    position: dict[int, int] = {}  # id of a unit -> the position of its first node
     for k, node in enumerate(nodes):
         if node.op not in ("placeholder", "output"):
             unit = plan.provider.get(node, node)
             units[position.setdefault(id(unit), k)] = unit
 
     def position_of(node: Node) -> int:
+        """The position of the unit of ``node``."""
         return position[id(plan.provider.get(node, node))]
 
-    # units are known by the position of their first node, which also says which may come first
+    # units are identified by the position of their first node, which also orders those that may run next
     needs = {k: set(map(position_of, _computed_inputs(unit))) for k, unit in units.items()}
     drawing = dict.fromkeys(position_of(n) for n in nodes if n.op == "call_function" and draws(n))
-    in_turn = {after: {before} for before, after in pairwise(drawing)}
+    draw_order = {after: {before} for before, after in pairwise(drawing)}
     try:
         try:
-            places = _sorted({k: needs[k] | in_turn.get(k, set()) for k in needs})
-        except CycleError:  # partitions draw in turns, which cannot be kept: ``random_notes`` tells the user
-            places = _sorted(needs)
+            positions = _sorted({k: needs[k] | draw_order.get(k, set()) for k in needs})
+        except CycleError:  # no order of whole partitions keeps that of the draws: ``random_notes`` reports it
+            positions = _sorted(needs)
     except CycleError as e:
         path = [units[k] for k in e.args[1]]
         names = [f"partition {unit.tag}" if isinstance(unit, Partition) else unit.name for unit in path]
         text = f"partitions depend on themselves: {' -> '.join(names)}"
         hint = "nodes on such a path have to be in the partition, or it has to be split"
         raise ContractViolation("contract-violation", text, hint=hint) from None
-    return [units[k] for k in places]
+    return [units[k] for k in positions]
 
 
 def _computed_inputs(unit: Unit) -> list[Node]:
-    """The nodes whose values a unit gets from other units."""
+    """The nodes whose values a unit gets from other units or from the host."""
     inputs = unit.inputs if isinstance(unit, Partition) else unit.all_input_nodes
     return [node for node in inputs if node.op != "placeholder"]
 
 
 def _sorted(needs: Mapping[int, set[int]]) -> list[int]:
-    """The keys of ``needs``, each after the keys that it needs; where several may be next, the smallest comes first."""
+    """The keys of ``needs``, each after the keys that it needs; the smallest first where there is a choice."""
     sorter = TopologicalSorter(needs)
     sorter.prepare()
     ready: list[int] = []
@@ -77,7 +78,7 @@ def _sorted(needs: Mapping[int, set[int]]) -> list[int]:
 
 
 def draws(node: Node) -> bool:
-    """Whether a call draws random numbers, itself or in one of its subgraphs."""
+    """Whether a call draws random numbers, by itself or in a subgraph."""
     if isinstance(node.target, OpOverload):
         return is_random(node)
     return any(map(draws, (n for subgraph in subgraphs_of(node) for n in all_nodes(subgraph))))
@@ -86,8 +87,8 @@ def draws(node: Node) -> bool:
 def random_notes(programs: Mapping[str, ExportedProgram], delegates: Sequence[DelegateInfo]) -> Iterator[str]:
     """Notes for the report about random numbers that differ from eager's.
 
-    They come from one generator, in the order of the calls, so a delegate that draws by itself, or another order,
-    matters.
+    torch draws them from one generator in the order of the calls. They differ if a delegate draws by itself, or if the
+    order of the calls changed.
     """
     for delegate in delegates:
         if any(map(draws, delegate.nodes)):

@@ -22,19 +22,19 @@ from .composites import Composites
 from .snapshot import Snapshot
 
 ON_HOST = "checked_on_host"
-"""Metadata of a call that only checks something: its tags do not count."""
+"""Metadata key of a call that only checks something and stays on the host, whatever its tags."""
 Tags = dict[Node, tuple[str | None, ...]]
 """Node -> where it is computed: tags of partitions, and None for the host."""
 
 
 @dataclass
 class Partition:
-    """What one delegate computes. Lists are in graph order, but for ``inputs``.
+    """What one delegate computes. Lists are in graph order, except ``inputs``.
 
-    ``nodes`` are its calls. ``constants`` are the placeholders of parameters, buffers and constants that it owns, and
-    ``state`` maps those of them that it writes to their last values. ``inputs`` are values that it gets at run time, in
-    the order in which its calls first use them. ``outputs`` are values that others use. ``boundary`` has the dtypes in
-    which values cross its border, where these are not the recorded ones.
+    ``nodes``: its calls. ``constants``: the placeholders of parameters, buffers and constants that it owns. ``state``:
+    buffer that it owns and writes -> last value. ``inputs``: values that it gets at run time, in the order in which its
+    calls first use them. ``outputs``: values that others use. ``boundary``: node -> the dtype in which its value
+    crosses the border, where that is not the recorded one.
     """
 
     tag: str
@@ -48,20 +48,21 @@ class Partition:
 
 
 Unit = Partition | Node
-"""What the host runs in one go: a call of a delegate, or a call of an operator."""
+"""A step of the host's program: a call of a delegate, or a node of its own."""
 
 
 @dataclass
 class Plan:
-    """The partitions of one program, which of them provides each delegated value, and what stayed behind.
+    """The partitions of one program, and what stays on the host.
 
-    ``tags``: where each node is computed; None stands for the host, beside tags for a constant that partitions have
-    copies of. ``snapshot``: the program as the partitioner was given it. ``units``: host calls and partitions in the
-    order in which they run. ``inner``: plans of the subgraphs of calls that the host makes.
+    ``tags``: where each node is computed; None stands for the host, next to tags if partitions have copies of a
+    constant. ``provider``: delegated node -> the partition that returns its value. ``snapshot``: the program as the
+    partitioner got it. ``units``: partitions and nodes of the host, in the order in which they run. ``inner``:
+    subgraphs of calls that the host makes, with their plans. ``composites``: calls that were decomposed for this plan.
 
-    A buffer that the program writes stays with the host, which passes it to delegates as an input and stores what they
-    return, unless the partitioner tagged its placeholder. Then the one delegate that reads and writes it owns it: it is
-    in that partition's ``state``, and the host has neither the placeholder nor the write.
+    A buffer that the program writes stays with the host, which passes it to delegates and stores what they return,
+    unless the partitioner tagged its placeholder. Then the one delegate that reads and writes the buffer owns it: the
+    buffer is in that partition's ``state``, and the host has neither the placeholder nor the write.
     """
 
     program: ExportedProgram
@@ -75,14 +76,14 @@ class Plan:
     composites: Composites = field(default_factory=Composites)
 
     def all(self) -> Iterator[Plan]:
-        """The plan itself and those of subgraphs, at any depth."""
+        """The plan itself, and those of subgraphs at any depth."""
         yield self
         for _, plan in self.inner:
             yield from plan.all()
 
 
 class NotCompiled(NamedTuple):
-    """Why a compiler refused a partition: its reason, its hint and the user's line, as far as they are known."""
+    """Why a compiler refused a partition: its reason, its hint, and the user's line (None if it is not known)."""
 
     reason: str
     hint: str
@@ -93,9 +94,10 @@ class NotCompiled(NamedTuple):
 class Work:
     """One partition on its way through the steps.
 
-    Its program for the backend, its module for the host, seconds by step. ``result`` is what the backend returned for
-    the program, once it has. ``not_compiled`` is there instead if the backend refused the program. ``compiled`` says
-    whence the result is, where the user asked for a cache; it may be that of ``equal_to``.
+    ``program``: the partition's program, for the backend. ``module``: its module, for the host. ``seconds``: seconds by
+    step. After compiling, ``result`` is what the backend returned, or ``not_compiled`` says why it refused the program.
+    ``compiled``: where the result comes from, if the lowering uses a cache; ``equal_to``: the equal partition whose
+    result it is. ``name``: the attribute of the method's program that has the module, once there is one.
     """
 
     method: str
@@ -111,15 +113,12 @@ class Work:
     name: str = ""
 
     def info(self, name: str) -> DelegateInfo:
-        """The delegate that the partition has become.
-
-        ``name`` is the attribute under which the method's program has its module.
-        """
+        """The delegate that the partition became. ``name``: the program's attribute that has its module."""
         self.name, operators = name, tuple(filter(is_operator, self.partition.nodes))
         compiled = self.compiled if self.equal_to is None else f"equal to {self.equal_to.name}"
         return DelegateInfo(self.method, name, self.module, operators, self.seconds, compiled)
 
 
 def broken(text: str, node: Node | None = None, hint: str | None = None) -> ContractViolation:
-    """The error for a partitioner that broke its contract."""
+    """The error for a partitioner that broke its contract; ``node`` is the node in question, if there is one."""
     return ContractViolation("contract-violation", text, node, source_of(node) if node else None, hint)

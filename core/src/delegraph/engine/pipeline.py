@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import count, groupby
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch._ops import OpOverload
@@ -44,9 +43,9 @@ from .compile import compile_all
 from .compile_cached import Lookups
 from .constants import compute_constants
 from .decompose import Decomposer, rebuild, support_of
+from .elsewhere import Elsewhere
 from .export import Source, export_method
 from .extract import begin_work
-from .fingerprint import fingerprint_of
 from .give_back import give_back, given_back_row
 from .insert import insert_delegates
 from .order import order, random_notes
@@ -57,9 +56,9 @@ from .state import shared_state_notes
 
 
 class Round(NamedTuple):
-    """One backend's turn: its name for the report, and its partitioner for each method that it is asked about.
+    """One backend's turn: its name in the report, and its partitioner for each method that it is asked about.
 
-    ``own``: the partitioners were made for this lowering, not by the caller. Its report may then ask them again later.
+    ``own``: the partitioners were made for this lowering, and not by the caller. Its report may ask such ones again.
     """
 
     name: str
@@ -69,24 +68,24 @@ class Round(NamedTuple):
 
 @dataclass
 class Lowering:
-    """What travels through the steps: one object for each lowering, whichever entry point began it.
+    """The state of one lowering, which every step reads and changes, whichever entry point began it.
 
     The first group of fields is set by the entry point:
 
-    - ``sources``: what the export step exports; where that step is skipped, ``programs``.
-    - ``transforms``: those of the user, by method. ``rounds``: one for each backend, in order of preference.
-    - ``decomposed``: operators that no backend keeps are decomposed for it.
+    - ``sources``: what the export step exports; ``programs`` instead, if that step is skipped.
+    - ``transforms``: the user's, by method. ``rounds``: one for each backend, in order of preference.
+    - ``decomposed``: operators that no backend keeps are decomposed.
     - ``in_core_aten``: what the host computes becomes core ATen, apart from operators to ``keep`` whole.
     - ``folds_constants``: calls on constants alone that a backend refuses are computed now.
-    - ``executor``: where backends compile. ``cache``: where their results are kept, and looked for.
-    - ``gives_back``: a partition that its compiler refuses goes to the next backend or to the host. Otherwise that is
-      an error, because an entry point without a report could not tell the user.
+    - ``elsewhere``: where backends compile; None: here. ``cache``: where compiled results are kept and looked up.
+    - ``gives_back``: a partition that its compiler refuses goes to the next backend or to the host. Without it,
+      that is an error, because an entry point without a report could not tell the user.
     - ``notifies``: plugins that listen are told of each round.
     - ``whole``: the one partition stands for the whole program, and is called with all of its inputs.
 
-    The second group is what steps leave for later steps and for the report. ``plans`` and ``work`` are those of the
-    current round; ``given_back`` has the refused partitions of all rounds, with the names of their backends;
-    ``changed`` says of a method how transforms changed the types of its inputs and outputs.
+    The second group is what steps leave for later steps and for the report. ``turn``: the number of the current round.
+    ``plans`` and ``work``: those of the current round. ``given_back``: the refused partitions of all rounds, with the
+    names of their backends. ``changed``: method -> how transforms changed the types of its inputs and outputs.
     """
 
     registry: Registry
@@ -98,7 +97,7 @@ class Lowering:
     in_core_aten: bool = False
     keep: Collection[object] = ()
     folds_constants: bool = False
-    executor: Executor | None = None
+    elsewhere: Elsewhere | None = None
     cache: Lookups | None = None
     gives_back: bool = False
     notifies: bool = False
@@ -126,6 +125,7 @@ class Lowering:
         names = {d.backend_id: self.registry.spec(d.backend_id).name for d in self.delegates}
 
         def rows() -> Rows:
+            """The rows of the report, built when they are first read."""
             from ..report.build import build_rows  # imported late: many reports are never read
 
             with pause_collection():
@@ -136,17 +136,17 @@ class Lowering:
 
 
 def _export(lowering: Lowering) -> None:
-    """Step ``export``."""
+    """Step ``export``: one exported program for each method."""
     lowering.programs = {method: export_method(method, source) for method, source in lowering.sources.items()}
 
 
 def _normalize(lowering: Lowering) -> None:
-    """Step ``normalize``, and the transforms of the user, each of whose results is normalized again."""
-    for method, given in lowering.programs.items():
-        # before writes become functional: batch norm that writes its statistics is another operator then
-        training = training_note(given)
-        lowering.notes += [f"{method} was {training}"] if training else []
-        program = _normalized(lowering, method, given)
+    """Step ``normalize``: normalize each program, apply the user's transforms, and normalize the result of each."""
+    for method, exported in lowering.programs.items():
+        # before writes become functional, which replaces batch norm that writes its statistics by another operator
+        note = training_note(exported)
+        lowering.notes += [f"{method} was {note}"] if note else []
+        program = _normalized(lowering, method, exported)
         transforms = lowering.transforms.get(method, ())
         border = _border(program) if transforms else {}
         for transform in transforms:
@@ -159,8 +159,8 @@ def _normalize(lowering: Lowering) -> None:
                 text = f"{_name_of_transform(transform)} returned a program that torch does not take for valid: {why}"
                 raise ContractViolation("contract-violation", text)
         # a transform changed the type of an input or output: the result can no longer be compared with eager
-        others = [(name, kind) for name, kind in _border(program).items() if border.get(name, kind) != kind]
-        for name, kind in others[:1]:
+        retyped = [(name, kind) for name, kind in _border(program).items() if border.get(name, kind) != kind]
+        for name, kind in retyped[:1]:
             text = f"{name} is {kind} since a transform changed it, and {border[name]} in eager PyTorch"
             lowering.changed[method] = text
             forget_guards(program)
@@ -169,7 +169,7 @@ def _normalize(lowering: Lowering) -> None:
 
 
 def _border(program: ExportedProgram) -> dict[str, str]:
-    """The types of the tensors that callers pass and get, by a name for people: ``input x``, ``output 0``."""
+    """Input or output of a program, as ``input x`` or ``output 0`` -> its type as text; tensors only."""
     results = zip(program.graph_signature.output_specs, output_values(program), strict=True)
     returned = [value for spec, value in results if spec.kind is OutputKind.USER_OUTPUT]
     values = {f"input {node.name}": node for node in user_inputs(program)}
@@ -179,31 +179,34 @@ def _border(program: ExportedProgram) -> dict[str, str]:
 
 
 def _name_of_transform(transform: Transform) -> str:
-    """What errors call a transform."""
+    """The name of a transform in errors."""
     return f"transform {getattr(transform, '__name__', type(transform).__name__)}"
 
 
 def _normalized(lowering: Lowering, method: str, program: ExportedProgram) -> ExportedProgram:
-    """The normalized copy of a program; what had to be done for it becomes a note of the report."""
+    """The normalized copy of a program; notes go to the report."""
     normal, notes = normalize(program)
     lowering.notes += [f"{method} was {text}" for text in notes]
     return normal
 
 
 def _partition(lowering: Lowering) -> None:
-    """Step ``decompose-and-partition``, for the methods that the current backend is asked about."""
+    """Step ``decompose-and-partition``, for the methods about which the current backend is asked."""
     asked = lowering.rounds[lowering.turn].partitioners
     with attributing(lowering.registry):
         lowering.plans = {m: _plan_all(lowering, m, p) for m, p in lowering.programs.items() if m in asked}
 
 
 def _plan_all(lowering: Lowering, method: str, program: ExportedProgram) -> Plan:
-    """The plan of a method's program, after calls on constants alone that the backend refused have been computed."""
-    plan, asked = _plan(lowering, method, program), lowering.rounds[lowering.turn].partitioners[method]
+    """The plan of a method's program, after checks and constants are settled.
+
+    Checks go to the host or are dropped, and calls on constants alone that the backend refused are computed.
+    """
+    plan, partitioner = _plan(lowering, method, program), lowering.rounds[lowering.turn].partitioners[method]
     changed, note = settle_checks(plan)
     lowering.notes += [f"{method}: {note}"] if note else []
     plan = _plan(lowering, method, rebuild(plan.program)) if changed else plan
-    while lowering.folds_constants and (computed := compute_constants(plan, taken_too=support_of(asked) is None)):
+    while lowering.folds_constants and (computed := compute_constants(plan, taken_too=support_of(partitioner) is None)):
         lowering.notes.append(f"{method}: {computed}")
         plan = _plan(lowering, method, rebuild(plan.program))
     if lowering.whole:
@@ -219,48 +222,48 @@ def _plan(lowering: Lowering, method: str, program: ExportedProgram) -> Plan:
     who, *later = [r.partitioners[method] for r in lowering.rounds[lowering.turn :] if method in r.partitioners]
     plan = lowering.decomposer.plan(program, who, later) if lowering.decomposed else make_plan(ask(program, who))
     plan.units = order(plan)
-    left = [s for s in extract_subgraphs(plan.program) if not any(call in plan.tags for call in s.calls)]
-    plan.inner = [(subgraph, _plan(lowering, method, subgraph.program)) for subgraph in left]
-    whole = [(subgraph, rebuild(inner.program)) for subgraph, inner in plan.inner if _is_now_delegated(subgraph, inner)]
-    if not whole:
+    on_host = [s for s in extract_subgraphs(plan.program) if not any(call in plan.tags for call in s.calls)]
+    plan.inner = [(subgraph, _plan(lowering, method, subgraph.program)) for subgraph in on_host]
+    delegated = [
+        (subgraph, rebuild(inner.program)) for subgraph, inner in plan.inner if _is_now_delegated(subgraph, inner)
+    ]
+    if not delegated:
         return plan
-    # The backend refused these calls because of what was in their subgraphs. Now that it takes all of what these have
-    # become, ask about the calls again.
-    put_back(plan.program, whole)
+    # The backend refused these calls because of their subgraphs. It takes the subgraphs entirely now that they are
+    # decomposed, so ask about the calls again.
+    put_back(plan.program, delegated)
     return _plan(lowering, method, rebuild(plan.program))
 
 
 def _is_now_delegated(subgraph: Subgraph, plan: Plan) -> bool:
-    """Whether a subgraph had to be decomposed, and all of it is delegated now."""
+    """Whether a subgraph had to be decomposed, and all of its calls are delegated now."""
     calls = [n for n in plan.program.graph.nodes if n.op == "call_function"]
     return plan.program is not subgraph.program and all(call in plan.tags for call in calls)
 
 
 def _extract(lowering: Lowering) -> None:
-    """Step ``extract``."""
+    """Step ``extract``: begin the ``Work`` on each partition."""
     plans = [(method, plan) for method, top in lowering.plans.items() for plan in top.all()]
     lowering.work = [begin_work(method, plan, partition) for method, plan in plans for partition in plan.partitions]
 
 
 def _compile(lowering: Lowering) -> None:
-    """Step ``compile``."""
-    compile_all(lowering.work, lowering.registry, lowering.executor, lowering.gives_back, lowering.cache)
+    """Step ``compile``: compile the work; partitions that a compiler refused are taken out of their plans."""
+    with lowering.elsewhere or Elsewhere(lowering.registry) as elsewhere:
+        registry, executor = elsewhere.open()
+        compile_all(lowering.work, registry, executor, lowering.gives_back, lowering.cache)
     refused = [work for work in lowering.work if work.not_compiled is not None]
     lowering.work = [work for work in lowering.work if work.not_compiled is None]
     for plan in (plan for top in lowering.plans.values() for plan in top.all()):
         give_back(plan, [work for work in refused if work.plan is plan])
     lowering.given_back += [(lowering.rounds[lowering.turn].name, work) for work in refused]
-    fingerprints: dict[Any, str | None] = {}  # a backend may have to start its compiler to know
     for work in lowering.work:
         if work.result is not None:
-            told = (work.module.backend_id, *work.module.compile_specs)
-            if told not in fingerprints:
-                fingerprints[told] = fingerprint_of(work, lowering.registry)
-            work.module.attach(work.result, lowering.registry.producer(work.module.backend_id), fingerprints[told])
+            work.module.attach(work.result, lowering.registry.producer(work.module.backend_id))
 
 
 def _insert(lowering: Lowering) -> None:
-    """Step ``insert``, and what the report needs to know of the current backend's turn."""
+    """Step ``insert``: replace partitions by calls of delegates, and store what the report needs of this round."""
     current = lowering.rounds[lowering.turn]
     name = current.name
     for method, top in lowering.plans.items():
@@ -271,14 +274,15 @@ def _insert(lowering: Lowering) -> None:
         for plan in top.all():
             lowering.reasons.setdefault(method, {}).update(reasons_of(name, plan.refusals))
         if current.own:
-            late = [n for who, w in lowering.given_back if (who, w.method) == (name, method) for n in w.partition.nodes]
-            lowering.asked.keep(method, name, top, current.partitioners[method], late)
+            given_back = [w for who, w in lowering.given_back if (who, w.method) == (name, method)]
+            nodes = [n for w in given_back for n in w.partition.nodes]
+            lowering.asked.keep(method, name, top, current.partitioners[method], nodes)
 
 
 def _finish(lowering: Lowering) -> None:
-    """Step ``finish``."""
+    """Step ``finish``: bring the host's calls into core ATen if that is wanted, and collect notes."""
     decomposer = lowering.decomposer
-    if lowering.given_back and lowering.folds_constants:  # what the last backend gave back, nobody was asked about
+    if lowering.given_back and lowering.folds_constants:  # no backend was asked about what the last one gave back
         for method, program in lowering.programs.items():
             if computed := compute_constants(Plan(program, [], {}, {}, [], Snapshot(program)), taken_too=False):
                 lowering.notes.append(f"{method}: {computed}")
@@ -291,7 +295,7 @@ def _finish(lowering: Lowering) -> None:
 
 
 class Step(NamedTuple):
-    """A named step. ``each_round``: it runs once for each backend, together with its neighbours that do so too.
+    """A named step. ``each_round``: it runs once for each backend, in one loop with its neighbours that do so too.
 
     ``alone``: no other thread lowers meanwhile, because torch, a partitioner or a transform may trace in it.
     """
@@ -305,23 +309,26 @@ class Step(NamedTuple):
 STEPS = (
     # sources (modules with example inputs, or programs) -> one ExportedProgram a method, still the caller's
     Step("export", _export),
-    # those -> private copies: functional, transformed, a debug handle on every call
+    # programs -> private copies: functional, transformed, a debug handle on every call
     Step("normalize", _normalize),
     # programs -> plans: who computes which node, operators that no backend keeps decomposed; refusals with reasons
     Step("decompose-and-partition", _partition, each_round=True),
     # plans -> work: for each partition a program for its backend and the module that will stand for it, still empty
     Step("extract", _extract, each_round=True),
-    # work -> the same, with what the backends made of its programs; thread-safe backends may do so in several threads
+    # work -> work with the results of the backends; thread-safe backends may compile in several threads
     Step("compile", _compile, each_round=True, alone=False),
     # programs, plans, work -> programs that call the modules, which now have their blobs
     Step("insert", _insert, each_round=True),
-    # programs -> the same, with what no backend took in core ATen where a face wants it so; the last notes
+    # programs -> programs whose host calls are core ATen, if the entry point asks for that; the last notes
     Step("finish", _finish),
 )
 
 
 def run(lowering: Lowering, first: str = "export", last: str = "finish") -> Lowering:
-    """Run the steps from ``first`` to ``last`` on ``lowering``, and time each of them in ``lowering.seconds``."""
+    """Run the steps from ``first`` to ``last`` on ``lowering``; returns it.
+
+    ``lowering.seconds`` gets the time of each step.
+    """
     names = [step.name for step in STEPS]
     steps = STEPS[names.index(first) : names.index(last) + 1]
     lowering.seconds = {step.name: 0.0 for step in steps}

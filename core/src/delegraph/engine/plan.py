@@ -1,4 +1,4 @@
-"""Which nodes go where: the partitioner's tags, checked, become one plan, from which host and delegates are built."""
+"""Checks a partitioner's tags and makes a ``Plan`` of them, from which host program and delegates are built."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .state import give_state, returned_values
 
 
 class Answer(NamedTuple):
-    """What a partitioner said about a program, and the tags that it put on the program's nodes.
+    """A partitioner's result for a program, and the tags that it put on the program's nodes.
 
-    ``before``: the program as the partitioner was given it; None if it was not watched.
+    ``before``: the program as the partitioner got it; None if changes are not checked.
     """
 
     program: ExportedProgram
@@ -34,7 +34,7 @@ class Answer(NamedTuple):
 def ask(program: ExportedProgram, partitioner: Partitioner, watched: bool = True) -> Answer:
     """Ask ``partitioner`` about ``program``, and check that it did only what the contract allows.
 
-    It is ``watched``, that is checked for changes to what belongs to others, unless ``program`` was made just to ask.
+    ``watched``: also check that it changed only tags. That is left out for a program that was made just to ask.
     """
     before = Snapshot(program) if watched else None
     with AtWork(partitioner, "partition"):
@@ -47,7 +47,7 @@ def ask(program: ExportedProgram, partitioner: Partitioner, watched: bool = True
 
 
 def make_plan(answer: Answer) -> Plan:
-    """The partitions of an answer, with the values that cross their borders. ContractViolation if that cannot be."""
+    """The plan for an answer, which must have a snapshot. Raises ContractViolation for tags that cannot be."""
     program, result, tags, before = answer
     assert before is not None, "what is lowered is watched"
     partitions = connected_partitions(program, result, tags)
@@ -56,7 +56,7 @@ def make_plan(answer: Answer) -> Plan:
 
 
 def connected_partitions(program: ExportedProgram, result: PartitionResult, tags: Tags) -> dict[str, Partition]:
-    """The partitions of a program by tag, each with its inputs, outputs and state.
+    """The partitions of a program by tag, with inputs, outputs and state.
 
     ``tags`` says where each node is computed. A partition without ``nodes`` has only constants.
     """
@@ -67,17 +67,14 @@ def connected_partitions(program: ExportedProgram, result: PartitionResult, tags
     results = _result_positions(program)
     for partition in partitions.values():
         _connect(partition, tags, position, returned)
-        # Results of the program have its order, among themselves: the file of a whole program returns them so.
+        # Results of the program keep their order in it among a partition's outputs, as files of whole programs need.
         ordered = iter(sorted((n for n in partition.outputs if n in results), key=results.__getitem__))
         partition.outputs = [next(ordered) if n in results else n for n in partition.outputs]
     return partitions
 
 
 def _check_untouched(who: str, before: Snapshot) -> None:
-    """Raise ContractViolation if a partitioner changed more than tags.
-
-    The graph, its subgraphs and the weights are others'.
-    """
+    """Raise ContractViolation if the partitioner ``who`` changed more than tags since the snapshot ``before``."""
     subgraphs, tensors = before.edited_subgraphs(), before.written_tensors()
     if subgraphs:
         raise broken(f"{who} changed the graph of {subgraphs[0]}; it may only set meta['delegation_tag']")
@@ -90,57 +87,61 @@ def _check_untouched(who: str, before: Snapshot) -> None:
         raise broken(text, node)
 
 
-def _tags(program: ExportedProgram, known: Mapping[str, Any], who: str) -> Tags:
-    """Node -> its tags. Raises ContractViolation for a tag on a node that cannot be delegated, or an unknown tag."""
+def _tags(program: ExportedProgram, valid: Mapping[str, Any], who: str) -> Tags:
+    """Node -> its tags. Raises ContractViolation for an unknown tag, or a tag on a node that cannot be delegated."""
     ownable = constant_placeholders(program) | set(written_values(program))
     tags: Tags = {}
     for node in program.graph.nodes:
-        listed = _tags_of(node, tags, who)
-        if not listed or ON_HOST in node.meta:
+        node_tags = _tags_of(node, tags, who)
+        if not node_tags or ON_HOST in node.meta:
             continue
         if node.op == "output":
             raise broken(f"{who}: output node {node.name} should not be tagged")
         if node.op == "placeholder" and node not in ownable:
-            what = "placeholder node for non-params, non-buffer, and non-tensor constants"
-            raise broken(f"{who}: {what} should not be tagged: {node.name}")
-        for tag in listed[1:] if listed[0] is None and node.op == "call_function" else listed:
-            if tag not in known:
-                text = f"{who}: tag {tag!r} of {node.name} is not in partition_tags {list(known)}"
+            kind = "placeholder node for non-params, non-buffer, and non-tensor constants"
+            raise broken(f"{who}: {kind} should not be tagged: {node.name}")
+        for tag in node_tags[1:] if node_tags[0] is None and node.op == "call_function" else node_tags:
+            if tag not in valid:
+                text = f"{who}: tag {tag!r} of {node.name} is not in partition_tags {list(valid)}"
                 raise broken(text, node)
-        tags[node] = listed
+        tags[node] = node_tags
     return tags
 
 
 def _tags_of(node: Node, tags: Tags, who: str) -> tuple[str | None, ...]:
-    """The tags of one node as a tuple, empty if it has none; ContractViolation for a tag that is no str."""
-    given = node.meta.get("delegation_tag")
-    listed = tuple(given) if isinstance(given, (tuple, list)) else (given,)
-    if not all(tag is None or isinstance(tag, str) for tag in listed):
-        kind = type(given).__name__
-        raise broken(f"{who}: {node.name} has the tag {given!r:.80} ({kind}); a tag is a str", node)
-    listed = () if listed == (None,) else listed
+    """The tags of one node as a tuple, empty if it has none.
+
+    A call that unpacks results has the tags of the call that it unpacks, since delegates return single values.
+    ``tags``: those of earlier nodes. Raises ContractViolation for a tag that is no str, or that differs from the
+    unpacked call's.
+    """
+    tag_or_tags = node.meta.get("delegation_tag")
+    node_tags = tuple(tag_or_tags) if isinstance(tag_or_tags, (tuple, list)) else (tag_or_tags,)
+    if not all(tag is None or isinstance(tag, str) for tag in node_tags):
+        kind = type(tag_or_tags).__name__
+        raise broken(f"{who}: {node.name} has the tag {tag_or_tags!r:.80} ({kind}); a tag is a str", node)
+    node_tags = () if node_tags == (None,) else node_tags
     if node.target is not operator.getitem or node.op != "call_function":
-        return listed
-    # What unpacks a call's results belongs where the call is, since a delegate returns single values.
+        return node_tags
     producer: tuple[str | None, ...] = tags.get(node.args[0], ())  # type: ignore[arg-type]
-    if listed and listed != producer:
-        text = f"{who}: {node.name} unpacks {node.args[0]} and is to have its tag {producer}, not {listed}"
+    if node_tags and node_tags != producer:
+        text = f"{who}: {node.name} unpacks {node.args[0]} and is to have its tag {producer}, not {node_tags}"
         raise broken(text, node)
     return producer
 
 
 def _collect(tags: Tags, result: PartitionResult) -> dict[str, Partition]:
-    """The partitions by tag, with their calls and the constants that they own."""
+    """The partitions by tag, with their calls, constants and boundary types, but without inputs and outputs."""
     partitions = {tag: Partition(tag, spec, []) for tag, spec in result.partition_tags.items()}
-    for node, listed in tags.items():  # in graph order
-        for tag in listed if node.op != "placeholder" else ():
+    for node, node_tags in tags.items():  # in graph order
+        for tag in node_tags if node.op != "placeholder" else ():
             if tag is not None:
                 partitions[tag].nodes.append(node)
     for tag, partition in partitions.items():
-        # its calls, and their operands: constants and values with a boundary type are among these
-        near = {n for call in partition.nodes for n in (call, *call.all_input_nodes)}
-        partition.constants = [n for n in near if n.op == "placeholder" and n in tags]
-        partition.boundary = {n: result.boundary_types[n.name] for n in near if n.name in result.boundary_types}
+        # its calls and their operands: constants, and values with a boundary type, are among them
+        used = {n for call in partition.nodes for n in (call, *call.all_input_nodes)}
+        partition.constants = [n for n in used if n.op == "placeholder" and n in tags]
+        partition.boundary = {n: result.boundary_types[n.name] for n in used if n.name in result.boundary_types}
         for node in (n for n in partition.constants if n.meta.get("no_copy")):
             for user in node.users:
                 if tags.get(user) != (tag,):
@@ -150,18 +151,18 @@ def _collect(tags: Tags, result: PartitionResult) -> dict[str, Partition]:
 
 
 def _connect(partition: Partition, tags: Tags, position: Mapping[Node, int], returned: Collection[Node]) -> None:
-    """Find the values that cross the partition's border: its inputs and outputs."""
+    """Find the inputs and outputs of a partition. ``returned``: the nodes whose values the host returns or stores."""
     inside = {*partition.nodes, *partition.constants}
     incoming = (i for n in partition.nodes for i in n.all_input_nodes if i not in inside and i.op != "get_attr")
     partition.constants.sort(key=position.__getitem__)
-    # ExecuTorch's order: device halves that count positions were written for it. Graph order would also make blobs of
-    # equal layers differ, where the host happens to compute what they share in another order.
+    # The order of first use is ExecuTorch's, and device halves that count positions rely on it. In graph order, blobs
+    # of equal layers could differ, because the host may compute their inputs in different orders.
     partition.inputs = list(dict.fromkeys(incoming))
     partition.outputs = [n for n in partition.nodes if tags[n][0] == partition.tag and _leaves(n, tags, returned)]
 
 
 def _result_positions(program: ExportedProgram) -> dict[Node, int]:
-    """Calls that the program returns -> position among the outputs, the first one if it is returned several times."""
+    """Node that the program returns -> its position among the outputs (the first, if there are several)."""
     positions: dict[Node, int] = {}
     for k, (spec, value) in enumerate(zip(program.graph_signature.output_specs, output_values(program), strict=True)):
         if spec.kind is OutputKind.USER_OUTPUT and isinstance(value, Node):
@@ -170,11 +171,11 @@ def _result_positions(program: ExportedProgram) -> dict[Node, int]:
 
 
 def _leaves(node: Node, tags: Tags, returned: Collection[Node]) -> bool:
-    """Whether ``node`` is an output of its partition: something elsewhere needs it and has no copy of its own.
+    """Whether ``node`` is an output of its partition: something elsewhere needs its value and has no copy.
 
-    A call that returns several values is never an output; the nodes that unpack it are.
+    A call with several results is never an output; the nodes that unpack them are.
     """
-    several = isinstance(node.meta.get("val"), (list, tuple))
+    has_several = isinstance(node.meta.get("val"), (list, tuple))
     users = [u for u in node.users if u.op != "output"]
-    elsewhere = any(not tags.get(u) or not {*tags[u]} <= {*tags[node]} for u in users)
-    return not several and (elsewhere or node in returned)
+    used_elsewhere = any(not tags.get(u) or not {*tags[u]} <= {*tags[node]} for u in users)
+    return not has_several and (used_elsewhere or node in returned)

@@ -1,4 +1,4 @@
-"""One call of a backend: it gets one or several partitions, and what it returns is checked."""
+"""One call of a backend with the programs of one or several partitions; its results are checked."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ def preprocess(
     work: Sequence[Work],
     registry: Registry,
 ) -> tuple[Any, float]:
-    """Call the backend: the one place where any partition is compiled. ``work`` is what errors say it was at.
+    """Call ``preprocess_multimethod`` of the backend, the only place where partitions are compiled.
 
-    What it returned, unchecked, and seconds for each partition, since those of a joint call cannot be told apart.
+    ``programs`` and ``specs``: programs and compile specs by method. ``work``: the partitions, for the texts of errors.
+    Returns the result, unchecked, and the seconds for each partition: those of the call, divided by their number.
     """
     places = ", ".join(f"partition {w.partition.tag} of method {w.method}" for w in work)
     nodes = [n for w in work for n in w.partition.nodes]
@@ -52,10 +53,10 @@ def compiles_jointly(backend: type[BackendDetails]) -> bool:
 
 
 def compile_work(backend: type[BackendDetails], work: Sequence[Work], registry: Registry, may_refuse: bool) -> None:
-    """Call the backend with the programs of ``work``, check what it did and returned, and note the results.
+    """Call the backend with the programs of ``work``, check its effects and results, and store the results.
 
-    If it raises Unsupported and ``may_refuse``, the reason is noted instead, and it is called again with the other
-    programs.
+    If ``may_refuse`` and the backend raises Unsupported, the reason is stored in the work that it is about. The backend
+    is then called again with the programs of the other work. Raises ContractViolation for wrong results.
     """
     by_method = {m: [w for w in work if w.method == m] for m in dict.fromkeys(w.method for w in work)}
     work = [item for items in by_method.values() for item in items]
@@ -86,9 +87,9 @@ def compile_work(backend: type[BackendDetails], work: Sequence[Work], registry: 
 
 
 def _note_refusal(work: Sequence[Work], refusal: Unsupported) -> list[Work]:
-    """Note in the work why a backend refused it; returns the work that the refusal is not about.
+    """Store in the work why the backend refused it; returns the work that was not refused.
 
-    It is about the program that contains ``refusal.node``, or about all of ``work`` if it names no node.
+    The refusal is about the program that contains ``refusal.node``, or about all of ``work`` if it names no node.
     """
     node: Any = refusal.node if isinstance(refusal.node, Node) else None
     about = [w for w in work if node is not None and any(n is node for n in all_nodes(w.program.graph_module))] or work

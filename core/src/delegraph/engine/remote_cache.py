@@ -1,4 +1,4 @@
-"""A cache's folder elsewhere, by its URL: one that is away, slow or full is a line of the report and never an error."""
+"""The remote folder of a cache. If it does not answer or is full, the report has a note, and nothing fails."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class Away(Exception):
 
 
 class Remote:
-    """Entries in a folder that fsspec opens. After it has failed once, the same lowering does not ask it again."""
+    """Entries in a folder that fsspec opens; ``url`` is its URL."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
 
     @property
     def name(self) -> str:
-        """The URL for reports, without what may be a password in it."""
+        """The URL for reports, without user name, password and query."""
         scheme, separator, rest = self.url.partition("://")
         return f"{scheme}{separator}{rest.rpartition('@')[2].partition('?')[0]}"
 
@@ -52,14 +52,14 @@ class Remote:
         self._within(store)
 
     def _open(self) -> tuple[Any, str]:
-        """The file system, and the folder in its terms."""
-        import fsspec  # with what its schemes need: half a second
+        """The fsspec file system, and the folder's path in it."""
+        import fsspec  # imported late: it takes half a second
 
         found: tuple[Any, str] = fsspec.core.url_to_fs(self.url)
         return found
 
     def _within(self, call: Callable[[], Any]) -> Any:
-        """The result of a call in a thread that nobody waits for longer than the patience. Raises Away."""
+        """The result of ``call``, made in a thread. Raises Away if it fails or takes longer than ``_PATIENCE``."""
         answer: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
 
         def run() -> None:

@@ -1,4 +1,4 @@
-"""What a backend returned and what it left of its program, checked."""
+"""Checks the result of a backend, and what the backend did to its program."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .snapshot import Snapshot
 
 
 def handles_of(program: ExportedProgram) -> set[int]:
-    """The debug handles that a backend may name: those of the program's calls.
+    """The debug handles that a debug map may name: those of the program's nodes, and as many after the largest.
 
-    A backend that lowers its program through another one meets calls of delegates as well; their handles follow.
+    A backend that lowers its program through another one gets calls of delegates, which have the handles after those.
     """
     own = {n.meta["debug_handle"] for n in all_nodes(program.graph_module) if "debug_handle" in n.meta}
     following = 1 + max(own, default=0)
@@ -31,16 +31,16 @@ def handles_of(program: ExportedProgram) -> set[int]:
 
 
 def flat_results(backend: str, programs: Mapping[str, Sequence[Any]], returned: Any) -> list[Any]:
-    """What ``preprocess_multimethod`` returned, as one list in the order of ``programs``.
+    """The results of ``preprocess_multimethod``, as one list in the order of ``programs``.
 
-    Raises ContractViolation unless there are as many results for each method as there are programs.
+    Raises ContractViolation unless each method has as many results as programs.
     """
     wanted = {m: len(p) for m, p in programs.items()}
-    given: Any = f"{returned!r:.80}"
+    counts: Any = f"{returned!r:.80}"
     if isinstance(returned, Mapping):
-        given = {m: len(r) if isinstance(r, (list, tuple)) else type(r).__name__ for m, r in returned.items()}
-    if given != wanted:
-        text = f"{backend}.preprocess_multimethod returned {given} results a method; it was given {wanted} programs"
+        counts = {m: len(r) if isinstance(r, (list, tuple)) else type(r).__name__ for m, r in returned.items()}
+    if counts != wanted:
+        text = f"{backend}.preprocess_multimethod returned {counts} results a method; it was given {wanted} programs"
         raise ContractViolation("contract-violation", text)
     return [result for method in programs for result in returned[method]]
 
@@ -48,38 +48,39 @@ def flat_results(backend: str, programs: Mapping[str, Sequence[Any]], returned: 
 def check_result(backend: str, tag: str, handles: Collection[int], result: Any) -> None:
     """Raise ContractViolation unless ``result`` is a PreprocessResult with fields of the right types.
 
-    Debug handles in it have to be among ``handles``.
+    Debug handles in it must be among ``handles``. ``backend`` and ``tag``: the names of the backend and of the
+    partition.
     """
     data = getattr(result, "processed_bytes", None)
-    what, wanted, hint = "", "a PreprocessResult with bytes (or a Blob) is wanted", None
+    fault, wanted, hint = "", "a PreprocessResult with bytes (or a Blob) is wanted", None
     if not isinstance(result, PreprocessResult):
-        what = f"{result!r:.80}"
+        fault = f"{result!r:.80}"
     elif not isinstance(data, bytes) and not is_blob(data):
-        what = type(data).__name__
+        fault = type(data).__name__
     elif why := _why_not_debug_map(result.debug_handle_map, handles):
-        what, wanted = f"a debug_handle_map {why}", "it maps identifiers, int or str, to tuples of handles"
-    elif why := _why_not_told(result):
-        what, wanted = (
+        fault, wanted = f"a debug_handle_map {why}", "it maps identifiers, int or str, to tuples of handles"
+    elif why := _why_not_reported(result):
+        fault, wanted = (
             why,
-            "facts have names; figures are numbers below 2**63 by name, for identifiers of debug_handle_map",
+            "output is text; facts have names; figures are numbers below 2**63 by name, for identifiers of the map",
         )
     elif result.data_store_output is not None:
         try:
             check_output(result.data_store_output)
         except ContractViolation as e:
-            what, wanted, hint = "unusable named data", e.message, e.hint
-    if what:
-        text = f"{backend}.preprocess returned {what} for partition {tag}; {wanted}"
+            fault, wanted, hint = "unusable named data", e.message, e.hint
+    if fault:
+        text = f"{backend}.preprocess returned {fault} for partition {tag}; {wanted}"
         raise ContractViolation("contract-violation", text, hint=hint)
 
 
-def _why_not_debug_map(given: Any, handles: Collection[int]) -> str | None:
-    """What is wrong with a ``debug_handle_map``; None if nothing is."""
-    if given is None:
+def _why_not_debug_map(debug_map: Any, handles: Collection[int]) -> str | None:
+    """The fault of a ``debug_handle_map``, in words; None if it has none."""
+    if debug_map is None:
         return None
-    if not isinstance(given, Mapping):
-        return f"that is a {type(given).__name__}"
-    for identifier, listed in given.items():
+    if not isinstance(debug_map, Mapping):
+        return f"that is a {type(debug_map).__name__}"
+    for identifier, listed in debug_map.items():
         if isinstance(identifier, bool) or not isinstance(identifier, (int, str)):
             return f"with the identifier {identifier!r:.80}"
         if not isinstance(listed, (tuple, list)):
@@ -90,8 +91,10 @@ def _why_not_debug_map(given: Any, handles: Collection[int]) -> str | None:
     return None
 
 
-def _why_not_told(result: PreprocessResult) -> str | None:
-    """What is wrong with facts and figures, which end up in files that are read by others."""
+def _why_not_reported(result: PreprocessResult) -> str | None:
+    """The fault of facts and figures, which end up in files for others; None if they have none."""
+    if not isinstance(result.output, str):
+        return f"an output that is a {type(result.output).__name__}"
     tables = {"facts": result.facts, "figures": result.figures}
     for name, table in tables.items():
         if not isinstance(table, Mapping):
@@ -103,28 +106,28 @@ def _why_not_told(result: PreprocessResult) -> str | None:
             return f"the figures {amounts!r:.80} for {identifier!r:.80}"
         for name, amount in amounts.items():
             is_number = isinstance(amount, (int, float)) and not isinstance(amount, bool)
-            if not isinstance(name, str) or not is_number or not abs(amount) < 2**63:  # nan is not less
+            if not isinstance(name, str) or not is_number or not abs(amount) < 2**63:  # NaN is not less either
                 return f"the figure {name!r:.80} of {identifier!r:.80}"
     return None
 
 
 def check_untouched(backend: str, item: Work, before: Snapshot) -> None:
-    """Raise ContractViolation if a backend changed what is not its own, compared with ``before``.
+    """Raise ContractViolation if a backend changed something that is not its own, compared with ``before``.
 
-    It may rewrite the graph that it was given; the module then gets a fresh one for the host. It may not change what
-    others use (`check_others`), nor the inputs and outputs with which the delegate is called.
+    It may rewrite the graph of its program; the module then gets a fresh extract for the host. It may not change what
+    it shares with others (``check_others``), nor the inputs and outputs with which the delegate is called.
     """
     check_others(backend, item, before)
     if before.is_rewritten():
-        own = extract(item.method, item.plan, item.partition)
-        check_convention(backend, item, [n.name for n in user_inputs(own)])
-        item.module.restore(own)
+        fresh = extract(item.method, item.plan, item.partition)
+        check_convention(backend, item, [n.name for n in user_inputs(fresh)])
+        item.module.restore(fresh)
 
 
 def check_others(backend: str, item: Work, before: Snapshot) -> None:
-    """Raise ContractViolation if a backend changed what it shares with others.
+    """Raise ContractViolation if a backend changed something that it shares with others.
 
-    That is the caller's weights, and the subgraphs of branches and loops, which the host's graph contains too.
+    These are the caller's weights, and subgraphs of branches and loops, which the host's graph contains too.
     """
     written, edited, tag = before.written_tensors(), before.edited_subgraphs(), item.partition.tag
     if written:
@@ -139,19 +142,20 @@ def check_others(backend: str, item: Work, before: Snapshot) -> None:
 def check_convention(backend: str, item: Work, inputs: Sequence[str]) -> None:
     """Raise ContractViolation if a backend removed, reordered or added inputs or outputs of its program.
 
-    What it compiled would then be called differently than the host calls it.
+    The compiled blob would then be called in another way than the host calls it. ``inputs``: the names that the
+    program's inputs had.
     """
     inputs_left = [n.name for n in item.program.graph.nodes if n.op == "placeholder" and n.name in inputs]
     outputs = [a.type for a in item.module.outputs]
     specs = zip(item.program.graph_signature.output_specs, output_values(item.program), strict=False)
     values = [value for spec, value in specs if spec.kind not in MUTATIONS]
-    known = [*outputs, *["?"] * len(values)]  # a node of a backend's pass may have no recorded type: it is not compared
-    outputs_left = [_type_of(v) or was for v, was in zip(values, known, strict=False)]
-    for what, wanted, left in (("inputs", inputs, inputs_left), ("outputs", outputs, outputs_left)):
-        if wanted != left:
-            text = f"{backend}.preprocess changed how partition {item.partition.tag} is called: its {what} are {wanted}"
+    recorded = [*outputs, *["?"] * len(values)]  # a node without a recorded type is not compared
+    outputs_left = [_type_of(v) or old for v, old in zip(values, recorded, strict=False)]
+    for kind, wanted, present in (("inputs", inputs, inputs_left), ("outputs", outputs, outputs_left)):
+        if wanted != present:
+            text = f"{backend}.preprocess changed how partition {item.partition.tag} is called: its {kind} are {wanted}"
             hint = "an input that the compiled part does not need is still passed; ignore it there"
-            text += f", and {left} in the program that it left"
+            text += f", and {present} in the program that it left"
             raise ContractViolation("contract-violation", text, hint=hint)
 
 

@@ -1,4 +1,4 @@
-"""Snapshots of what a plugin is given, to find out afterwards what it changed."""
+"""Snapshots of programs, to find out what a plugin changed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ..io.weights import State, is_written, state_of
 
 
 class Snapshot:
-    """The graph of a program, the subgraphs of its calls and its tensors, as they are when the snapshot is taken.
+    """The graph of a program, its subgraphs and its tensors, as they were when the snapshot was taken.
 
-    It takes time linear in the graphs, and a fixed time for each tensor: elements are neither copied nor hashed. What
-    an ``earlier`` snapshot knows about a tensor is taken over from it.
+    Taking it costs time linear in the graphs, and a fixed time for each tensor: elements are neither copied nor hashed.
+    ``earlier``: a snapshot from which the states of the same tensors are taken over.
     """
 
     def __init__(self, program: ExportedProgram, earlier: Snapshot | None = None) -> None:
@@ -30,16 +30,16 @@ class Snapshot:
         self._states: dict[int, State] = {id(t): known.get(id(t)) or state_of(t) for t in self._tensors.values()}
 
     def is_rewritten(self) -> bool:
-        """Whether the program's own graph, with its literal arguments, or its table of tensors has changed."""
+        """Whether the program's graph, literal arguments included, or its table of tensors has changed."""
         now = _tensors(self._program)
-        kept = now.keys() == self._tensors.keys() and all(now[name] is t for name, t in self._tensors.items())
-        return not kept or _Nodes(self._program.graph) != self._graph
+        same_tensors = now.keys() == self._tensors.keys() and all(now[name] is t for name, t in self._tensors.items())
+        return not same_tensors or _Nodes(self._program.graph) != self._graph
 
     def put_values_back(self) -> Node | None:
-        """Give each node the recorded value that it had. Returns the first node whose type was changed, or None.
+        """Restore the recorded value of each node. Returns the first node whose type was changed, or None.
 
-        Passes of torch that only look at a graph may compute values anew: other objects of the same types, which is no
-        change.
+        A new value of the same type is no change: torch's passes may compute values again when they only look at a
+        graph.
         """
         changed = None
         for node, val in self._values:
@@ -50,16 +50,16 @@ class Snapshot:
         return changed
 
     def edited_subgraphs(self) -> list[str]:
-        """Names of the subgraphs (branches, loop bodies) that have changed; other programs contain them too."""
+        """Names of the subgraphs that have changed. Other programs may contain the same subgraphs."""
         return [name for name, module, before in self._subgraphs if _Nodes(module.graph) != before]
 
     def written_tensors(self) -> list[str]:
-        """Names of the tensors that were there and have been written since."""
+        """Names of the tensors in the snapshot that have been written since."""
         return [name for name, t in self._tensors.items() if is_written(t, self._states[id(t)])]
 
 
 def _type_of(val: Any) -> Any:
-    """The type of a recorded value, to compare it. Sizes known at run time only count as equal: their names change."""
+    """The type of a recorded value, for comparisons. Symbolic sizes count as equal, because their names change."""
     if isinstance(val, (list, tuple)):
         return [_type_of(v) for v in val]
     if isinstance(val, torch.Tensor):
@@ -74,17 +74,17 @@ def _tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:
 
 
 class _Nodes:
-    """The nodes of a graph in columns, made to be compared: the nodes, what they call, and their arguments."""
+    """The nodes of a graph, their targets and their arguments, in columns that compare quickly."""
 
     def __init__(self, graph: Graph) -> None:
         nodes = list(graph.nodes)
         fetches = [(n.graph.owning_module, str(n.target)) for n in nodes if n.op == "get_attr"]
-        # a graph that fetches another object under the same name has changed
-        self.what = nodes, [(n.op, n.target) for n in nodes], [id(getattr(*fetch, None)) for fetch in fetches]
+        # the attributes by identity: another object under the same name is a change
+        self.calls = nodes, [(n.op, n.target) for n in nodes], [id(getattr(*fetch, None)) for fetch in fetches]
         self.arguments = [n.args for n in nodes], [n.kwargs for n in nodes]
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Nodes) or self.what != other.what:
+        if not isinstance(other, _Nodes) or self.calls != other.calls:
             return False
         pairs = zip(self.arguments, other.arguments, strict=True)
         # arguments are nearly always the same objects, and comparing identities is much faster

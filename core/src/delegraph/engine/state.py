@@ -23,7 +23,7 @@ from .partition import Partition, Tags, broken
 def give_state(program: ExportedProgram, tags: Tags, partitions: Mapping[str, Partition]) -> None:
     """Let partitions own the written buffers whose placeholders are tagged for them.
 
-    Raises ContractViolation if anything outside of the partition reads such a buffer, or writes it last.
+    Raises ContractViolation if a node outside of the partition reads such a buffer or computes its last value.
     """
     for buffer, last in written_values(program).items():
         if buffer not in tags:
@@ -32,21 +32,24 @@ def give_state(program: ExportedProgram, tags: Tags, partitions: Mapping[str, Pa
             text = f"buffer {buffer.name} is written, so only one delegate can keep it, not {tags[buffer]}"
             raise broken(text, buffer)
         partition = partitions[str(tags[buffer][0])]
-        inside = (partition.tag,)
-        strangers = [f"{u.name} reads it" for u in buffer.users if u.op == "output" or tags.get(u) != inside]
-        if tags.get(last) != inside or last.op == "placeholder":
-            strangers.append(f"{last.name} is its last value")
-        if strangers:  # these need the buffer's value, which only the delegate would know
+        own_tags = (partition.tag,)
+        outside_uses = [f"{u.name} reads it" for u in buffer.users if u.op == "output" or tags.get(u) != own_tags]
+        if tags.get(last) != own_tags or last.op == "placeholder":
+            outside_uses.append(f"{last.name} is its last value")
+        if outside_uses:  # these need the buffer's value, which only the delegate would know
             text = f"buffer {buffer.name} is written and tagged with {partition.tag}, but outside of that partition "
             hint = "leave its placeholder untagged: the host then passes it to the delegate and stores what comes back"
-            raise broken(text + ", ".join(strangers), buffer, hint)
+            raise broken(text + ", ".join(outside_uses), buffer, hint)
         partition.state[buffer] = last
         if buffer not in partition.constants:
             partition.constants.append(buffer)
 
 
 def shared_state_notes(programs: Mapping[str, ExportedProgram]) -> Iterator[str]:
-    """A note for each tensor that one method writes and another one uses: each lowered method has a copy of its own."""
+    """A note for each tensor that one method writes and another one uses.
+
+    Each lowered method has its own copy of it, so no method sees what another one writes.
+    """
     if len(programs) == 1:
         return
     users: dict[int, dict[str, str]] = {}
@@ -58,20 +61,20 @@ def shared_state_notes(programs: Mapping[str, ExportedProgram]) -> Iterator[str]
                 users.setdefault(storage, {})[method] = str(spec.target)
                 if spec.target in written:
                     writers.setdefault(storage, {})[method] = None
-    for storage, who in writers.items():
+    for storage, by in writers.items():
         if len(users[storage]) > 1:
             name, all_users = next(iter(users[storage].values())), ", ".join(users[storage])
-            yield f"{name} is used by {all_users} and written by {', '.join(who)}: no method sees what another writes"
+            yield f"{name} is used by {all_users} and written by {', '.join(by)}: no method sees what another writes"
 
 
 def returned_values(program: ExportedProgram, kept: Collection[Node]) -> set[Node]:
-    """The nodes whose values the host returns or stores. Delegates store the buffers in ``kept`` themselves."""
+    """The nodes whose values the host returns or stores; not new values of buffers ``kept`` by delegates."""
     stored = stored_by_delegates(program, kept)
     return {v for k, v in enumerate(output_values(program)) if isinstance(v, Node) and k not in stored}
 
 
 def stored_by_delegates(program: ExportedProgram, kept: Collection[Node]) -> set[int]:
-    """Positions of the program's outputs that are the new values of the buffers in ``kept``."""
+    """Positions of the program's outputs that are new values of the buffers in ``kept``."""
     if not kept:
         return set()
     targets = {s.target for n, s in placeholders(program) if n in kept}

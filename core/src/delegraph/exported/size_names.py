@@ -22,7 +22,7 @@ def named(text: object, nodes: list[Node]) -> str:
 def names_of_symbols(nodes: list[Node]) -> dict[sympy.Symbol, str]:
     """Symbol -> the name of its Dim, or else of the first input size that is the symbol: ``x.size(0)``.
 
-    ``nodes`` are the program's inputs, in order. A symbol that is the size of none of them is left out.
+    ``nodes`` are the program's inputs, in order. A symbol without a Dim that is the size of no input is left out.
     """
     mode = detect_fake_mode([n.meta.get("val") for n in nodes if n.op == "placeholder"])
     environment: Any = None if mode is None else mode.shape_env

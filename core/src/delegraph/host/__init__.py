@@ -9,7 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .compatibility import ProgramCompatibility
     from .executor import run_in_eager
     from .files import FileFormat, LoadedProgram
     from .graph_code import eager_target, is_observable
@@ -21,7 +20,6 @@ __all__ = [
     "FileFormat",
     "LoadedProgram",
     "OutputStatistics",
-    "ProgramCompatibility",
     "Verification",
     "compare",
     "decibels",
@@ -33,7 +31,6 @@ __all__ = [
 ]
 
 _NAMES = {
-    "compatibility": "ProgramCompatibility",
     "executor": "run_in_eager",
     "files": "FileFormat LoadedProgram",
     "graph_code": "eager_target is_observable",
@@ -46,7 +43,7 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names.spli
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Import what is asked for when it is used."""
+        """Import a public name when it is first used. Raises AttributeError for any other name."""
         if name not in _HOME:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(f".{_HOME[name]}", __name__), name)

@@ -24,9 +24,8 @@ from ..exported.layouts import Layout, arrange, output_layouts, pinned_inputs, r
 from ..exported.shared_memory import expect_written_apart
 from ..exported.tracing import Turn
 from ..exported_program import MUTATIONS, STATE_WRITES, constant_tensor, placeholders, user_inputs, written_targets
-from ..runtime import BackendRuntime, BlobHeader, Delegate
+from ..runtime import BackendRuntime, Delegate
 from ..source import source_of
-from .compatibility import expect_compatible
 from .graph_code import GraphCode
 from .kept_inputs import KeptInputs, versions
 from .sizes import failed_at
@@ -41,7 +40,10 @@ _TURN_OF_RUNTIME: WeakKeyDictionary[type[BackendRuntime], Turn] = WeakKeyDiction
 
 
 class Delegates:
-    """The delegates of a program. Each is loaded once; one that keeps state is loaded anew for every ``fresh()``."""
+    """The delegates of a program, each loaded at most once. Those that keep state belong to one instance.
+
+    ``on_missing``: what happens if a backend has no runtime.
+    """
 
     def __init__(self, registry: Registry, on_missing: OnMissingRuntime = "error") -> None:
         self.registry, self.on_missing = registry, on_missing
@@ -50,15 +52,15 @@ class Delegates:
         self._observers: dict[Any, Callable[..., Any]] = {}
 
     def fresh(self) -> Delegates:
-        """The same delegates, those that keep state in their initial state."""
+        """A table for another instance: it shares the delegates that keep no state, and loads the others anew."""
         fresh = Delegates(self.registry, self.on_missing)
         fresh._loaded, fresh._observers = self._loaded, self._observers
         return fresh
 
     def observers(self, module: LoweredBackendModule | StoredDelegate) -> dict[Any, Callable[..., Any]]:
-        """The table in which to look for, or keep, the observed delegate of ``module``.
+        """The table in which observed delegates like that of ``module`` are kept.
 
-        A new one if the module keeps state.
+        An empty one if the module keeps state, so that it is never shared.
         """
         return {} if isinstance(module, LoweredBackendModule) and module.state else self._observers
 
@@ -70,19 +72,21 @@ class Delegates:
 
 @dataclass(frozen=True, eq=False)
 class StoredDelegate:
-    """A delegate that was read from a file: what its runtime needs, without the program that it came from."""
+    """A delegate that was read from a file: what its runtime needs, without the program of its partition.
+
+    ``data``: named data. ``where``: where the delegate is, for errors.
+    """
 
     backend_id: str
     processed_bytes: bytes
     compile_specs: list[CompileSpec]
     data: Mapping[str, bytes]
     where: str
-    header: BlobHeader
     outputs: None = None
 
     @property
     def place(self) -> tuple[str, tuple[Node, ...]]:
-        """Where it is, for errors of its runtime; it has no nodes."""
+        """Where the delegate is, and its nodes (none), for errors of its runtime."""
         return self.where, ()
 
     def named_data(self) -> Mapping[str, bytes]:
@@ -91,7 +95,7 @@ class StoredDelegate:
 
 
 class LoadedDelegate:
-    """A blob in its runtime, loaded by the first call. This is the only place where a plugin's runtime runs.
+    """A delegate as a function. Its runtime loads the blob at the first call; plugin runtimes run only here.
 
     Raises ContractViolation if results do not have the recorded types, or if the runtime writes to its inputs.
     """
@@ -104,6 +108,7 @@ class LoadedDelegate:
         self._copies, self._suspected = False, True
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
+        """Call the delegate with its run-time inputs; returns its outputs as a tuple."""
         run = self._run or self._load()
         if not self._copies:
             return self._check(self._call(run, args))
@@ -113,15 +118,16 @@ class LoadedDelegate:
             return tuple(r.clone() if isinstance(r, torch.Tensor) else r for r in results)
 
     def suspected(self, *args: Any) -> tuple[Any, ...]:
-        """Call the delegate and compare its inputs before and after. Raises ContractViolation if it wrote to one."""
+        """Call the delegate and compare its inputs before and after. Raises ContractViolation if it wrote one."""
         self._suspected = True
         return self(*args)
 
     def _call(self, run: Delegate, args: tuple[Any, ...]) -> Any:
-        """Call the runtime. The first call compares all inputs before and after, and so does one after a suspicion.
+        """Call the runtime. The first call, and each call after a suspicion, compares the inputs before and after.
 
-        It is suspicious if torch has counted a write to an input during a call. The count alone proves nothing: another
-        thread may have written to another part of the same memory.
+        A call raises suspicion if torch counted a write to an input meanwhile. The count alone proves nothing: another
+        thread may have written to another part of the same memory. Raises ContractViolation if the call wrote to an
+        input.
         """
         if not self._suspected:
             before = versions(args)
@@ -136,26 +142,29 @@ class LoadedDelegate:
         return results
 
     def _input_written(self, position: int, value: torch.Tensor) -> ContractViolation:
-        """The error for a runtime that wrote to its input number ``position``."""
+        """The error for a runtime that wrote to its input ``value``, at this ``position``."""
         module = self._module
         name = f" ({module.inputs[position].name})" if isinstance(module, LoweredBackendModule) else ""
         where, nodes = module.place
-        what = f"its input {position}{name}, {_type_of(value)}, at {where}"
-        text = f"the runtime of {module.backend_id} wrote to {what}; it has its values again"
+        which = f"its input {position}{name}, {_type_of(value)}, at {where}"
+        text = f"the runtime of {module.backend_id} wrote to {which}; it has its values again"
         hint = "for its authors: compute into tensors of your own, inputs are the caller's"
         source = next(filter(None, map(source_of, nodes)), None)
         return ContractViolation("contract-violation", text, source=source, hint=hint)
 
     def _load(self) -> Delegate:
-        """The function that runs the blob, loaded now unless another thread has done so."""
+        """The function that runs the blob; loads it unless another thread has done so.
+
+        Raises NoRuntime if the backend has no runtime and ``on_missing`` is "error".
+        """
         module, registry = self._module, self._delegates.registry
         try:
             runtime = registry.runtime_for(module.backend_id)
         except NoRuntime:
             if self._delegates.on_missing != "eager" or not isinstance(module, LoweredBackendModule):
                 raise
-            # Run the original operators, but not by torch's module: that would write state into the program's tensors,
-            # and insist on the recorded strides.
+            # Run the original operators by an ``Executable``. torch's own module would write state into the program's
+            # tensors, and refuse other strides than the recorded ones.
             with self._turn:
                 self._run = self._run or Executable(module.original_module, self._delegates)
                 return self._run
@@ -164,8 +173,6 @@ class LoadedDelegate:
                 self._turn = _TURN_OF_RUNTIME.setdefault(runtime, Turn(f"calling {runtime.__name__}"))
         with self._turn:
             if self._run is None:
-                if isinstance(module, StoredDelegate):
-                    expect_compatible(module.header, module.compile_specs, registry)
                 load, call = (AtWork(runtime, doing, *module.place, registry) for doing in ("load", "delegate"))
                 with load:
                     opened = self._open(runtime)(module.processed_bytes, module.compile_specs, module.named_data())
@@ -182,38 +189,39 @@ class LoadedDelegate:
         return run
 
     def _check(self, results: Any) -> tuple[Any, ...]:
-        """The results as a tuple; ContractViolation if they do not have the recorded types."""
-        given: Any = type(results).__name__
+        """``results`` as a tuple. Raises ContractViolation if they do not have the recorded types."""
+        returned: Any = type(results).__name__
         if isinstance(results, (tuple, list)):
             checks = self._checks
             if checks is None or (
                 len(results) == len(checks) and all(fits(r) for fits, r in zip(checks, results, strict=True))
             ):
                 return tuple(results)
-            given = [_type_of(r) for r in results]
+            returned = [_type_of(r) for r in results]
         wanted = "a tuple" if self._module.outputs is None else [_type_of(a) for a in self._module.outputs]
-        text = f"the runtime of {self._module.backend_id} returned {given}; the calling convention says {wanted}"
+        text = f"the runtime of {self._module.backend_id} returned {returned}; the calling convention says {wanted}"
         raise ContractViolation("contract-violation", text)
 
 
 def _result_check(wanted: Argument) -> Callable[[Any], bool]:
-    """A function that says whether a result is as ``wanted``."""
+    """A function that tells whether a result has the type that ``wanted`` records."""
     if wanted.dtype is None:
         return lambda value: not isinstance(value, torch.Tensor)
     return TensorCheck(wanted.dtype, wanted.shape or ()).fits
 
 
 def _type_of(value: Any) -> Any:
-    """The type of a value or an argument, for messages."""
+    """(dtype, shape) of a tensor or an ``Argument``, or "number"; for messages."""
     described = isinstance(value, (torch.Tensor, Argument)) and value.dtype is not None
     return (value.dtype, tuple(value.shape or ())) if described else "number"
 
 
 class Method:
-    """What all instances of a method share: how it is called, and its code, which is generated when it is first needed.
+    """A method's program, calling convention and code, shared by all of its instances.
 
-    ``copied``: (output, input) positions of inputs that are written. ``stored``: position and name of outputs that are
-    new values of buffers.
+    ``written``: positions of inputs that the program writes. ``copied``: (position of an output, position of the input
+    that it is copied to). ``stored``: (position of an output, name of the buffer whose new value it is). Code is
+    generated when it is first needed.
     """
 
     def __init__(self, program: ExportedProgram) -> None:
@@ -229,55 +237,58 @@ class Method:
 
     @cached_property
     def code(self) -> GraphCode:
-        """The program as a function of the buffers that are written, and then of the user's inputs."""
+        """The program as a function of the written buffers and the user's inputs."""
         return self._generate(watched=False)
 
     @cached_property
     def watched_code(self) -> GraphCode:
-        """The same, but it tells a ``Watch`` each value that it computes."""
+        """The same function, which also passes each value that it computes to a ``Watch``."""
         return self._generate(watched=True)
 
     @property
     def parameters(self) -> list[Node]:
-        """The placeholders that the code takes, in order: the buffers that are written, then the user's inputs."""
+        """The placeholders that the code takes, in order: the written buffers, then the user's inputs."""
         written = written_targets(self.program)
         return [*(n for n, s in placeholders(self.program) if s.target in written), *self.inputs]
 
     def _generate(self, watched: bool) -> GraphCode:
-        """Generate the code."""
-        module, given = self.program.graph_module, self.parameters
-        known = set(given)
-        constants = {n: constant_tensor(self.program, s) for n, s in placeholders(self.program) if n not in known}
-        state = given[: len(given) - len(self.inputs)]
-        return GraphCode(module, given, constants, result_layouts(module, state), watched)
+        """Generate the code; ``watched`` code passes its values to a ``Watch``."""
+        module, parameters = self.program.graph_module, self.parameters
+        passed = set(parameters)
+        constants = {n: constant_tensor(self.program, s) for n, s in placeholders(self.program) if n not in passed}
+        state = parameters[: len(parameters) - len(self.inputs)]
+        return GraphCode(module, parameters, constants, result_layouts(module, state), watched)
 
     @cached_property
     def initial(self) -> dict[str, tuple[torch.Tensor, Layout | None]]:
-        """Name of each buffer that is written -> its initial tensor, and its layout if something sees that.
+        """Name of each written buffer -> its initial tensor, and its recorded layout (None if it is not strided).
 
-        In calling order.
+        In the order in which the code takes them.
         """
         specs = [(n, s) for n, s in placeholders(self.program) if s.target in written_targets(self.program)]
         return {str(s.target): (constant_tensor(self.program, s), Layout.of(n.meta.get("val"), True)) for n, s in specs}
 
     @cached_property
     def returned(self) -> list[tuple[int, Layout | None]]:
-        """Positions of the outputs that the caller gets, with the layouts of those that delegates had a part in."""
+        """Positions of the outputs that the caller gets, each with the layout that it must have.
+
+        The layout is None where no delegate had a part in the output.
+        """
         pairs = zip(self.program.graph_signature.output_specs, output_layouts(self.program), strict=True)
         return [(k, layout) for k, (spec, layout) in enumerate(pairs) if spec.kind not in MUTATIONS]
 
     @cached_property
     def pinned(self) -> list[tuple[int, Node, Node]]:
-        """Position and node of each input that has to come with its recorded strides, and its reader."""
+        """The inputs that must have their recorded strides: position, node, and the operator that depends on it."""
         readers = pinned_inputs(self.program)
         return [(k, n, readers[n]) for k, n in enumerate(self.inputs) if n in readers]
 
 
 class Executable:
-    """One method, ready to be called with the arguments of the exported module, by any number of threads.
+    """One instance of a method: called with the arguments of the exported module, by any number of threads.
 
-    Buffers that the program or its delegates write are kept here from the first call on; the caller's module does not
-    change. Calls of a program that writes such buffers run one after the other.
+    It keeps the buffers that the program or its delegates write; the caller's module never changes. Calls of a program
+    that writes buffers run one after the other.
     """
 
     def __init__(self, program: ExportedProgram | Method, delegates: Delegates | None = None) -> None:
@@ -290,13 +301,13 @@ class Executable:
         self._run: Callable[..., Any] | None = None
 
     def instance(self) -> Executable:
-        """The same method with buffers of its own, in their initial state."""
+        """Another instance of the method, whose buffers have their initial values."""
         return Executable(self._method, self._delegates)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Executable:
-        """A copy with the present values of the buffers.
+        """An instance whose buffers have the present values.
 
-        Raises InputError if a delegate keeps state, inside of its runtime.
+        Raises InputError if a delegate keeps state, which only its runtime has.
         """
         if any(m.state for _, m in delegate_calls(self.program)):
             text = "a program with delegates that keep state cannot be copied: their runtimes have the state"
@@ -307,7 +318,10 @@ class Executable:
         return copy
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the program."""
+        """Call the program. Writes new values to inputs and buffers; returns the results in the user's structure.
+
+        Raises InputError if arguments do not fit.
+        """
         flat = self._method.arguments(args, kwargs)
         if self._method.written:
             expect_written_apart(self._method.inputs, flat, self._method.written)
@@ -318,13 +332,13 @@ class Executable:
             try:
                 results = run(*self._state.values(), *flat)
             except (ArithmeticError, IndexError, RuntimeError, ValueError) as error:
-                if isinstance(error, DelegraphError) or not (explained := failed_at(self.program, flat, error)):
+                if isinstance(error, DelegraphError) or not (input_error := failed_at(self.program, flat, error)):
                     raise
-                raise explained from error
+                raise input_error from error
             return self._method.pack(self._finish(results, flat))
 
     def _prepare(self) -> Callable[..., Any]:
-        """The function that runs the program, made by the first call, together with the buffers."""
+        """The function that runs the program. The first call makes it, and the buffers."""
         with _BUILDING:
             if self._run is None:
                 for name, (tensor, layout) in self._method.initial.items():
@@ -343,7 +357,7 @@ class Executable:
         return self._delegates(module)
 
     def _finish(self, results: Sequence[Any], flat: Sequence[Any]) -> list[Any]:
-        """Store the new values of inputs and buffers, and return the other results."""
+        """Store the new values of inputs and buffers; returns the outputs that the caller gets."""
         for k, position in self._method.copied:
             flat[position].copy_(results[k])
         for k, name in self._method.stored:
@@ -353,15 +367,16 @@ class Executable:
 
 
 class SuspiciousExecutable(Executable):
-    """A method that compares the inputs of its delegates before and after each of their calls."""
+    """A method whose delegates have their inputs compared before and after each call."""
 
     def _bind(self, module: LoweredBackendModule) -> Callable[..., Any]:
+        """The delegate of ``module``, with its inputs compared at every call."""
         assert self._delegates is not None
         return self._delegates(module).suspected
 
 
 def _check_strides(node: Node, value: torch.Tensor, reader: Node) -> None:
-    """Raise InputError if ``value`` does not have the strides that were recorded for the input ``node``."""
+    """Raise InputError if ``value`` lacks the strides recorded for the input ``node``, which ``reader`` depends on."""
     layout = Layout.of(node.meta["val"])
     wanted = value.stride() if layout is None else layout.strides_for(value.shape)
     if not same_strides(value, wanted):
@@ -372,6 +387,6 @@ def _check_strides(node: Node, value: torch.Tensor, reader: Node) -> None:
 
 
 def run_in_eager(module: GraphModule) -> Callable[..., Any]:
-    """A branch or loop body as a function; delegates in it run their original operators, too."""
+    """A subgraph as a function in which delegates run their original operators."""
     inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
     return GraphCode(module, inputs, {}, {}).function(lambda delegate: Executable(delegate.original_module))

@@ -16,12 +16,10 @@ from ..io.blob import is_blob
 from ..io.escape import printable
 from ..io.paths import as_path
 from ..plugin import FormatSpec
-from ..runtime import BEGINNING, BlobHeader
-from .compatibility import ProgramCompatibility, compatibility_of
 
 
 class LoadedProgram:
-    """A program that was read from a file; it is called as it was before it was saved."""
+    """A program that was read from a file, called as before it was saved. ``methods``: name -> function."""
 
     def __init__(self, methods: Mapping[str, Callable[..., Any]], file: FileFormat) -> None:
         self._methods, self._file = dict(methods), file
@@ -43,18 +41,17 @@ class LoadedProgram:
 
     @property
     def quantization(self) -> Quantization:
-        """How the integers that the program takes and returns stand for real numbers, by name, as far as the file says.
+        """The scales and zero points of the program's quantized inputs and outputs, by name, as the file has them.
 
-        Raises OptionError if files of the format do not say it, FormatError for a damaged file.
+        Raises OptionError if the format cannot tell, FormatError for a damaged file.
         """
         return cast(Quantization, self._file.quantization(self._file.path))
 
     @property
     def summary(self) -> Summary:
-        """What the file holds, such as names, types and shapes of inputs and outputs.
+        """Facts about the file, such as names, types and shapes of inputs and outputs.
 
-        ``delegraph_analysis.summary_text`` shows it on one screen. Raises OptionError if files of the format do not say
-        it.
+        ``delegraph_analysis.summary_text`` prints them. Raises OptionError if the format cannot tell.
         """
         return cast(Summary, self._file.summarize(self._file.path))
 
@@ -65,13 +62,6 @@ class LoadedProgram:
             return {}
         return cast("Mapping[str, bytes | memoryview]", self._file.named_data(self._file.path))
 
-    def compatible(self, device: str | None = None) -> ProgramCompatibility:
-        """Whether the delegates of the file run on this host, on ``device`` if one is named; nothing is loaded for it.
-
-        Raises OptionError if files of the format do not say which delegates they hold.
-        """
-        return self._file.compatible(device)
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call ``forward``, or the only method."""
         only = self.methods[0] if len(self._methods) == 1 else "forward"
@@ -79,7 +69,10 @@ class LoadedProgram:
 
 
 class FileFormat:
-    """The format that the name of ``path`` chooses, for that file. ``suffix`` is the format's."""
+    """The format of one file, chosen by the name of ``path``. ``suffix`` is the format's.
+
+    Methods of the format are called through this object, so that errors in them name the plugin.
+    """
 
     def __init__(self, path: str | os.PathLike[str], registry: Registry) -> None:
         self.path, self.registry = as_path(path), registry
@@ -87,7 +80,7 @@ class FileFormat:
         self.suffix = registry.find(FormatSpec, os.fspath(self.path)).suffix
 
     def defines(self, ability: str) -> bool:
-        """Whether the format defines a method of ``ProgramFormat``."""
+        """Whether the format defines the method ``ability`` of ``ProgramFormat``."""
         return defines(self.kind, ability)
 
     def __getattr__(self, ability: str) -> Callable[..., Any]:
@@ -100,35 +93,36 @@ class FileFormat:
         return self._work(ability).around(getattr(self.kind, ability))
 
     def why_not(self, backend_ids: Collection[str]) -> str | None:
-        """Why no program for these backends can be saved in this format; None if it can."""
+        """Why programs for these backends cannot be saved in this format; None if they can."""
         return self._work("why_not").around(self.kind.why_not)(backend_ids)
 
     def _work(self, doing: str) -> AtWork:
-        """The context manager that attributes errors to the format's plugin."""
+        """The context manager that attributes errors in ``doing`` to the format's plugin."""
         return AtWork(self.kind, doing, str(self.path), registry=self.registry)
 
     def contents(self, program: ProgramContents, options: Mapping[str, Any]) -> dict[str, bytes | Blob]:
-        """The contents of all files of a program by name.
+        """File name -> contents, for all files of a program.
 
-        ``""`` is the program's own, the others are written beside it.
+        The name of the program's own file is ``""``; the others are written beside it. Raises ContractViolation if the
+        format returns something else than bytes and Blobs.
         """
         if self.defines("files"):
-            given, asked = self.files(program, options), "files"
+            contents, function = self.files(program, options), "files"
         else:
-            given, asked = {"": self.serialize(program, options)}, "serialize"
-        if not isinstance(given, Mapping) or "" not in given:
+            contents, function = {"": self.serialize(program, options)}, "serialize"
+        if not isinstance(contents, Mapping) or "" not in contents:
             raise ContractViolation("contract-violation", f"{self.kind.__name__}.files returned no file of the program")
-        for content in given.values():
+        for content in contents.values():
             if not isinstance(content, bytes) and not is_blob(content):
-                text = f"{self.kind.__name__}.{asked} returned {type(content).__name__}, not bytes or a Blob"
+                text = f"{self.kind.__name__}.{function} returned {type(content).__name__}, not bytes or a Blob"
                 raise ContractViolation("contract-violation", text)
         work = self._work("write_to")
-        return {name: c if isinstance(c, bytes) else _AttributedBlob(c, work) for name, c in given.items()}
+        return {name: c if isinstance(c, bytes) else _AttributedBlob(c, work) for name, c in contents.items()}
 
     def save(self, program: ProgramContents, options: Mapping[str, Any]) -> int:
-        """Write a program to the path, completely or not at all; returns the number of bytes.
+        """Write a program to the path, completely or not at all; returns the size of the file in bytes.
 
-        The core writes the bytes that a format serialized, because an error of the disk is not the plugin's fault.
+        delegraph writes the bytes that a format serialized, because an error of the disk is not the plugin's fault.
         """
         if self.defines("write"):
             self.write(program, self.path, options)
@@ -138,11 +132,11 @@ class FileFormat:
         return len(contents[""])
 
     def load(self, runtime: str | None = None, **limits: int | None) -> LoadedProgram:
-        """Read the program in the file, for ``runtime`` if one is named, else for this host.
+        """Read the program in the file, for this host or for the ``runtime`` of that name.
 
-        ``limits`` that are not None are arguments of the format's ``read``. Raises InputError for a file that cannot be
-        opened, NoRuntime if the runtime does not execute such files, OptionError for a limit that the format does not
-        have.
+        ``limits``, except those that are None, are passed to the format's ``read``. Raises InputError for a file that
+        cannot be opened, NoRuntime if the runtime does not execute such files, OptionError for a limit that the format
+        does not have.
         """
         bounds = self._bounds(runtime, limits)
         try:
@@ -156,25 +150,22 @@ class FileFormat:
             text = f"{self.kind.__name__}.read returned {type(methods).__name__}, not the methods of a program by name"
             raise ContractViolation("contract-violation", text)
         call = self._work("call")
-        called = {name: call.around(method) for name, method in methods.items()}
-        return LoadedProgram(called, self)
-
-    def compatible(self, device: str | None = None) -> ProgramCompatibility:
-        """What the runtimes of the file's delegates say of whether they run; see ``LoadedProgram.compatible``."""
-        blobs = self.blobs(self.path)
-        answers = (compatibility_of(blob.header, blob.compile_specs, self.registry, device) for blob in blobs)
-        return ProgramCompatibility(tuple(zip(blobs, answers, strict=True)))
+        attributed = {name: call.around(method) for name, method in methods.items()}
+        return LoadedProgram(attributed, self)
 
     def _bounds(self, runtime: str | None, limits: Mapping[str, int | None]) -> dict[str, int]:
-        """The limits that are given; OptionError if the function that reads the file does not know one."""
-        given = {name: value for name, value in limits.items() if value is not None}
-        for name, value in given.items():
+        """``limits`` without those that are None.
+
+        Raises OptionError for one that the function that reads the file does not take, or that is no natural number.
+        """
+        bounds = {name: value for name, value in limits.items() if value is not None}
+        for name, value in bounds.items():
             if runtime is not None or name not in inspect.signature(self.kind.read).parameters:
-                where = f"the runtime {runtime!r} has" if runtime else f"the format of {self.suffix} files has"
-                raise OptionError("option-invalid", f"{where} no limit {name!r}")
+                owner = f"the runtime {runtime!r} has" if runtime else f"the format of {self.suffix} files has"
+                raise OptionError("option-invalid", f"{owner} no limit {name!r}")
             if type(value) is not int or value < 0:
                 raise OptionError("option-invalid", f"{name} is a natural number, not {value!r}")
-        return given
+        return bounds
 
     def _load_delegate(
         self,
@@ -182,15 +173,16 @@ class FileFormat:
         processed_bytes: bytes,
         compile_specs: Any = (),
         named_data: Mapping[str, bytes] | None = None,
-        header: BlobHeader | None = None,
     ) -> Callable[..., tuple[Any, ...]]:
-        """A delegate in a file as a function: the format calls this for each delegate that it reads."""
+        """A delegate in the file as a function, loaded at its first call.
+
+        A format's ``read`` calls this for each delegate. ``named_data`` None: it has none.
+        """
         # imported late: a file that is only inspected needs no torch
         from .executor import Delegates, LoadedDelegate, StoredDelegate
 
         where = f"a delegate of {self.path}"
-        told = header or BlobHeader(backend_id, len(processed_bytes), bytes(processed_bytes[:BEGINNING]))
-        stored = StoredDelegate(backend_id, processed_bytes, list(compile_specs), dict(named_data or {}), where, told)
+        stored = StoredDelegate(backend_id, processed_bytes, list(compile_specs), dict(named_data or {}), where)
         return LoadedDelegate(stored, Delegates(self.registry))
 
 
@@ -205,6 +197,7 @@ class _AttributedBlob:
         return len(self.blob)
 
     def write_to(self, file: BinaryIO) -> None:
+        """Write the bytes to ``file``; an error other than OSError names the plugin."""
         try:
             self.blob.write_to(file)
         except OSError:

@@ -17,11 +17,11 @@ from .sizes import expect_rank, expects_rank
 
 RESHAPE = torch.ops.aten.reshape.default
 VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
-"""Replaced by ``reshape``: torch chose them for recorded strides, but values at run time may have other strides."""
+"""Run as ``reshape``: torch recorded them for certain strides, and values at run time may have others."""
 
 
 def eager_target(node: Node) -> Any:
-    """The function to call for ``node`` on values of any strides, to get what eager PyTorch computed."""
+    """The function that computes what eager PyTorch did for ``node``, on values of any strides."""
     return RESHAPE if node.target in VIEWS else node.target
 
 
@@ -29,13 +29,14 @@ _serial = itertools.count()
 Function = Callable[..., Any]
 BindDelegate = Callable[[LoweredBackendModule], Function]
 OBSERVABLE = frozenset({"cond", "while_loop", "map_impl", "scan"})
-"""Operators that call their subgraphs with plain tensors, so that one can look inside; others vectorize them."""
+"""Operators that call their subgraphs with plain tensors, so that values inside can be seen; others vectorize them."""
 
 
 class Watch(Protocol):
-    """Is told the value of each call as soon as it is computed, also in branches and loop bodies.
+    """Gets the value of each call as soon as it is computed, also in branches and loop bodies.
 
-    Between ``enter`` and ``leave`` it is told values of the subgraph ``module``, which the node ``owner`` fetches.
+    ``enter`` begins a call of the subgraph ``module``, which the node ``owner`` fetches, ``leave`` ends it; values seen
+    in between are that subgraph's.
     """
 
     def see(self, node: Node, value: Any) -> None: ...
@@ -48,9 +49,9 @@ class Watch(Protocol):
 class GraphCode:
     """The Python code of a graph and of its subgraphs; ``function`` binds it to delegates.
 
-    ``parameters`` are the placeholders that a call passes, in order; ``constants`` has the values of the others.
-    ``layouts``: values that get a certain layout as soon as they are computed. ``watched``: the code tells a ``Watch``
-    its values. ``inside``: the graph is a subgraph.
+    ``parameters``: the placeholders that a call passes, in order. ``constants``: placeholder -> value, for all others.
+    ``layouts``: node -> the layout that its value gets as soon as it is computed. ``watched``: the code passes its
+    values to a ``Watch``. ``inside``: the graph is a subgraph.
     """
 
     def __init__(
@@ -75,22 +76,22 @@ class GraphCode:
         self._code = compile("\n".join(self._lines), self._file, "exec")
 
     def function(self, bind: BindDelegate, watch: Watch | None = None) -> Function:
-        """The graph as a function of its parameters that returns its outputs; any number of threads may call it.
+        """The graph as a function of its parameters that returns its outputs. It is thread-safe.
 
-        ``bind`` returns the function that runs a delegate.
+        ``bind`` returns the function that runs a delegate. ``watch`` gets the values, if the code is ``watched``.
         """
-        # a traceback finds `get_source` by `__name__` and `__loader__`, and the text is written only then
+        # tracebacks find `get_source` by `__name__` and `__loader__`, so the text is made only when one is printed
         names = {"__name__": self._file, "__loader__": self, "see": watch and watch.see, **self._bound}
         names |= {name: bind(module) for name, module in self._delegates.items()}
         for name, (owner, subgraph) in self._subgraphs.items():
             run = subgraph.function(bind, watch)
-            names[name] = _told_to_watch(run, watch, owner, subgraph._module) if watch and subgraph._watched else run
+            names[name] = _watched(run, watch, owner, subgraph._module) if watch and subgraph._watched else run
         exec(self._code, names)
         function: Function = names["run"]
         return function
 
     def get_source(self, name: str) -> str:
-        """What tracebacks show (PEP 302): each line with the operator, and the user's line that it comes from."""
+        """The source that tracebacks show (PEP 302), with each line's operator and the user's line as a comment."""
         lines = []
         for line, node in zip(self._lines, self._origins, strict=True):
             source = None if node is None else source_of(node)
@@ -99,14 +100,13 @@ class GraphCode:
         return "\n".join(lines)
 
     def _write(self, alive: set[Node]) -> None:
-        """Write one line for each call.
+        """Write a line for each call, and delete values after their last use, to hold no more memory than eager.
 
-        A value is deleted after its last use, so that no more memory is held than in eager. ``alive``: nodes whose
-        values are local variables of the function, and may be deleted.
+        ``alive``: nodes whose values are local variables of the function so far, and so may be deleted.
         """
-        last = {used: user for user in self._module.graph.nodes for used in user.all_input_nodes}
+        last_user = {used: user for user in self._module.graph.nodes for used in user.all_input_nodes}
         dying: dict[Node, list[Node]] = {}
-        for used, user in last.items():
+        for used, user in last_user.items():
             dying.setdefault(user, []).append(used)
         for node in self._module.graph.nodes:
             if node.op == "output":
@@ -118,10 +118,10 @@ class GraphCode:
                 self._line(f"{self._names[node]} = {self._call(node)}", node)
                 if self._watched:
                     self._line(f"see({self._bind(node)}, {self._names[node]})", node)
-                # an unused result is deleted at once; constants stay, because the next call needs them
-                done = [n for n in (*dying.get(node, ()), *([] if node in last else [node])) if n in alive]
-                if done:
-                    self._line(f"del {', '.join(self._names[n] for n in done)}", node)
+                # an unused result is deleted at once; constants are no locals, and stay for the next call
+                deleted = [n for n in (*dying.get(node, ()), *([] if node in last_user else [node])) if n in alive]
+                if deleted:
+                    self._line(f"del {', '.join(self._names[n] for n in deleted)}", node)
 
     def _line(self, text: str, node: Node) -> None:
         """Add a line of code that comes from ``node``."""
@@ -129,9 +129,9 @@ class GraphCode:
         self._origins.append(node)
 
     def _fetch(self, node: Node) -> None:
-        """Give the object that a ``get_attr`` node fetches a name.
+        """Give the object that a ``get_attr`` node fetches a name in the code.
 
-        A delegate or a subgraph becomes a function to call.
+        A delegate or a subgraph becomes a function.
         """
         value: Any = self._module
         for part in str(node.target).split("."):
@@ -148,26 +148,26 @@ class GraphCode:
             self._bound[name] = value
 
     def _call(self, node: Node) -> str:
-        """The expression for a call."""
+        """The Python expression for a call."""
         if node.target is CALL_DELEGATE:
             module, *inputs = node.args
             # a runtime gets its inputs with the strides that the backend saw
             layouts = (Layout.of(a.meta.get("val")) if isinstance(a, Node) else None for a in inputs)
-            given = [self._arranged(self._text(a), layout) for a, layout in zip(inputs, layouts, strict=True)]
-            text = f"{self._text(module)}({', '.join(given)})"
+            arguments = [self._arranged(self._text(a), layout) for a, layout in zip(inputs, layouts, strict=True)]
+            text = f"{self._text(module)}({', '.join(arguments)})"
         else:
-            given = [self._text(a) for a in node.args]
-            given += [f"**{{{k!r}: {self._text(v)}}}" for k, v in node.kwargs.items()]
-            text = f"{self._bind(RESHAPE if node.target in VIEWS else node.target)}({', '.join(given)})"
+            arguments = [self._text(a) for a in node.args]
+            arguments += [f"**{{{k!r}: {self._text(v)}}}" for k, v in node.kwargs.items()]
+            text = f"{self._bind(RESHAPE if node.target in VIEWS else node.target)}({', '.join(arguments)})"
             text = f"expect_rank({text}, {self._bind(node)})" if expects_rank(node, self._inside) else text
         return self._arranged(text, self._layouts.get(node))
 
     def _arranged(self, text: str, layout: Layout | None) -> str:
-        """The expression ``text``, its value brought into ``layout`` if that is given."""
+        """The expression ``text``, wrapped so that its value gets ``layout``; unchanged if that is None."""
         return text if layout is None else f"arrange({text}, {self._bind(layout)})"
 
     def _text(self, value: Any) -> str:
-        """An argument as a Python expression; an object that contains no value of the graph is bound to a name."""
+        """An argument as a Python expression. An object without values of the graph becomes a name in the code."""
         if isinstance(value, Node):
             return self._names[value]
         if isinstance(value, slice):
@@ -180,19 +180,19 @@ class GraphCode:
         return repr(value) if value is None or type(value) in (bool, int) else self._bind(value)
 
     def _bind(self, value: Any) -> str:
-        """A new name in the code for an object."""
+        """Add an object to the code's globals; returns its name."""
         name = f"c{len(self._bound)}"
         self._bound[name] = value
         return name
 
 
 def is_observable(owner: Node) -> bool:
-    """Whether a watch can be told what happens in the subgraph that ``owner`` fetches."""
+    """Whether a ``Watch`` can see the values in the subgraph that ``owner`` fetches."""
     return all(getattr(user.target, "__name__", "") in OBSERVABLE for user in owner.users)
 
 
-def _told_to_watch(run: Function, watch: Watch, owner: Node, module: GraphModule) -> Function:
-    """``run``, the function of a subgraph, telling ``watch`` when it begins and ends."""
+def _watched(run: Function, watch: Watch, owner: Node, module: GraphModule) -> Function:
+    """``run``, the function of a subgraph, which also tells ``watch`` when a call of it begins and ends."""
 
     def call(*inputs: Any) -> Any:
         watch.enter(owner, module, inputs)

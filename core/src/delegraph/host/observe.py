@@ -1,4 +1,4 @@
-"""Runs a lowered program so that its values can be seen, also those inside of delegates whose runtime tells them."""
+"""Runs a lowered program and passes its values to an observer, with those inside of delegates if runtimes have them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .executor import Delegates, Executable, LoadedDelegate
 
 
 class ObservedExecutable(Executable):
-    """A method in its initial state. Each call tells ``observer`` the values that it computes."""
+    """A method in its initial state that passes every value that a call computes to ``observer``."""
 
     def __init__(self, executable: Executable, observer: Observer, delegates: Iterable[DelegateInfo]) -> None:
         super().__init__(executable._method, executable._delegates)
@@ -22,10 +22,11 @@ class ObservedExecutable(Executable):
         self._infos = {info.module: info for info in delegates}
 
     def _function(self) -> Callable[..., Any]:
-        """The program's code, telling the observer when a call begins and ends."""
+        """The program's code, which also tells the observer when a call begins and ends."""
         run = self._method.watched_code.function(self._bind, self._observer)
 
         def watched(*values: Any) -> Any:
+            """One call, from ``begin`` to ``end``."""
             self._observer.begin(dict(zip(self._method.parameters, values, strict=True)))
             results = run(*values)
             self._observer.end()
@@ -34,13 +35,13 @@ class ObservedExecutable(Executable):
         return watched
 
     def _bind(self, module: LoweredBackendModule) -> Callable[..., Any]:
-        """The delegate of ``module``, telling the observer the values inside of it."""
+        """The delegate of ``module``, which also passes the values inside of it to the observer."""
         assert self._delegates is not None
         return _Observed(module, self._delegates, partial(self._observer.inside, self._infos[module]))
 
 
 class _Observed(LoadedDelegate):
-    """A delegate that tells the values inside of it, if its runtime does."""
+    """A delegate that passes the values inside of it to ``tell``, if its runtime can return them."""
 
     def __init__(self, module: LoweredBackendModule, delegates: Delegates, tell: Callable[[Inside], None]) -> None:
         super().__init__(module, delegates)
@@ -52,9 +53,10 @@ class _Observed(LoadedDelegate):
         return partial(self._observe, runtime) if self._observes else runtime.load
 
     def _observe(self, runtime: type[BackendRuntime], *parts: Any) -> Callable[..., Any]:
-        """The observed delegate, made once for all verifications of a program, since making it takes longer than a run.
+        """The observed delegate. It is made once for all observed runs of a program, since making it is slow.
 
-        A runtime that is not thread-safe does not share it: its next call may overwrite the values of this one.
+        A runtime that is not thread-safe makes a new one each time: its next call may overwrite the values of an
+        earlier one.
         """
         observers = self._delegates.observers(self._module) if runtime.thread_safe else {}
         if self._module not in observers:
@@ -62,30 +64,30 @@ class _Observed(LoadedDelegate):
         return observers[self._module]
 
     def _wrap(self, run: Callable[..., Any]) -> Delegate:
-        """The observed delegate as one that returns outputs only, and tells the rest."""
+        """``run`` as a function that returns the outputs only, and passes the inner values to ``tell``."""
         if not self._observes:
             return run
 
         def call(*args: Any) -> tuple[Any, ...]:
-            outputs, inside = self._told(run(*args))
+            outputs, inside = self._checked(run(*args))
             self._tell(inside)
             return outputs
 
         return call
 
-    def _told(self, returned: Any) -> tuple[tuple[Any, ...], Inside]:
-        """The outputs and inner values that the observed delegate returned.
+    def _checked(self, returned: Any) -> tuple[tuple[Any, ...], Inside]:
+        """``returned``, if it is a pair of outputs and inner values as ``BackendRuntime.observe`` asks for.
 
-        ContractViolation if they have another form. A tensor in place of a list of tensors is refused: it would be
-        taken for the list of its rows.
+        Raises ContractViolation otherwise, also for a tensor in place of a list of tensors: it would be taken for a
+        list of its rows.
         """
-        whose = f"observe of the runtime of {self._module.backend_id} makes a delegate that"
+        subject = f"observe of the runtime of {self._module.backend_id} makes a delegate that"
         wanted = "its outputs, and a mapping from delegate debug identifiers to lists of tensors"
         if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping)):
-            text = f"{whose} returned {type(returned).__name__}; it returns {wanted}"
+            text = f"{subject} returned {type(returned).__name__}; it returns {wanted}"
             raise ContractViolation("contract-violation", text)
         for identifier, values in returned[1].items():
             if not isinstance(values, (tuple, list)):
-                text = f"{whose} told {type(values).__name__} under {identifier!r}; it returns {wanted}"
+                text = f"{subject} returned {type(values).__name__} for {identifier!r}; it returns {wanted}"
                 raise ContractViolation("contract-violation", text)
         return returned

@@ -1,6 +1,6 @@
 """Eager PyTorch with its results rounded otherwise, or with equal elements in another order.
 
-What it then returns is as right as what it returned at first. Rounding at random is the method CESTAC
+What it then returns is as right as what it returned at first. Rounding at random is the method called CESTAC
 (https://doi.org/10.1016/0378-4754(93)90003-D).
 """
 
@@ -45,11 +45,11 @@ A number whose last bits are 0 has few digits, as a count or a half has.
 class OtherRounding(TorchDispatchMode):
     """A mode in which eager PyTorch's results are off by up to ``share`` of the tolerance of their type.
 
-    ``what``: "rounding" changes the last digits of each result at random. "order" leaves all values as they are, but
-    among elements that are about equal the later ones count as larger. A ``sign`` of -1 does the opposite.
+    ``what`` "rounding" changes the last digits of each result at random. ``what`` "order" leaves all values as they
+    are, but lets later elements count as larger than earlier ones that are about equal. ``sign`` -1 does the opposite.
     """
 
-    supports_higher_order_operators = True  # what a branch, a loop or a delegate returns is taken as it is
+    supports_higher_order_operators = True  # results of branches, loops and delegates are not changed
 
     def __init__(self, what: Literal["order", "rounding"], share: float, sign: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -57,8 +57,9 @@ class OtherRounding(TorchDispatchMode):
         self._random = torch.Generator().manual_seed(0) if what == "rounding" else None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Call ``func``, and change its results if it rounds, or the choice if it picks elements."""
         kwargs = kwargs or {}
-        if func in _PICKS and not kwargs.get("stable"):  # torch says of stable sorting which of equals comes first
+        if func in _PICKS and not kwargs.get("stable"):  # a stable sort has no choice among equal elements
             return self._pick(func, args, kwargs)
         returned = func(*args, **kwargs)
         if self._random is not None and isinstance(func, OpOverload):
@@ -69,7 +70,7 @@ class OtherRounding(TorchDispatchMode):
         return returned
 
     def _round(self, result: torch.Tensor) -> torch.Tensor:
-        """Change the last digits of each element in place. Numbers of few digits are exact as a rule, and stay."""
+        """Change the last digits of each element in place. A number of few digits is mostly exact, and is kept."""
         if result.dtype in _LAST_BITS and result.layout is torch.strided:
             integers, mask = _LAST_BITS[result.dtype]
             few = (result.view(integers) & mask) == 0
@@ -77,32 +78,36 @@ class OtherRounding(TorchDispatchMode):
         return result
 
     def _pick(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What ``func``, which returns positions, returns if elements that are about equal are in another order."""
-        named = func._schema.arguments
-        given = zip((a.name for a in named), args, strict=False)
-        bound = {**{a.name: a.default_value for a in named}, **dict(given), **kwargs}
-        source, dim = bound["self"], bound["dim"]
+        """The result of ``func``, which returns positions, with elements that are about equal in another order."""
+        schema = func._schema.arguments
+        positional = zip((a.name for a in schema), args, strict=False)
+        arguments = {**{a.name: a.default_value for a in schema}, **dict(positional), **kwargs}
+        source, dim = arguments["self"], arguments["dim"]
         returned = func(self._reordered(source, dim), *args[1:], **kwargs)
         if isinstance(returned, torch.Tensor):
             return returned
         positions = returned[1]  # the values are those of the source
-        kept = positions.dim() == source.dim()
-        values = source.gather(dim, positions if kept else positions.unsqueeze(dim))
-        return values if kept else values.squeeze(dim), positions
+        keeps_dim = positions.dim() == source.dim()
+        values = source.gather(dim, positions if keeps_dim else positions.unsqueeze(dim))
+        return values if keeps_dim else values.squeeze(dim), positions
 
     def _reordered(self, source: torch.Tensor, dim: int | None) -> torch.Tensor:
-        """``source`` in float64, moved by so little that only elements that are about equal have another order."""
+        """``source`` in float64, changed by so little that only elements that are about equal change their order."""
         wide = source.double()
         finite = wide.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs()
         largest = float(finite.max()) if finite.numel() else 0.0
         if largest > 2**50 and not source.is_floating_point():  # float64 does not hold the difference
             return source
-        beyond = 2 * largest or 1.0  # where infinities go, which are equal to each other as well
-        by = self._size(source.dtype) * beyond if source.is_floating_point() else 0.25
-        return wide.nan_to_num(nan=torch.nan, posinf=beyond, neginf=-beyond) + by * self._noise(wide, dim)
+        limit = 2 * largest or 1.0  # replaces infinities, which are equal to each other, too
+        step = self._size(source.dtype) * limit if source.is_floating_point() else 0.25
+        return wide.nan_to_num(nan=torch.nan, posinf=limit, neginf=-limit) + step * self._noise(wide, dim)
 
     def _noise(self, like: torch.Tensor, dim: int | None = None) -> torch.Tensor:
-        """Numbers from -1 to 1, away from 0: at random, or rising along ``dim`` (None: along all elements)."""
+        """Factors between -1 and 1 for the elements of ``like``.
+
+        For rounding they are random, and at least 0.5 from 0. For order they rise along ``dim`` (None: along all
+        elements).
+        """
         if self._random is not None:
             wide = torch.float64 if like.dtype is torch.float64 else torch.float32
             noise = torch.rand(like.shape, generator=self._random, dtype=wide) - 0.5
@@ -114,6 +119,6 @@ class OtherRounding(TorchDispatchMode):
         return rising.reshape([-1 if d == dim % like.dim() else 1 for d in range(like.dim())])
 
     def _size(self, dtype: torch.dtype) -> float:
-        """How far a result of this type is off, relative to its value; at least one last digit."""
+        """The relative change of a result of this type; at least one last digit."""
         tolerance = TOLERANCES.get(str(dtype).removeprefix("torch."), 0.0)
         return max(self._share * tolerance, torch.finfo(dtype).eps)

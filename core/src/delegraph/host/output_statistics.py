@@ -21,15 +21,16 @@ TOLERANCES = {
 
 
 class OutputStatistics(NamedTuple):  # no frozen dataclass, which takes thrice as long: a verification makes thousands
-    """How one output compares.
+    """How one output compares with eager's.
 
-    Largest absolute difference, largest value of eager, and elements that cannot be compared. ``mismatched`` counts
-    elements that are NaN or infinite on one side, and not the same on the other. Integer and boolean outputs are
-    compared exactly; their ``max_abs_error`` is one of integers. An output that is no number, such as None, counts as
-    one element that is the same or not. ``dtype`` is eager's. ``remark`` says that eager disagrees with itself, and
-    could have returned something else as well; the figures are then those beside the nearest such result. ``snr`` is
-    the signal-to-noise ratio in dB, 10 log10(sum of eager's squares / sum of squared differences) over finite elements;
-    None if there is no difference, or nothing but difference.
+    ``max_abs_error``: the largest absolute difference. ``max_abs_value``: the largest absolute value of eager. Both
+    leave out elements that are not finite. ``mismatched``: the number of elements that are NaN or infinite on one side,
+    and not the same on the other. Integers and booleans have to be equal. An output that is no number, such as None,
+    counts as one element, which is mismatched unless it is equal. ``dtype`` is eager's.
+
+    ``remark``: a note that eager disagrees with itself; the figures then compare with the nearest result that eager
+    gave. ``snr``: the signal-to-noise ratio in dB, 10 log10(sum of eager's squares / sum of squared differences) over
+    finite elements; None if there is no difference, or no signal.
     """
 
     name: str
@@ -43,7 +44,7 @@ class OutputStatistics(NamedTuple):  # no frozen dataclass, which takes thrice a
 
     @property
     def relative_error(self) -> float:
-        """Largest difference divided by the largest value; 0 if both are 0."""
+        """The largest difference divided by the largest value; 0 if there is no difference."""
         return divide_error(self.max_abs_error, self.max_abs_value)
 
     def to_json(self) -> dict[str, Any]:
@@ -51,7 +52,7 @@ class OutputStatistics(NamedTuple):  # no frozen dataclass, which takes thrice a
         return {k: finite(v) for k, v in {**self._asdict(), "relative_error": self.relative_error}.items()}
 
     def agrees(self, tolerance: float | None = None) -> bool:
-        """Whether the difference is within ``tolerance``, by default that of ``TOLERANCES``."""
+        """Whether the relative error is within ``tolerance``; None takes that of ``TOLERANCES``."""
         accepted = TOLERANCES.get(self.dtype, 0.0) if tolerance is None else tolerance
         return not self.mismatched and self.relative_error <= accepted
 
@@ -64,7 +65,7 @@ class OutputStatistics(NamedTuple):  # no frozen dataclass, which takes thrice a
 
 
 def compare(name: str, got: Any, wanted: Any) -> OutputStatistics:
-    """The figures of one value, ``got``; ``wanted`` is eager's."""
+    """Compare the value ``got`` with eager's, ``wanted``; ``name`` is the name of the output."""
     dtype = str(wanted.dtype).removeprefix("torch.") if isinstance(wanted, torch.Tensor) else type(wanted).__name__
     if not all(isinstance(v, (torch.Tensor, bool, int, float, complex)) for v in (got, wanted)):
         return OutputStatistics(name, (), 0.0, 0.0, int(type(got) is not type(wanted) or got != wanted), dtype)
@@ -75,40 +76,40 @@ def compare(name: str, got: Any, wanted: Any) -> OutputStatistics:
     # float64 has 53 bits and may hide a difference of integers
     if isinstance(got, torch.Tensor) and got.dtype is torch.int64 is wanted.dtype:
         error = error.maximum((got != wanted).to(error.dtype))
-    value, largest, odd = b, _largest(error), 0
+    value, largest, mismatched = b, _largest(error), 0
     if not math.isfinite(largest):  # else everything is finite
         same = (a == b) | (a.isnan() & b.isnan())
         both = a.isfinite() & b.isfinite()
         error, value = (torch.where(both, x, 0.0) for x in (error, b))
-        largest, odd = _largest(error), int((~both & ~same).sum())
+        largest, mismatched = _largest(error), int((~both & ~same).sum())
     snr = decibels(*(float(torch.linalg.vector_norm(x)) for x in (value, error))) if largest else None
-    return OutputStatistics(name, tuple(b.shape), largest, _largest(value), odd, dtype, snr=snr)
+    return OutputStatistics(name, tuple(b.shape), largest, _largest(value), mismatched, dtype, snr=snr)
 
 
 def finite(value: Any) -> Any:
-    """The value; None for a number that JSON does not have."""
+    """``value``, or None for an infinite float or NaN, which JSON does not have."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def divide_error(error: float, largest: float) -> float:
-    """A difference divided by the largest value; 0 if both are 0."""
+    """``error / largest``; 0 if there is no error, infinite if only ``largest`` is 0."""
     if error == 0:
         return 0.0
     return error / largest if largest else math.inf
 
 
 def decibels(signal: float, noise: float) -> float | None:
-    """The ratio of two norms in dB; None if one of them is 0 or not finite."""
+    """The ratio of two norms in dB; None if it is 0, infinite or NaN."""
     ratio = signal / noise if noise else math.inf
     return 20 * math.log10(ratio) if 0 < ratio < math.inf else None
 
 
 def _wide(value: Any) -> torch.Tensor:
-    """The value in float64, or complex128."""
+    """A number or tensor as a tensor of float64 or complex128."""
     tensor = torch.as_tensor(value).detach()
     return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
 def _largest(tensor: torch.Tensor) -> float:
-    """The largest absolute value; 0 of an empty tensor."""
+    """The largest absolute value; 0 if the tensor is empty."""
     return float(tensor.abs().max()) if tensor.numel() else 0.0

@@ -27,16 +27,15 @@ _HINT = "call it with a size of at least 2, or export a program of its own for t
 
 
 def expects_rank(node: Node, inside: bool) -> bool:
-    """Whether ``node`` may return fewer dimensions than were recorded, and something relies on their number.
+    """Whether ``node`` is a squeeze that may drop a dimension that was recorded, and something relies on its rank.
 
-    Operators that compute element by element do not rely on it, nor do outputs, unless the graph is ``inside`` of
-    another.
+    Element-wise operators do not rely on it, nor do outputs, unless the graph is a subgraph (``inside``).
     """
     return node.target in _SQUEEZES and bool(_droppable(node)) and _is_counted_on(node, inside)
 
 
 def expect_rank(value: torch.Tensor, node: Node) -> torch.Tensor:
-    """``value``, the result of a squeeze; raises InputError if that dropped a dimension that was recorded."""
+    """Return ``value``, the result of the squeeze ``node``. Raises InputError if its rank is not the recorded one."""
     if value.dim() == node.meta["val"].dim():
         return value
     dims = ", ".join(str(d) for d in _droppable(node))
@@ -47,16 +46,16 @@ def expect_rank(value: torch.Tensor, node: Node) -> torch.Tensor:
 
 
 def _droppable(node: Node) -> list[int]:
-    """The dimensions of dynamic size that a squeeze drops if their size is 1."""
+    """The dynamic dimensions that a squeeze drops if their size is 1."""
     operand: Any = node.args[0]
     shape = operand.meta["val"].shape
-    asked: Any = node.args[1] if len(node.args) > 1 else range(len(shape))
-    dims = [asked] if isinstance(asked, int) else asked
+    argument: Any = node.args[1] if len(node.args) > 1 else range(len(shape))
+    dims = [argument] if isinstance(argument, int) else argument
     return sorted(d % len(shape) for d in dims if shape and isinstance(shape[d], torch.SymInt))
 
 
 def _is_counted_on(node: Node, inside: bool) -> bool:
-    """Whether something that uses ``node``, directly or through element-wise operators, relies on its dimensions."""
+    """Whether a user of ``node``, direct or through element-wise operators, relies on its rank."""
     seen, waiting = {node}, [node]
     while waiting:
         for user in waiting.pop().users:
@@ -69,7 +68,10 @@ def _is_counted_on(node: Node, inside: bool) -> bool:
 
 
 def failed_at(program: ExportedProgram, inputs: Sequence[Any], error: Exception) -> InputError | None:
-    """The error in the user's terms, if an input has a size that torch did not trace the program for; else None."""
+    """An InputError that explains ``error``, if an input has a size for which torch did not trace the program.
+
+    None if all sizes are at least 2, so that the error has another cause.
+    """
     for node, value in zip(user_inputs(program), inputs, strict=True):
         recorded = node.meta.get("val")
         for dim, size in enumerate(recorded.shape if isinstance(recorded, torch.Tensor) else ()):

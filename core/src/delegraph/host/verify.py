@@ -15,7 +15,7 @@ from .output_statistics import OutputStatistics, compare, finite
 
 @dataclass(frozen=True, repr=False)
 class Verification:
-    """How every output compares with eager PyTorch's."""
+    """How the outputs of a call compare with eager PyTorch's; one entry for each output."""
 
     outputs: tuple[OutputStatistics, ...]
 
@@ -26,7 +26,11 @@ class Verification:
         return cls(tuple(compare(f"output_{k}", a, b) for k, (a, b) in enumerate(pairs)))
 
     def settled(self, got: Any, wanted: Any, run: Callable[[Any], Any]) -> Verification:
-        """Beside eager as it decides where it disagrees with itself; ``run`` calls it in a torch dispatch mode."""
+        """The same, with outputs that differ compared again where eager disagrees with itself.
+
+        ``got`` and ``wanted`` are the results that were compared. ``run(mode)`` calls eager in a torch dispatch mode.
+        See ``undecided.settle``.
+        """
         from .undecided import settle
 
         return self if self.agrees() else Verification(settle(self.outputs, got, wanted, run))
@@ -40,23 +44,23 @@ class Verification:
 
     @property
     def relative_error(self) -> float:
-        """The largest relative error of all outputs; infinite if elements differ in being finite."""
+        """The largest relative error of all outputs; infinite if some are NaN or infinite on one side only."""
         if any(o.mismatched for o in self.outputs):
             return float("inf")
         return max((o.relative_error for o in self.outputs), default=0.0)
 
     def to_json(self) -> dict[str, Any]:
-        """As a dictionary; infinite figures, which JSON lacks, become None."""
+        """A dictionary of plain values; infinite figures, which JSON lacks, become None."""
         rows = [o.to_json() for o in self.outputs]
         return {"relative_error": finite(self.relative_error), "agrees": self.agrees(), "outputs": rows}
 
     def agrees(self, tolerance: float | None = None) -> bool:
-        """Whether every output is within ``tolerance`` (by default that of its type in ``TOLERANCES``)."""
+        """Whether every output is within ``tolerance``; None takes the tolerance of its type in ``TOLERANCES``."""
         return all(o.agrees(tolerance) for o in self.outputs)
 
     @classmethod
     def worst_of(cls, several: Sequence[Verification]) -> Verification:
-        """The worst figures of each output over ``several`` verifications of one method, with different inputs."""
+        """For each output, the worst of ``several`` verifications of one method with different inputs."""
         columns = zip(*(v.outputs for v in several), strict=True)
         return Verification(tuple(map(_worst, columns)))
 
@@ -65,6 +69,6 @@ class Verification:
 
 
 def _worst(column: Sequence[OutputStatistics]) -> OutputStatistics:
-    """The worst figures of one output; what was remarked in another run stays said."""
+    """The worst figures in ``column``, one output in several runs, with the remark of any run."""
     worst = max(column, key=lambda o: (not o.agrees(), o.mismatched, o.relative_error))
     return worst._replace(remark=worst.remark or next(filter(None, (o.remark for o in column)), ""))

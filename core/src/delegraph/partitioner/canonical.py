@@ -30,6 +30,7 @@ class AllNodePartitioner(Partitioner):
         self.delegation_spec = DelegationSpec(backend_id, compile_specs)
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """Tag all calls of the program, its constants, and the buffers that it writes."""
         tag = self.delegation_spec.backend_id
         for node in exported_program.graph.nodes:
             if node.op == "call_function":
@@ -45,10 +46,10 @@ class AllNodePartitioner(Partitioner):
 
 
 class PatternPartitioner(CapabilityPartitioner):
-    """Gives a backend the calls that ``patterns(exported_program)`` lists, and others that ``why_not`` does not refuse.
+    """Gives a backend the calls that ``patterns(exported_program)`` lists, and others for which ``why_not`` is None.
 
     ``patterns`` may be ``matches(...)``, or any function that returns lists of nodes. All calls of a list share a
-    partition or stay behind together; with ``grouped=False`` they are accepted one by one. ``options`` are those of
+    partition or all stay on the host; with ``grouped=False`` they are accepted one by one. ``options`` are those of
     ``CapabilityPartitioner``.
     """
 
@@ -62,40 +63,42 @@ class PatternPartitioner(CapabilityPartitioner):
         grouped: bool = True,
         **options: Any,
     ) -> None:
-        listed = _ListedOrOtherwise(patterns, why_not)
+        listed = _PatternSupport(patterns, why_not)
         groups = (lambda program: listed.lists) if grouped else None
         super().__init__(listed, backend_id, compile_specs, groups=groups, **options)
 
 
-class _ListedOrOtherwise(Predicate):
-    """A support check that takes listed calls, and other calls that ``otherwise`` gives no reason against."""
+class _PatternSupport(Predicate):
+    """A support check that takes listed calls, and any other call for which ``otherwise`` returns None."""
 
     def __init__(self, patterns: NodeLists, otherwise: WhyNot) -> None:
-        super().__init__(self._unless_listed)
+        super().__init__(self._why_not_taken)
         self._patterns, self._otherwise = patterns, otherwise
         self.lists: list[Sequence[Node]] = []
         self._taken: set[Node] = set()
 
     def begin(self, exported_program: ExportedProgram) -> None:
+        """List the calls of a new program that match the patterns."""
         super().begin(exported_program)
         self.lists = [list(nodes) for nodes in self._patterns(exported_program)]
         self._taken = {n for nodes in self.lists for n in nodes}
 
-    def _unless_listed(self, node: Node) -> str | None:
+    def _why_not_taken(self, node: Node) -> str | None:
+        """None for a listed call; the answer of ``otherwise`` for any other."""
         return None if node in self._taken else self._otherwise(node)
 
 
 def matches(*patterns: Graph | ExportedProgram) -> NodeLists:
-    """A function that lists, for a program, the calls in each place where one of ``patterns`` occurs.
+    """A function that lists, for a program, the calls at each place where one of ``patterns`` occurs.
 
     A pattern is the graph of an exported module, such as ``torch.export.export(module, inputs)``. Its placeholders,
-    parameters among them, match any value; its numbers have to be equal. Matches of one pattern never overlap (torch's
-    ``SubgraphMatcher`` finds them).
+    which include parameters, match any value; its numbers must be equal. Matches of one pattern never overlap, since
+    torch's ``SubgraphMatcher`` finds them.
     """
     graphs = [p.graph if isinstance(p, ExportedProgram) else p for p in patterns]
 
     def find(exported_program: ExportedProgram) -> list[Sequence[Node]]:
-        """The calls in each place of the program where a pattern occurs."""
+        """The calls at each place of the program where a pattern occurs."""
         matchers = [SubgraphMatcher(graph) for graph in graphs]
         places = [place for matcher in matchers for place in matcher.match(exported_program.graph)]
         return [[n for p, n in place.nodes_map.items() if p.op == "call_function"] for place in places]

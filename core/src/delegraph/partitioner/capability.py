@@ -25,22 +25,24 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
 WhyNot = Callable[["Node"], str | None]
-"""A function that says why a node is not taken, in the user's terms; None if it may be."""
+"""A function that returns why a node is not taken, in the user's terms, or None."""
 NodeLists = Callable[["ExportedProgram"], Iterable[Sequence["Node"]]]
-"""A function that lists nodes of the program that it is given."""
+"""A function from a program to lists of its nodes."""
 
 
 class Predicate:
-    """Makes a ``Support`` of a plain ``why_not(node)``. Deterministic calls on constants alone are constant."""
+    """A ``Support`` made of a plain ``why_not(node)``. Deterministic calls on constants alone count as constant."""
 
     def __init__(self, why_not: WhyNot) -> None:
         self.why_not = why_not
         self._constant: set[Node] = set()
 
     def begin(self, exported_program: ExportedProgram) -> None:
+        """Begin with a new program, whose constant placeholders are the first constants."""
         self._constant = constant_placeholders(exported_program)
 
     def is_constant(self, node: Node) -> bool:
+        """Whether ``node`` computes a constant; asked in graph order, so operands are known."""
         tags = getattr(node.target, "tags", ())
         known = torch.Tag.nondeterministic_seeded not in tags and all(i in self._constant for i in node.all_input_nodes)
         if known:
@@ -48,6 +50,7 @@ class Predicate:
         return known
 
     def partition_why_not(self, nodes: Sequence[Node]) -> Mapping[Node, str]:
+        """{}: a plain function refuses no partition as a whole."""
         return {}
 
 
@@ -55,14 +58,14 @@ class CapabilityPartitioner(Partitioner):
     """Gives a backend every node that it takes, in the fewest partitions that leave no cycle.
 
     ``support`` is a function ``why_not(node) -> str | None``, or a ``Support``. ``additional_checks`` are more such
-    functions, which are asked before it; the first reason counts. Constants, and calls that compute from constants
+    functions, asked before ``support``; the first reason counts. Constants, and calls that compute from constants
     alone, go into every partition that uses them. Every refusal is kept with its reason.
 
-    ``groups(exported_program)`` lists calls that share a partition or have none, for example calls that are fused;
-    groups that overlap count as one. With ``connected_only`` a partition is a connected part of the graph. ``largest``
-    limits its number of operators. Without ``allows_single_node_partition`` an operator alone is no partition, unless
-    it is in ``allowed_single_node_partition_ops``. Operators in ``non_compute_ops`` are not counted there, and never
-    make a partition by themselves.
+    ``groups(exported_program)`` lists calls that share a partition or all stay on the host, for example calls that are
+    fused; groups that overlap count as one. With ``connected_only`` a partition is a connected part of the graph.
+    ``largest`` limits its number of operators. Without ``allows_single_node_partition``, an operator alone is no
+    partition unless it is in ``allowed_single_node_partition_ops``. Operators in ``non_compute_ops`` do not count for
+    that, and are never a partition by themselves.
     """
 
     def __init__(
@@ -90,9 +93,9 @@ class CapabilityPartitioner(Partitioner):
         self.non_compute_ops = _operators(non_compute_ops)
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Tag what the backend takes, and list the rest with reasons.
+        """Tag the nodes that the backend takes, and list the others with reasons.
 
-        Constant calls that the host needs as well (``also_on_host``) are in both.
+        A constant call that the host needs as well is tagged and listed.
         """
         search = _Search(self, exported_program)
         parts, also_on_host = search.parts(), search.copied()
@@ -102,21 +105,21 @@ class CapabilityPartitioner(Partitioner):
         return PartitionResult(exported_program, specs, refusals=search.refusals(also_on_host))
 
 
-def _operators(given: Iterable[Any]) -> frozenset[OpOverload]:
-    """The operators that the user lists; OptionError for something else."""
-    listed = frozenset(given)
-    for op in listed:
+def _operators(operators: Iterable[Any]) -> frozenset[OpOverload]:
+    """The operators that the user lists, as a set. Raises OptionError for anything that is no overload."""
+    unique = frozenset(operators)
+    for op in unique:
         if not isinstance(op, OpOverload):
             text = f"operators are named as torch.ops.aten.view.default is, not {op!r}"
             raise OptionError("option-invalid", text)
-    return listed
+    return unique
 
 
 class _Search:
-    """The search for the partitions of one program.
+    """The search for the partitions of one program, by the partitioner ``who``.
 
-    ``refused``: node -> why it stays behind, as far as that is known yet. ``final``: refused nodes that should not be
-    decomposed either. ``constant``: accepted calls that compute constants. Each partition computes its own copy of a
+    ``refused``: node -> why it stays on the host, as known so far. ``final``: refused nodes that are not to be
+    decomposed either. ``constant``: accepted calls that compute constants. Each partition has its own copy of a
     constant that it uses, so such calls never tie two partitions together, and belong to no group. ``unreadable``:
     placeholders of constants that cannot be stored -> why.
     """
@@ -128,8 +131,10 @@ class _Search:
         self.final: set[Node] = set()
         self.constant: set[Node] = set()
         stored = [(n, s) for n, s in placeholders(program) if s.kind in CONSTANT_KINDS]
-        why = {n: (s.target, why_no_bytes(constant_tensor(program, s))) for n, s in stored}
-        self.unreadable = {n: f"{name} cannot be stored: {reason}" for n, (name, reason) in why.items() if reason}
+        why_by_node = {n: (s.target, why_no_bytes(constant_tensor(program, s))) for n, s in stored}
+        self.unreadable = {
+            n: f"{name} cannot be stored: {reason}" for n, (name, reason) in why_by_node.items() if reason
+        }
         self.support.begin(program)
         for node in self.calls:
             reason = self._why_not(node)
@@ -140,43 +145,47 @@ class _Search:
         self.groups = [list(group) for group in who.groups(program)] if who.groups else []
 
     def parts(self) -> list[list[Node]]:
-        """The partitions: group the accepted calls, ask about each group, and group again without what was refused."""
-        # Cheap answers come first: a partition is only asked about when no named group will change it any more, and
-        # only called too small when the backend has no objection that would make it smaller.
+        """The partitions, each a list of nodes in graph order.
+
+        Groups the accepted calls, asks the backend about each partition, and groups again without what it refused,
+        until it refuses nothing.
+        """
+        # Cheap checks come first. The backend is asked about partitions only when no group changes them any more. A
+        # partition is called too small only when the backend refuses nothing that would make another one smaller.
         while True:
-            named = [[n for n in group if n not in self.constant] for group in self.groups]
-            groups = Groups(named, self.calls, self.who.largest)
+            computing = [[n for n in group if n not in self.constant] for group in self.groups]
+            groups = Groups(computing, self.calls, self.who.largest)
             self._refuse(groups.broken(self.refused), final=True)
-            parts, apart = self._group(groups)
-            late: dict[Node, str] = {}
-            small: dict[Node, str] = {}
-            if not apart:
+            parts, by_groups = self._group(groups)
+            by_backend: dict[Node, str] = {}
+            too_small: dict[Node, str] = {}
+            if not by_groups:
                 for part in parts:
-                    late.update(self.support.partition_why_not(_with_constants(part, self.constant)))
-            if not apart and not late:
+                    by_backend.update(self.support.partition_why_not(_with_constants(part, self.constant)))
+            if not by_groups and not by_backend:
                 for part in parts:
-                    small.update(self._why_too_small(part))
-            if not apart and not late and not small:
+                    too_small.update(self._why_too_small(part))
+            if not by_groups and not by_backend and not too_small:
                 return parts
-            self._refuse(late)
-            self._refuse({**apart, **small}, final=True)
+            self._refuse(by_backend)
+            self._refuse({**by_groups, **too_small}, final=True)
 
     def _group(self, groups: Groups) -> tuple[list[list[Node]], dict[Node, str]]:
-        """The partitions of the calls that are accepted now, and calls that their groups keep out of any."""
+        """The partitions of the calls accepted so far; and calls that their groups keep out of any, with reasons."""
         accepted = {n for n in self.calls if n not in self.refused}
-        floating = self._unplaced_constants()
-        listed, apart = groups.units([n for n in self.calls if n not in floating], accepted)
-        level = levels(listed, accepted)
-        sink(listed, level, accepted)
-        parts = group_by_level(listed, level, accepted)
+        unplaced = self._unplaced_constants()
+        ordered, kept_out = groups.units([n for n in self.calls if n not in unplaced], accepted)
+        level = levels(ordered, accepted)
+        sink(ordered, level, accepted)
+        parts = group_by_level(ordered, level, accepted)
         if self.who.connected_only:
             parts = [component for part in parts for component in connected_components(part)]
         if self.who.largest is not None:
-            parts = [small for part in parts for small in limit(part, self.who.largest)]
-        return [flatten(part, groups.position) for part in parts], apart
+            parts = [piece for part in parts for piece in limit(part, self.who.largest)]
+        return [flatten(part, groups.position) for part in parts], kept_out
 
     def _why_not(self, node: Node) -> str | None:
-        """Why a call stays behind; None if the backend takes it."""
+        """Why a call stays on the host; None if the backend takes it."""
         if node.target is CALL_DELEGATE:
             return "a delegate already"
         if node.target is operator.getitem:
@@ -193,21 +202,21 @@ class _Search:
         return self._why_no_bytes(node) if why is None else why
 
     def _why_no_bytes(self, node: Node) -> str | None:
-        """Why a call stays behind because of the kind of tensor that it reads or makes; None if there is no reason."""
+        """Why a call stays on the host because a tensor that it reads or returns is not plain; None if all are."""
         for value in (*node.all_input_nodes, node):
             val = value.meta.get("val")
             # nearly all are plain fake tensors, and comparing the type is much faster
             wraps = type(val) is not FakeTensor and is_traceable_wrapper_subclass(val)
             if value in self.unreadable or wraps:
                 self.final.add(node)
-                wrapped = f"{value.name} is a {type(val).__name__}, and delegates pass plain tensors"
-                return self.unreadable.get(value, wrapped)
+                default = f"{value.name} is a {type(val).__name__}, and delegates pass plain tensors"
+                return self.unreadable.get(value, default)
         return None
 
     def _is_constant(self, node: Node) -> bool:
-        """Whether each partition can compute ``node`` for itself: its operands are constants, too, or it has none.
+        """Whether every partition can compute ``node`` by itself: all of its computed operands are constants.
 
-        ``zeros_like(y)`` is a constant, but cannot be computed without ``y``.
+        ``zeros_like(y)`` has a constant value, but cannot be computed without ``y``.
         """
         if node.target is operator.getitem:
             return node.args[0] in self.constant
@@ -215,7 +224,10 @@ class _Search:
         return all(i in self.constant for i in computed) and self.support.is_constant(node)
 
     def _refuse(self, reasons: Mapping[Node, str], final: bool = False) -> None:
-        """Refuse nodes, together with the calls that unpack them and with the calls that they unpack."""
+        """Refuse nodes, with the calls that unpack their results and the calls whose results they unpack.
+
+        ``final``: they are not to be decomposed either.
+        """
         waiting = list(reasons.items())
         seen: set[Node] = set()
         while waiting:
@@ -224,37 +236,40 @@ class _Search:
                 seen.add(node)
                 self.refused[node] = why
                 waiting += [(u, why) for u in node.users if u.target is operator.getitem]
-                if node.target is operator.getitem:  # one result cannot stay behind alone: the call makes them all
+                if node.target is operator.getitem:  # the call makes all of its results, so they stay together
                     waiting.append((node.args[0], why))  # type: ignore[arg-type]
         self.constant -= seen
         if final:
             self.final |= seen
 
     def _unplaced_constants(self) -> set[Node]:
-        """Constant calls that accepted calls use.
+        """Constant calls that accepted calls use, with the calls that unpack them.
 
-        They get their partitions last, when it is known which ones use them.
+        They are placed last, when it is known which partitions use them.
         """
         used = {n for n in self.constant if any(u.op == "call_function" and u not in self.refused for u in n.users)}
         return used | {u for n in used for u in n.users if u.target is operator.getitem}
 
     def copied(self) -> set[Node]:
-        """Constant calls in partitions that the host needs, too."""
-        floating = self._unplaced_constants()
+        """Constant calls in partitions that the host needs as well."""
+        unplaced = self._unplaced_constants()
         copied: set[Node] = set()
         for node in reversed(self.calls):
-            if node in floating and any(u in copied or u in self.refused or u.op == "output" for u in node.users):
+            if node in unplaced and any(u in copied or u in self.refused or u.op == "output" for u in node.users):
                 copied.add(node)
         return copied
 
     def refusals(self, copied: Iterable[Node]) -> list[Refusal]:
-        """The refusals in graph order, without calls that only unpack, and without delegates."""
+        """The refusals in graph order, without calls that only unpack results, and without delegates.
+
+        ``copied``: constant calls that the host computes as well; they are listed, too.
+        """
         reasons = dict.fromkeys(copied, "the host needs this constant too and computes it itself") | self.refused
-        listed = [n for n in self.calls if n in reasons and n.target not in (operator.getitem, CALL_DELEGATE)]
-        return [Refusal(n, reasons[n], n in self.final) for n in listed]
+        nodes = [n for n in self.calls if n in reasons and n.target not in (operator.getitem, CALL_DELEGATE)]
+        return [Refusal(n, reasons[n], n in self.final) for n in nodes]
 
     def _why_too_small(self, part: list[Node]) -> dict[Node, str]:
-        """Why the nodes of a partition stay behind because it is too small; {} if it is not."""
+        """Node -> why it stays on the host because its partition is too small; {} if the partition is not."""
         who = self.who
         if who.allows_single_node_partition and not who.non_compute_ops:
             return {}
@@ -268,7 +283,7 @@ class _Search:
 
 
 def _with_constants(part: Sequence[Node], constant: set[Node]) -> list[Node]:
-    """``part``, preceded by the calls that compute the constants it uses, each before its users."""
+    """``part``, preceded by those of the calls in ``constant`` that it needs, each before its users."""
     members = set(part)
     computed: dict[Node, None] = {}
     # depth first without recursion: a node is visited again (``ready``) after its operands
@@ -288,21 +303,21 @@ def _with_constants(part: Sequence[Node], constant: set[Node]) -> list[Node]:
 def _write_tags(
     parts: Sequence[Sequence[Node]], constant: set[Node], also_on_host: Iterable[Node], backend_id: str
 ) -> list[str]:
-    """Write ``meta["delegation_tag"]`` of every node in a partition; returns the partitions' names, in their order.
+    """Write ``meta["delegation_tag"]`` of every node in a partition; returns the names of the partitions, in order.
 
-    A tag is the name of a partition. Of a constant it may be a tuple: its own partition first, then None if the host
-    computes it too, then each other partition that gets a copy of it.
+    A tag is the name of a partition. The tag of a constant may be a tuple: its own partition, then None if the host
+    computes it too (``also_on_host``), then each other partition that gets a copy.
     """
     tags: dict[Node, list[str | None]] = {node: [None] for node in also_on_host}
     names = [f"{backend_id}_{k}" for k in range(len(parts))]
     for name, part in zip(names, parts, strict=True):
         for node in part:
             tags.setdefault(node, []).insert(0, name)
-        # what precedes the part itself are the constant calls and weights that it uses
+        # the calls before the part itself are the constants that it uses
         for node in _with_constants(part, constant)[: -len(part)]:
             tags.setdefault(node, []).append(name)
     for node in tags:
-        producer = node  # a call that returns several values goes wherever one of them is used
+        producer = node  # a ``getitem`` gets the tags of the call that it unpacks
         while producer.target is operator.getitem:
             producer = producer.args[0]  # type: ignore[assignment]
         listed = tags[producer]

@@ -16,37 +16,40 @@ if TYPE_CHECKING:
 
 
 class DontPartition:
-    """Keeps operators on the host: overloads, or names such as "aten.add.Tensor" (parts of names unless ``exact``)."""
+    """Keeps operators on the host: overloads, or names such as "aten.add.Tensor"; parts of names unless ``exact``."""
 
     def __init__(self, *targets: OpOverload | str, exact: bool = True) -> None:
         self.targets, self.exact = targets, exact
 
     def __call__(self, node: Node) -> str | None:
+        """Why ``node`` stays on the host; None if its operator, and the one it was decomposed from, is not listed."""
         names = [str(op) for op in (node.target, node.meta.get("original_aten")) if op is not None]
         return _reason(names, map(str, self.targets), self.exact, "operator")
 
 
 class DontPartitionName:
-    """Keeps nodes on the host by their names in the graph (by parts of names unless ``exact``)."""
+    """Keeps nodes on the host by their names in the graph, or by parts of names unless ``exact``."""
 
     def __init__(self, *names: str, exact: bool = True) -> None:
         self.names, self.exact = names, exact
 
     def __call__(self, node: Node) -> str | None:
+        """Why ``node`` stays on the host; None if its name is not listed."""
         return _reason([node.name], self.names, self.exact, "name")
 
 
 class DontPartitionModule:
-    """Keeps the calls of a module on the host, by its class or by its place in the model.
+    """Keeps the calls of a module on the host, by its class or by its path in the model.
 
-    ``module_name``: the class, as "Linear" or in full as "torch.nn.modules.linear.Linear". ``instance_name``: the
-    place, as "encoder.attention". Modules inside of it belong to it. Unless ``exact``, parts of names are enough.
+    ``module_name``: the class, such as "Linear", or in full "torch.nn.modules.linear.Linear". ``instance_name``: the
+    path, such as "encoder.attention". Calls of modules inside of it count, too. Unless ``exact``, parts of names match.
     """
 
     def __init__(self, *, module_name: str | None = None, instance_name: str | None = None, exact: bool = True) -> None:
         self.module_name, self.instance_name, self.exact = module_name, instance_name, exact
 
     def __call__(self, node: Node) -> str | None:
+        """Why ``node`` stays on the host; None if no module around it has the class or path."""
         stack = node.meta.get("nn_module_stack", {}).values()
         names = [kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}" for _, kind in stack]
         classes = names if "." in (self.module_name or "") else [name.rpartition(".")[2] for name in names]
@@ -54,15 +57,15 @@ class DontPartitionModule:
         return by_class or _reason([path for path, _ in stack], [self.instance_name], self.exact, "module")
 
 
-def _reason(names: Sequence[str], wanted: Iterable[str | None], exact: bool, what: str) -> str | None:
+def _reason(names: Sequence[str], wanted: Iterable[str | None], exact: bool, kind: str) -> str | None:
     """Why a node stays on the host, if one of its ``names`` is ``wanted``; None if none is.
 
-    ``what`` says what is named.
+    ``kind``: what the names are names of, for the text.
     """
-    for each in filter(None, wanted):
-        match = next((n for n in names if n == each or (not exact and each in n)), None)
+    for name in filter(None, wanted):
+        match = next((n for n in names if n == name or (not exact and name in n)), None)
         if match is not None:
-            return f"{what} {match} is to stay on the host"
+            return f"{kind} {match} is to stay on the host"
     return None
 
 

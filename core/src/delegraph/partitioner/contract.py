@@ -23,10 +23,10 @@ class _DelegationSpec(NamedTuple):
 
 
 class DelegationSpec(_DelegationSpec):
-    """Which backend a partition goes to (its class's name or its short name), with which settings.
+    """The backend that a partition goes to (its class's name or its short name), and the settings for it.
 
-    Any list of settings becomes a tuple. Anything else is kept as it is, and refused when the partitioner returns it:
-    that error can name partitioner and tag.
+    Any iterable of settings becomes a tuple. Anything else is kept, and refused when the partitioner returns it, by an
+    error that can name the partitioner and the tag.
     """
 
     __slots__ = ()
@@ -37,20 +37,17 @@ class DelegationSpec(_DelegationSpec):
 
 
 Unless = Union["torch.dtype", Literal["static"]]
-"""What would have to change.
-
-The value would need this dtype, or its dynamic sizes would have to be fixed ("static").
-"""
+"""The change that would let a backend take a node: a value in this dtype, or fixed sizes ("static")."""
 
 
 class Reason(str):
-    """Why a node stays behind, in the user's terms. Wherever a reason is a str, it may be a Reason, which says more.
+    """Why a node stays on the host, in the user's terms. A plain str will do wherever a Reason is accepted.
 
     ``hint``: what the user can do about it, in the program, its inputs or an option. ``cause``: a key that users do not
     see. Refusals with the same cause are one row of the report, whatever their texts; refusals without a cause are one
-    row if operator and text are the same. ``of``: the operand that the reason is about. If that is refused for the same
-    cause, both are in one row. ``unless``: the dtype that ``of`` would have to have, or ``"static"`` for fixed sizes;
-    the report asks the backend again, and says how many operators it would take then.
+    row if operator and text are the same. ``of``: the operand that the reason is about; if that is refused for the same
+    cause, both are in one row. ``unless``: the dtype that ``of`` would have to have, or ``"static"`` for fixed sizes.
+    The report then asks the backend again, and says how many more operators it would take.
     """
 
     hint: str
@@ -68,9 +65,9 @@ class Reason(str):
 
 @dataclass
 class Refusal:
-    """A node that stays behind, and why, in the user's terms. ``final``: it is not to be decomposed either.
+    """A node that stays on the host, and why, in the user's terms.
 
-    ``reason`` may be a ``Reason``, with what the user can do about it.
+    ``reason`` may be a ``Reason``, which has a hint for the user. ``final``: the node is not to be decomposed either.
     """
 
     node: Node
@@ -79,7 +76,7 @@ class Refusal:
 
     @property
     def hint(self) -> str:
-        """What the user can do about it; "" if the backend does not say."""
+        """What the user can do about the refusal; "" if the backend gives no hint."""
         return getattr(self.reason, "hint", "")
 
 
@@ -101,13 +98,13 @@ class PartitionResult:
 
 @runtime_checkable
 class Support(Protocol):
-    """What a backend knows about nodes.
+    """A backend's answers about single nodes.
 
     ``begin`` is called first, then ``why_not`` once for each call, in graph order.
     """
 
     def begin(self, exported_program: ExportedProgram) -> None:
-        """A new program begins: forget the last one."""
+        """Begin with a new program, and forget the last one."""
 
     def why_not(self, node: Node) -> str | None:
         """Why the backend does not take ``node``, in the user's terms; None if it does."""
@@ -116,20 +113,20 @@ class Support(Protocol):
         """Whether an accepted node computes a constant, so that each partition may have its own copy."""
 
     def partition_why_not(self, nodes: Sequence[Node]) -> Mapping[Node, str]:
-        """Refusals that show only when a partition is complete, and all but constants arrives at run time.
+        """Refusals that show only for a complete partition, in which all but constants arrives at run time.
 
-        {} if there are none. If this returns nothing for a partition, it should compile, as far as that can be known
-        without compiling: ``delegraph.engine.extract_partition`` gives the program that ``preprocess`` would get.
+        {} if there are none. A partition for which this returns {} should compile, as far as that is known without
+        compiling. ``delegraph.engine.extract_partition`` gives the program that ``preprocess`` would get.
         """
 
 
 class Partitioner(ABC):
-    """Tags the nodes that a backend takes, and changes nothing else; the core checks that."""
+    """Tags the nodes that a backend takes, and changes nothing else, which the core checks."""
 
     support: Support | None = None
     """Answers questions about single nodes, also those of decompositions.
 
-    A partitioner without it sees core ATen and the operators of its ``ops_to_not_decompose``.
+    A partitioner without it (None) sees core ATen, and the operators of its ``ops_to_not_decompose``.
     """
 
     def __init__(self, spec: Mapping[Any, Any] = MappingProxyType({})) -> None:
@@ -148,7 +145,7 @@ class Partitioner(ABC):
         """Tag the nodes of ``exported_program`` and say which backend each tag goes to."""
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
-        """Operators that this backend wants whole, and a function that says for which nodes (None: for all)."""
+        """Operators that this backend wants whole, and a function that tells for which nodes (None: for all)."""
         return [], None
 
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:

@@ -1,4 +1,4 @@
-"""Groups: calls that share a partition or have none.
+"""Groups: calls that share a partition or all stay on the host.
 
 The calls of a group are merged into one unit. If that closes a cycle, everything on the cycle has to be in the same
 partition. A cycle through the host cannot be, so then a group gives way: its calls are refused. One walk finds all
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 class Groups:
-    """Groups of calls of one program. Groups that overlap are merged; nodes that are no calls are left out."""
+    """Groups of calls of one program. Groups that overlap are merged; nodes that are no calls are left out.
+
+    ``largest``: the most operators that a partition may have; None is no limit.
+    """
 
     def __init__(self, groups: Iterable[Iterable[Node]], calls: Sequence[Node], largest: int | None = None) -> None:
         self.largest = largest
@@ -30,17 +33,17 @@ class Groups:
         self._group_of = {n: group for group in self.groups for n in group}
 
     def _calls(self, group: Iterable[Node]) -> list[Node]:
-        """The calls of one group that the user gave; ContractViolation for a call of another program."""
-        listed = list(group)
-        for node in listed:
+        """The calls in ``group``. Raises ContractViolation for a call of another program."""
+        nodes = list(group)
+        for node in nodes:
             if node.op == "call_function" and node not in self.position:
                 text = f"a group names {node.name}, which is no call of the program that is partitioned"
                 hint = "`groups` is called with each program, and returns lists of nodes of its graph"
                 raise ContractViolation("contract-violation", text, hint=hint)
-        return [n for n in listed if n in self.position]
+        return [n for n in nodes if n in self.position]
 
     def broken(self, refused: Mapping[Node, str]) -> dict[Node, str]:
-        """Accepted calls in a group of which another call is refused -> why they stay behind."""
+        """Accepted calls in a group with a refused call -> why they stay on the host, too."""
         reasons: dict[Node, str] = {}
         for group in self.groups:
             missing = next((n for n in group if n in refused), None)
@@ -50,27 +53,28 @@ class Groups:
         return reasons
 
     def units(self, calls: Sequence[Node], accepted: Collection[Node]) -> tuple[list[Unit], dict[Node, str]]:
-        """Units of ``calls``, each after the units that it needs; groups are one unit.
+        """The units of ``calls``, each after the units that it needs; and the calls that groups keep out of partitions.
 
-        Also the calls of groups that give way. Calls of a group that are not ``accepted`` are units by themselves.
+        A group whose calls are ``accepted`` is one unit, unless it has to give way: then its calls are refused, with
+        the reason. Calls that are not accepted are units by themselves.
         """
         if not self.groups:
             return units(calls), {}
         merged: dict[int, Unit] = {}
         for unit in units(calls):
-            whole = self._group_of.get(unit[0], unit) if unit[0] in accepted else unit
-            merged.setdefault(id(whole), []).extend(unit)
-        listed: list[Unit] = []
+            merged_unit = self._group_of.get(unit[0], unit) if unit[0] in accepted else unit
+            merged.setdefault(id(merged_unit), []).extend(unit)
+        ordered: list[Unit] = []
         refused: dict[Node, str] = {}
         for component in _strongly_connected(list(merged.values())):
             self._resolve_cycles(component, accepted, refused)
-            listed.append(flatten(component, self.position))
-        return listed, refused
+            ordered.append(flatten(component, self.position))
+        return ordered, refused
 
     def _resolve_cycles(self, component: Sequence[Unit], accepted: Collection[Node], refused: dict[Node, str]) -> None:
-        """Let groups give way, the widest first, until none needs its own result and none is too large.
+        """Let groups of ``component`` give way, the widest first, until none needs its own result or is too large.
 
-        Their calls are put into ``refused`` with the reason.
+        Adds the calls of those groups to ``refused``, with the reason.
         """
         waiting = [component]
         while waiting:
@@ -85,9 +89,9 @@ class Groups:
                 waiting += _strongly_connected([*(u for u in cyclic if u is not widest), *units(widest)])
 
     def _why_not_partition(self, component: Sequence[Unit], outside: Sequence[Unit]) -> str | None:
-        """Why the units of a component cannot be one partition; None if they can.
+        """Why the units of a component, which need each other, cannot be one partition; None if they can.
 
-        ``outside`` are units of it on the host.
+        ``outside``: those of its units that stay on the host.
         """
         if outside:
             return f"cannot be one partition: it would need its own result through {outside[0][0].name}"
@@ -98,8 +102,8 @@ class Groups:
 
 
 def _merge(groups: Sequence[list[Node]], position: Mapping[Node, int]) -> list[list[Node]]:
-    """The groups, those that share a call merged, in graph order, with the calls that unpack theirs."""
-    # a call and the calls that unpack it begin as one: a group that names one of them has them all
+    """Merge those of ``groups`` that share a call; each in graph order, with the calls that unpack its results."""
+    # a call and the calls that unpack it begin as one set: a group with one of them has them all
     parent: dict[Node, Node] = {}
     for unit in units(position):
         parent.update(dict.fromkeys(unit, unit[0]))
@@ -115,12 +119,12 @@ def _merge(groups: Sequence[list[Node]], position: Mapping[Node, int]) -> list[l
 
 
 def _strongly_connected(listed: Sequence[Unit]) -> list[list[Unit]]:
-    """The units in components of units that need each other; each component comes after those that it needs.
+    """The strongly connected components of ``listed``; each comes after those that it needs.
 
-    Tarjan's algorithm (1972), with a stack in place of recursion, because graphs are deeper than Python allows.
+    Tarjan's algorithm (1972), with a stack in place of recursion, because graphs are deeper than Python's limit.
     """
-    place = {n: k for k, unit in enumerate(listed) for n in unit}
-    needs = [list(dict.fromkeys(place[i] for n in unit for i in n.all_input_nodes if i in place)) for unit in listed]
+    index = {n: k for k, unit in enumerate(listed) for n in unit}
+    needs = [list(dict.fromkeys(index[i] for n in unit for i in n.all_input_nodes if i in index)) for unit in listed]
     components: list[list[int]] = []
     order: dict[int, int] = {}
     low: dict[int, int] = {}

@@ -26,40 +26,43 @@ Levels = dict["Node", int]
 
 
 def units(calls: Iterable[Node]) -> list[Unit]:
-    """Each call as a unit with the calls that unpack its results, in graph order."""
+    """The units of ``calls``: each call with the calls that unpack its results, in graph order."""
     unit_of: dict[Node, Unit] = {}
-    listed: list[Unit] = []
+    all_units: list[Unit] = []
     for node in calls:
         if node.target is operator.getitem and node.args[0] in unit_of:
             unit_of[node] = unit_of[node.args[0]]  # type: ignore[index]
             unit_of[node].append(node)
         else:
             unit_of[node] = [node]
-            listed.append(unit_of[node])
-    return listed
+            all_units.append(unit_of[node])
+    return all_units
 
 
 def size(unit: Unit) -> int:
-    """How many operators a unit has; calls that unpack do not count."""
+    """The number of operators in a unit; calls that unpack results do not count."""
     return sum(n.target is not operator.getitem for n in unit)
 
 
 def levels(listed: Iterable[Unit], accepted: Collection[Node]) -> Levels:
-    """The level of every call.
+    """The level of every call in ``listed``, units that each come after what they need.
 
-    Nodes without one (placeholders, constants that are placed later) are available at level 0.
+    An operand without a level (a placeholder, or a constant that is placed later) is available at level 0.
     """
     level: Levels = {}
     for unit in listed:
-        inside = unit[0] in accepted
-        known = [i for node in unit for i in node.all_input_nodes if i in level]
-        highest = max((level[i] + (not inside and i in accepted) for i in known), default=0)
+        is_accepted = unit[0] in accepted
+        operands = [i for node in unit for i in node.all_input_nodes if i in level]
+        highest = max((level[i] + (not is_accepted and i in accepted) for i in operands), default=0)
         level.update(dict.fromkeys(unit, highest))
     return level
 
 
 def sink(listed: Sequence[Unit], level: Levels, accepted: Collection[Node]) -> None:
-    """Move accepted units whose users are all accepted to the lowest level of a user; then fewer values cross."""
+    """Raise accepted units whose users are all accepted to the lowest level of a user.
+
+    Fewer values then cross between partitions.
+    """
     for unit in reversed(listed):
         if unit[0] in accepted:
             members = set(unit)
@@ -78,7 +81,7 @@ def group_by_level(listed: Iterable[Unit], level: Levels, accepted: Collection[N
 
 
 def connected_components(group: Sequence[Unit]) -> list[list[Unit]]:
-    """The connected parts of a group, in order of their first units (union-find)."""
+    """The connected parts of a group of units, in order of their first units (union-find)."""
     parent = {n: unit[0] for unit in group for n in unit}
     for unit in group:
         for node in unit:
@@ -92,7 +95,7 @@ def connected_components(group: Sequence[Unit]) -> list[list[Unit]]:
 
 
 def limit(group: Sequence[Unit], largest: int) -> list[list[Unit]]:
-    """A group, cut in the order of its units into parts of at most ``largest`` operators."""
+    """Cut a group, in the order of its units, into parts of at most ``largest`` operators."""
     parts: list[list[Unit]] = []
     room = 0
     for unit in group:

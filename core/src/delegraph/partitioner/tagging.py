@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def tag_constant_data(program: ExportedProgram) -> None:
-    """Tag parameters, buffers and constants that are never written for every partition that uses them.
+    """Tag every constant that is never written for each partition that uses it; call this after calls are tagged.
 
-    Call it once the calls are tagged. A constant that no delegated call uses stays untagged, and so does a buffer that
-    the program writes. The signature says which those are; the users of the placeholder need not show the write.
+    A constant that no delegated call uses stays untagged, and so does a buffer that the program writes. The signature
+    says which buffers are written, even if no user of the placeholder shows a write.
     """
     constant = constant_placeholders(program)
     for node in program.graph.nodes:
@@ -24,10 +24,10 @@ def tag_constant_data(program: ExportedProgram) -> None:
 
 
 def tag_mutated_buffer(program: ExportedProgram) -> None:
-    """Tag each written buffer for the partition that has all its readers and makes its last value, if there is one.
+    """Tag each written buffer for the partition that has all its readers and computes its last value, if there is one.
 
-    The delegate then keeps the buffer from call to call. Any other written buffer stays with the host, which passes it
-    to delegates and stores what they return.
+    The delegate then keeps the buffer between calls. Any other written buffer stays with the host, which passes it to
+    delegates and stores what they return.
     """
     for buffer, last in written_values(program).items():
         tags = {tags_of(node) for node in (last, *buffer.users)}
@@ -37,12 +37,12 @@ def tag_mutated_buffer(program: ExportedProgram) -> None:
 
 
 def tags_of(node: Node) -> tuple[str, ...]:
-    """The tags of a node: none, one or several."""
-    given = node.meta.get("delegation_tag")
-    return tuple(given) if isinstance(given, (tuple, list)) else () if given is None else (given,)
+    """The tags of a node as a tuple, which may be empty."""
+    tag = node.meta.get("delegation_tag")
+    return tuple(tag) if isinstance(tag, (tuple, list)) else () if tag is None else (tag,)
 
 
 def _tag(node: Node, tags: list[str] | tuple[str, ...]) -> None:
-    """Set the tags of a node."""
+    """Set the tags of a node; an empty list leaves it as it is."""
     if tags:
         node.meta["delegation_tag"] = tags[0] if len(tags) == 1 else tuple(tags)

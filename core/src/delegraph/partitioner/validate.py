@@ -1,4 +1,4 @@
-"""Checks that what a partitioner returned has the types that its contract says."""
+"""Checks that the result of a partitioner has the types that the contract asks for."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ if TYPE_CHECKING:
 
 
 def check_result(who: Partitioner, result: Any, program: ExportedProgram) -> None:
-    """Raise ContractViolation, which names ``who``, tag and wrong value, if a part of ``result`` has a wrong type."""
+    """Raise ContractViolation if a part of ``result``, returned by ``who`` for ``program``, has a wrong type.
+
+    The error names the partitioner, the tag and the value.
+    """
     fault = next(_faults(result, program), None)
     if fault is not None:
         raise ContractViolation("contract-violation", f"partitioner {type(who).__name__}{fault}")
 
 
 def _faults(result: Any, program: ExportedProgram) -> Iterator[str]:
-    """What is wrong with the types in a partitioner's result, in words."""
+    """The faults in the types of a partitioner's result, as text."""
     if not isinstance(result, PartitionResult):
         yield f" returned {type(result).__name__}, not a PartitionResult"
     elif not isinstance(result.partition_tags, Mapping):
-        given = type(result.partition_tags).__name__
-        yield f": `partition_tags` is to map each tag to a DelegationSpec, and is {given}"
+        kind = type(result.partition_tags).__name__
+        yield f": `partition_tags` is to map each tag to a DelegationSpec, and is {kind}"
     elif result.tagged_exported_program is not program:
         yield " returned another program; it is to tag the one that it was given"
     else:
@@ -40,7 +43,7 @@ def _faults(result: Any, program: ExportedProgram) -> Iterator[str]:
 
 
 def _faults_of_tag(tag: Any, spec: Any) -> Iterator[str]:
-    """What is wrong with one entry of ``partition_tags``."""
+    """The faults in one entry of ``partition_tags``."""
     if not isinstance(tag, str):
         yield f" returned the tag {tag!r:.80} ({type(tag).__name__}); a tag is a str"
     elif not isinstance(spec, DelegationSpec):
@@ -56,7 +59,7 @@ def _faults_of_tag(tag: Any, spec: Any) -> Iterator[str]:
 
 
 def _faults_of_boundary(types: Any) -> Iterator[str]:
-    """What is wrong with ``boundary_types``."""
+    """The faults in ``boundary_types``."""
     if not isinstance(types, Mapping):
         yield f" returned {_show(types)} as boundary_types; a dict from names of nodes to dtypes is wanted"
         return
@@ -66,7 +69,7 @@ def _faults_of_boundary(types: Any) -> Iterator[str]:
 
 
 def _faults_of_refusals(refusals: Any) -> Iterator[str]:
-    """What is wrong with ``refusals``."""
+    """The faults in ``refusals``."""
     if not isinstance(refusals, (list, tuple)):
         yield f" returned {_show(refusals)} as refusals; a list of Refusal is wanted"
         return

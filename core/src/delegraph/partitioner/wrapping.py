@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class WrappingPartitioner(Partitioner):
     """Gives ``backend_id`` the partitions that ``inner`` would give its own backend.
 
-    Their compile specs are those of ``inner``, followed by ``compile_specs``. Everything that delegraph asks a
-    partitioner is asked of ``inner``, so that it sees the same program as without the wrapper: operators are decomposed
-    if it refuses them, not before. Raises OptionError if ``inner`` is no partitioner.
+    Their compile specs are those of ``inner``, followed by ``compile_specs``. Every question of delegraph to this
+    partitioner is passed to ``inner``, which so sees the same program as without the wrapper: an operator is decomposed
+    only after ``inner`` refused it. Raises OptionError if ``inner`` is no partitioner.
     """
 
     def __init__(self, inner: Partitioner, backend_id: str, compile_specs: Sequence[CompileSpec] = ()) -> None:
@@ -37,6 +37,7 @@ class WrappingPartitioner(Partitioner):
 
     @property
     def spec(self) -> Mapping[Any, Any]:
+        """The settings of ``inner``."""
         return self.inner.spec
 
     @property
@@ -50,14 +51,17 @@ class WrappingPartitioner(Partitioner):
         self.inner.additional_checks = tuple(checks)  # type: ignore[attr-defined]
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """The result of ``inner``, with the partitions sent to ``backend_id``."""
         result = self.inner(exported_program)
         check_result(self.inner, result, exported_program)
         tags = result.partition_tags.items()
-        own = {tag: DelegationSpec(self.backend_id, (*spec.compile_specs, *self.compile_specs)) for tag, spec in tags}
-        return replace(result, partition_tags=own)
+        specs = {tag: DelegationSpec(self.backend_id, (*spec.compile_specs, *self.compile_specs)) for tag, spec in tags}
+        return replace(result, partition_tags=specs)
 
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
+        """The transform of ``inner``."""
         return self.inner.transform_for_pre_decomposition(exported_program)
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
+        """The operators that ``inner`` wants whole."""
         return self.inner.ops_to_not_decompose(ep)

@@ -62,4 +62,5 @@ def _delegate_row(info: DelegateInfo, backend: str, notation: Notation, several_
         target=facts.get("target", ""),
         figures=add_up(info.figures.values()),
         compiled=info.compiled,
+        output=module.meta.get("output", ""),
     )

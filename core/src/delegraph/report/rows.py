@@ -66,7 +66,8 @@ class DelegateRow(Told):
     the lowering -> duration for this delegate; empty if not measured. ``target``: what it was compiled for, if the
     backend states it, else ""; ``facts`` repeats it only if delegates of the backend differ in it. ``figures``: amounts
     that the backend expects, such as cycles, summed over the delegate. ``compiled``: "compiled", "from
-    the cache", or "equal to" and the name of another; "" without a cache.
+    the cache", or "equal to" and the name of another; "" without a cache. ``output``: what its compiler printed, as far
+    as that is known.
     """
 
     method: str
@@ -82,6 +83,7 @@ class DelegateRow(Told):
     target: str = ""
     figures: Mapping[str, float] = field(default_factory=dict)
     compiled: str = ""
+    output: str = ""
 
     @property
     def operator_count(self) -> int:
@@ -98,6 +100,7 @@ class DelegateRow(Told):
         Fact("target", TEXT),
         Fact("figures", AMOUNTS, "figures", lambda figures: ", ".join(list_amounts(figures))),
         Fact("compiled", TEXT, "compiled", str),
+        Fact("output", TEXT, "compiler printed", entries=str.splitlines),
     )
 
     def __str__(self) -> str:

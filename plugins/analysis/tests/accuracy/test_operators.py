@@ -123,7 +123,7 @@ def test_border_of_a_delegate_whose_runtime_tells_nothing(image):
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        (lambda outputs, told: (outputs, {k: v[0] for k, v in told.items()}), "told Tensor under 'conv2d'"),
+        (lambda outputs, told: (outputs, {k: v[0] for k, v in told.items()}), "returned Tensor for 'conv2d'"),
         (lambda outputs, told: outputs, "returned tuple; it returns its outputs, and a mapping"),
         (lambda outputs, told: (outputs, list(told)), "returned tuple; it returns its outputs, and a mapping"),
     ],

@@ -75,7 +75,7 @@ SAYS = {
     "opens_files": " more open files than after the first program",
     "keeps_programs": "a lowering left program mlp in memory",
     "takes_its_data": "the runtime's load changed the named data",
-    "tells_tensors": "told Tensor under ",
+    "tells_tensors": "returned Tensor for ",
     "tells_by_number": "observe tells values under 0, and under nothing that a debug handle map has",
     "observes_others": "observed delegates compute something else than loaded ones",
     "stranger": "which no node of the partition has",

@@ -62,14 +62,17 @@ class Decomposition:
 
     @cached_property
     def placeholders(self) -> list[Node]:
+        """The placeholders of the graph, one for each operand that the call passes."""
         return [n for n in self.graph.nodes if n.op == "placeholder"]
 
     @cached_property
     def calls(self) -> list[Node]:
+        """The calls of the graph, in order."""
         return [n for n in self.graph.nodes if n.op == "call_function"]
 
     @cached_property
     def results(self) -> tuple[Any, ...]:
+        """The nodes that the graph returns, by position of the result."""
         values: Any = self.graph.output_node().args[0]
         return tuple(values)
 

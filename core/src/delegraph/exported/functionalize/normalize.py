@@ -146,6 +146,7 @@ def _normalize_subgraphs(program: ExportedProgram, handles: Iterator[int]) -> li
     unproven: list[Reason] = []
 
     def normalize_subgraph(subgraph: ExportedProgram) -> ExportedProgram:
+        """A functional copy; ``subgraph`` itself once any subgraph could not be made functional."""
         copy, reasons = _functional_copy(subgraph, handles)
         unproven.extend(Reason(f"{reason.text} (inside a branch)", reason.source) for reason in reasons)
         if any(s.kind in MUTATIONS for s in copy.graph_signature.output_specs):
@@ -294,7 +295,7 @@ def _read_sizes_off_integers(graph: Graph) -> None:
         tensor, axis = size.args
         integers = next((n for n in tensor.users if str(n.target) == _QUANTIZE), None)
         if tensor.op == "placeholder" and integers is not None:
-            if size < integers:
+            if size < integers:  # the quantized input must come before the call that reads its size
                 size.prepend(integers)
             size.args = (integers, axis)
 

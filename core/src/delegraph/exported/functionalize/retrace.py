@@ -77,6 +77,7 @@ def check_retraced(program: ExportedProgram, retraced: ExportedProgram, why: Rea
 
 
 def _first_line(error: Exception) -> str:
+    """The first line of an error's message."""
     return str(error).partition("\n")[0]
 
 

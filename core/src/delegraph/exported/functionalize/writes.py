@@ -392,7 +392,7 @@ def _is_tensor(node: Node) -> bool:
 
 
 def _is_alike(a: Node, b: Node) -> bool:
-    """Whether two recorded tensors have the same shape, without symbolic sizes, dtype and device."""
+    """Whether two recorded tensors have equal shapes, dtypes and devices. False if a size is symbolic."""
     x, y = a.meta["val"], b.meta["val"]
     static = all(isinstance(d, int) for d in (*x.shape, *y.shape))
     return static and x.shape == y.shape and x.dtype is y.dtype and x.device == y.device

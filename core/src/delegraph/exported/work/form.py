@@ -113,6 +113,7 @@ def _json(view: memoryview) -> Any:
     """Parse JSON. Raises FormatError for floats, NaN and infinities, which no form has."""
 
     def refuse(text: str) -> Any:
+        """Raise FormatError for the number ``text``."""
         raise FormatError("format-invalid", f"the form of a program has the number {text:.40}")
 
     return json.loads(bytes(view), parse_float=refuse, parse_constant=refuse)

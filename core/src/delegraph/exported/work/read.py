@@ -104,6 +104,7 @@ class _Reader:
 
     def _specs(self, graph: Graph) -> tuple[list[InputSpec], list[OutputSpec]]:
         """The specs of inputs and outputs for the program's signature."""
+        # input: kind, number of its constant or None, persistence; output: kind, position of the input that it writes
         rows, output_rows = self._signature
         placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         targets = [None if row[1] is None else f"c{k}" for k, row in enumerate(rows)]

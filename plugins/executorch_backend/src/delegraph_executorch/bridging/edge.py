@@ -22,7 +22,7 @@ from torch._ops import OpOverload
 from torch._prims_common import is_contiguous_or_false
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, InputSpec, OutputKind
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
 from torch.fx import Graph, Node
 
 ORIGIN = "delegraph_origin"
@@ -79,11 +79,34 @@ def _forget_pending_sizes(program: ExportedProgram) -> None:
         shape_env.pending_fresh_unbacked_symbols.clear()
 
 
+def calls_of(program: ExportedProgram) -> list[Node]:
+    """The calls of a program's graph, in order."""
+    return [n for n in program.graph.nodes if n.op == "call_function"]
+
+
+def finished(
+    graph: Graph,
+    inputs: Sequence[InputSpec],
+    outputs: Sequence[OutputSpec],
+    values: Sequence[Any],
+    made_of: ExportedProgram,
+) -> ExportedProgram:
+    """The program of a graph that has all but its output: ``values``, for which ``outputs`` stand.
+
+    Tensors and modules are those of ``made_of``. It is not validated, being made of valid calls in their order.
+    """
+    graph.output(tuple(values))
+    given = sum(spec.kind is InputKind.USER_INPUT for spec in inputs)
+    returned = sum(spec.kind is OutputKind.USER_OUTPUT for spec in outputs)
+    call, root = flat_call(given, returned), made_of.graph_module
+    return build_program(root, graph, inputs, name_outputs(outputs, values), made_of, call, check=False)
+
+
 def pieces_of(edge: ExportedProgram) -> dict[str, list[Node]]:
     """Name of each call of the original -> its pieces, in order."""
     found: dict[str, list[Node]] = {}
-    for node in edge.graph.nodes:
-        if node.op == "call_function" and ORIGIN in node.meta:
+    for node in calls_of(edge):
+        if ORIGIN in node.meta:
             found.setdefault(node.meta[ORIGIN], []).append(node)
     return found
 
@@ -102,7 +125,7 @@ class _Copy:
 
     def __init__(self, program: ExportedProgram, hidden: Collection[Node]) -> None:
         self.original, self.graph = program, Graph(owning_module=program.graph_module)
-        calls = [n for n in program.graph.nodes if n.op == "call_function"]
+        calls = calls_of(program)
         self.hidden = _with_unpacking(calls, hidden)
         self.env: dict[Node, Node] = {}
         self.inputs: list[InputSpec] = []
@@ -132,14 +155,10 @@ class _Copy:
 
     def program(self) -> ExportedProgram:
         values = [self.env[v] if isinstance(v, Node) else v for v in output_values(self.original)]
-        self.graph.output(tuple(values))
         written = {OutputKind.PARAMETER_MUTATION: OutputKind.BUFFER_MUTATION}
         specs = self.original.graph_signature.output_specs
-        outputs = name_outputs([replace(s, kind=written.get(s.kind, s.kind)) for s in specs], values)
-        given = sum(spec.kind is InputKind.USER_INPUT for spec in self.inputs)
-        returned = sum(spec.kind is OutputKind.USER_OUTPUT for spec in outputs)
-        call, root = flat_call(given, returned), self.original.graph_module
-        program = build_program(root, self.graph, self.inputs, outputs, self.original, call, check=False)
+        outputs = [replace(s, kind=written.get(s.kind, s.kind)) for s in specs]
+        program = finished(self.graph, self.inputs, outputs, values, self.original)
         for tensors in (program.state_dict, program.constants):
             tensors.update({name: _contiguous(tensor) for name, tensor in tensors.items()})
         return program

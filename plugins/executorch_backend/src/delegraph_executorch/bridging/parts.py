@@ -10,21 +10,12 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
-from delegraph.exported_program import (
-    argument_of,
-    build_program,
-    copy_node,
-    flat_call,
-    name_outputs,
-    output_values,
-    placeholder_of,
-    placeholders,
-)
+from delegraph.exported_program import argument_of, copy_node, output_values, placeholder_of, placeholders
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 from torch.fx import Graph, Node
 
-from .edge import pieces_of
+from .edge import calls_of, finished, pieces_of
 
 WHOLE = "local:delegraph_executorch_whole"
 """Key of a tagged call's meta: the ``Converted`` program that it is a part of."""
@@ -46,10 +37,10 @@ class Converted:
     def part(self, program: ExportedProgram) -> ExportedProgram | None:
         """A partition's program in edge dialect; None if it cannot be cut out, so that it has to be converted."""
         written = any(s.kind is not OutputKind.USER_OUTPUT for s in program.graph_signature.output_specs)
-        if written or not all(map(self._knows, _calls(program))):
+        if written or not all(map(self._knows, calls_of(program))):
             return None
         graph = Graph(owning_module=self.edge.graph_module)
-        pieces = {piece for n in _calls(program) for piece in self._pieces[n.name]}
+        pieces = {piece for n in calls_of(program) for piece in self._pieces[n.name]}
         needed = dict.fromkeys(i for piece in pieces for i in piece.all_input_nodes if i not in pieces)
         borders = self._borders(program, needed)
         if borders is None:
@@ -68,10 +59,7 @@ class Converted:
             env[piece] = new = copy_node(graph, piece, env.__getitem__)
             new.meta.pop("delegation_tag", None)
         results = [env[self._pieces[v.name][-1]] if isinstance(v, Node) else v for v in output_values(program)]
-        graph.output(tuple(results))
-        outputs = name_outputs(program.graph_signature.output_specs, results)
-        call = flat_call(sum(s.kind is InputKind.USER_INPUT for s in inputs), len(outputs))
-        part = build_program(self.edge.graph_module, graph, inputs, outputs, self.edge, call, check=False)
+        part = finished(graph, inputs, program.graph_signature.output_specs, results, self.edge)
         part._verifiers = self.edge._verifiers
         return part
 
@@ -113,10 +101,6 @@ def _alike(one: Node, other: Node) -> bool:
     return (a.dtype, a.shape) == (b.dtype, b.shape)
 
 
-def _calls(program: ExportedProgram) -> list[Node]:
-    return [n for n in program.graph.nodes if n.op == "call_function"]
-
-
 def remember(program: ExportedProgram, edge: ExportedProgram, tagged: Sequence[Node]) -> None:
     """Leave with each call that was tagged what ``cut`` needs."""
     converted = Converted(program, edge)
@@ -126,7 +110,7 @@ def remember(program: ExportedProgram, edge: ExportedProgram, tagged: Sequence[N
 
 def cut(program: ExportedProgram) -> ExportedProgram | None:
     """A partition's program in edge dialect, if it was converted as a part of a whole."""
-    known: list[Any] = [n.meta.pop(WHOLE, None) for n in _calls(program)]
+    known: list[Any] = [n.meta.pop(WHOLE, None) for n in calls_of(program)]
     first = known[0] if known else None
     if first is None or any(one is not first for one in known):
         return None

@@ -1,4 +1,4 @@
-"""How to call a program that is one delegate and nothing else."""
+"""Calling a program that consists of one delegate."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from torch.utils import _pytree as pytree
 
 
 class ValueOrigin(NamedTuple):
-    """Where a value comes from.
+    """Where a value of a call comes from.
 
-    ``at`` is a position among the delegate's results or the caller's leaves, or a fixed value.
+    ``at`` is a position among the delegate's results ("result") or among the flat arguments ("input"), or the value
+    itself ("fixed").
     """
 
     kind: Literal["result", "input", "fixed"]
@@ -36,11 +37,11 @@ class ValueOrigin(NamedTuple):
 
 @dataclass(frozen=True)
 class WholeCall:
-    """How to call a program that is one delegate and nothing else.
+    """How to call a program that consists of one delegate.
 
-    ``takes``: where the delegate's inputs come from; leaves that are neither tensors nor sizes are not among them.
-    ``returns``: where the returned leaves come from. ``writes``: positions of leaves that are written in place, and
-    where their new values come from. ``fixed``: position of a leaf that is no tensor -> its name and value.
+    ``takes``: origins of the delegate's inputs. ``returns``: origins of the flat results. ``writes``: position of an
+    argument that is written in place, and the origin of its new value. ``fixed``: position of an argument that the
+    export fixed -> its name and value.
     """
 
     in_spec: pytree.TreeSpec | None
@@ -51,7 +52,10 @@ class WholeCall:
     fixed: Mapping[int, tuple[str, Any]]
 
     def __call__(self, delegate: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Call ``delegate`` with the caller's arguments; returns the results in the program's own structure."""
+        """Call ``delegate`` with the caller's arguments; returns the results in the program's structure.
+
+        Raises InputError if an argument that the export fixed has another value.
+        """
         flat = flat_arguments(self.in_spec, args, kwargs)
         for position, (name, wanted) in self.fixed.items():
             if not is_fixed(wanted, flat[position]):
@@ -63,9 +67,9 @@ class WholeCall:
 
 
 def _value(origin: ValueOrigin, results: Sequence[Any], flat: Sequence[Any]) -> Any:
-    """The value that ``origin`` says, of these results and these flat arguments."""
-    places: dict[str, Sequence[Any]] = {"result": results, "input": flat}
-    return places[origin.kind][origin.at] if origin.kind in places else origin.at
+    """The value that ``origin`` refers to, among these results and flat arguments."""
+    sources: dict[str, Sequence[Any]] = {"result": results, "input": flat}
+    return sources[origin.kind][origin.at] if origin.kind in sources else origin.at
 
 
 def whole_call(program: ExportedProgram) -> WholeCall:
@@ -81,11 +85,11 @@ def whole_call(program: ExportedProgram) -> WholeCall:
         text = f"the program writes {target}, but no delegate computes its new value, so none can keep it"
         raise InputError("input-invalid", text, hint="to_backend(program, partitioner) leaves it to the program")
     leaves = {n: k for k, n in enumerate(user_inputs(program))}
-    position = {n.name: k for n, k in leaves.items()}
+    index = {n.name: k for n, k in leaves.items()}
     specs = dict(placeholders(program))
 
     def origin(value: Any) -> ValueOrigin:
-        """Where the value of a node, or a literal, comes from."""
+        """The origin of the value of a node, or of a literal."""
         if not isinstance(value, Node):
             return ValueOrigin("fixed", value)
         if value in leaves:
@@ -101,6 +105,6 @@ def whole_call(program: ExportedProgram) -> WholeCall:
         program.call_spec.out_spec,
         takes=tuple(origin(n) for n in calls[0].args[1:]),
         returns=tuple(o for s, o in sources if s.kind not in MUTATIONS),
-        writes=tuple((position[str(s.target)], o) for s, o in sources if s.kind is OutputKind.USER_INPUT_MUTATION),
+        writes=tuple((index[str(s.target)], o) for s, o in sources if s.kind is OutputKind.USER_INPUT_MUTATION),
         fixed={k: (n.name, v) for n, k in leaves.items() if not isinstance(v := n.meta.get("val"), VARYING)},
     )

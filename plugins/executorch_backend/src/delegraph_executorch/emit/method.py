@@ -308,8 +308,7 @@ class _Method:
         sizes = size_relations(self.program)
         takes = encode_inputs(spec.in_spec, names, sizes, fixed) if spec.in_spec is not None else ""
         used = self.delegates.used.values()
-        made = [d.producer for d in used], [d.fingerprint for d in used]
-        outputs = encode_outputs(spec.out_spec, [len(d.outputs) for d in used], *made)
+        outputs = encode_outputs(spec.out_spec, [len(d.outputs) for d in used], [d.producer for d in used])
         return ContainerMetadata(takes, outputs)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from delegraph.io.flatbuffer import Table
 
@@ -20,6 +20,16 @@ from .step import elements, unfolded
 _READ = DTYPES | UNSIGNED
 LITERAL_COST = 16
 """What a constant that an attribute becomes counts, in elements: some 500 bytes in memory for 4 of the file."""
+
+
+class Written(NamedTuple):
+    """An operator as the file has it: ``held`` are its attribute table's fields, ``declared`` its results' types."""
+
+    table: Table
+    operands: list[Value]
+    held: dict[str, Any]
+    declared: list[Type]
+    results: list[str]
 
 
 class OlderBlock(Block):
@@ -62,23 +72,16 @@ class OlderBlock(Block):
             return self.constant_operator(name, table, inputs, results)
         operands = [self.used(n, table) for n in inputs]
         declared = [self.type_of(n) for n in results]
-        held = self.fields(name, table) if wanted else {}
+        written = Written(table, operands, self.fields(name, table) if wanted else {}, declared, results)
         try:
             if name == "FULLY_CONNECTED":
-                return self.fully_connected(operands, held, declared, results, table)
-            return self.computing(name, operands, held, declared, results, table)
+                return self.fully_connected(written)
+            return self.computing(name, written)
         except Illegal as problem:
             raise table.damaged(f"{name}: {problem}") from None
 
-    def computing(
-        self,
-        name: str,
-        operands: list[Value],
-        held: dict[str, Any],
-        declared: list[Type],
-        results: list[str],
-        table: Table,
-    ) -> None:
+    def computing(self, name: str, written: Written) -> None:
+        table, operands, held, declared, results = written
         kind = OPERATORS[name]
         held |= self.unsigned(name, table)
         given = len(kind.operands) - len([o for o in kind.operands if o in held or o == "pad_const"])
@@ -101,15 +104,9 @@ class OlderBlock(Block):
             if any(self.tensors[n].scalar(TensorField.TYPE, "I") in UNSIGNED for n in names)
         }
 
-    def fully_connected(
-        self,
-        operands: list[Value],
-        held: dict[str, Any],
-        declared: list[Type],
-        results: list[str],
-        table: Table,
-    ) -> None:
+    def fully_connected(self, written: Written) -> None:
         """input [N,IC], weight [OC,IC], bias: in 1.0 a convolution of images of one pixel."""
+        table, operands, held, declared, results = written
         if len(operands) != 3 or any(v.rank != 2 for v in operands[:2]) or len(declared) != 1:
             raise table.damaged("FULLY_CONNECTED needs an input and a weight of rank 2, a bias and a result")
         image, weight = (

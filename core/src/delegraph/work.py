@@ -1,8 +1,9 @@
-"""A compiled result as the bytes of an entry of a cache.
+"""Partitions, and what backends make of them, as bytes: what a cache keeps and what other processes get and send.
 
-An entry is a magic, the SHA-256 of its key and of the rest, the size of a JSON header, the header, and bytes. Bytes of
-a result that are a constant of the partition are not in the entry: whoever asks has them, and the key says that they
-are equal. The digest finds damage and entries of other keys, not attackers.
+``write`` makes the ``Form`` of a program, ``read`` a program of its bytes; ``write_result`` and ``read_result`` do the
+same for a ``PreprocessResult``, as an entry of a key. An entry is a magic, the SHA-256 of its key and of the rest, the
+size of a JSON header, the header, and bytes. Bytes of a result that are a constant of the partition are not in the
+entry: whoever asks has the partition's form. The digest finds damage and entries of other keys, not attackers.
 """
 
 from __future__ import annotations
@@ -15,27 +16,30 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ..backend import Blob, DataEntry, NamedDataStoreOutput, PreprocessResult, TensorLayout
-from ..errors import ContractViolation, FormatError
-from ..exported.work import DTYPES, Form, Memory
-from ..io.blob import stream
-from ..io.weights import is_written, state_of
+from .backend import Blob, DataEntry, NamedDataStoreOutput, PreprocessResult, TensorLayout
+from .errors import ContractViolation, FormatError
+from .exported.work import DTYPES, Form, Memory, read, write
+from .io.blob import stream
+from .io.weights import is_written, state_of
+
+__all__ = ["MAGIC", "Form", "Memory", "nonsense", "packed", "read", "read_result", "unpacked", "write", "write_result"]
 
 MAGIC = b"delegraph entry2"
+"""What entries begin with."""
 _HEAD = struct.Struct("<16s32sQ")
 _SHARED = 4096
-"""Bytes from which on a piece of a result is looked for among the constants."""
+"""Pieces of a result with this many bytes or more are compared with the memory of constants."""
 
 
 def packed(key: str, header: Any, raw: Sequence[bytes]) -> bytes:
-    """An entry: its header, which is JSON, and the bytes that follow it."""
-    told = json.dumps(header).encode()
-    rest = b"".join((len(told).to_bytes(8, "little"), told, *raw))
+    """The bytes of an entry, from its header, which is JSON, and the bytes that follow the header."""
+    encoded = json.dumps(header).encode()
+    rest = b"".join((len(encoded).to_bytes(8, "little"), encoded, *raw))
     return MAGIC + hashlib.sha256(key.encode() + rest).digest() + rest
 
 
 def unpacked(key: str, data: bytes) -> tuple[Any, memoryview]:
-    """Header and bytes of an entry. Raises FormatError for what is damaged, or is the entry of another key."""
+    """The header and the bytes of an entry. Raises FormatError if it is damaged, or has another key."""
     if len(data) < _HEAD.size or data[:16] != MAGIC or hashlib.sha256(key.encode() + data[48:]).digest() != data[16:48]:
         raise FormatError("format-invalid", "it is damaged, truncated or no entry")
     end = _HEAD.size + _HEAD.unpack_from(data)[2]
@@ -46,23 +50,24 @@ def unpacked(key: str, data: bytes) -> tuple[Any, memoryview]:
 
 
 def nonsense(why: Exception) -> FormatError:
-    """The error for an entry that has the right digest, and that delegraph did not write."""
+    """The error for an entry with a right digest that delegraph cannot have written."""
     return FormatError("format-invalid", f"it holds what no entry has: {type(why).__name__}: {why}")
 
 
 def write_result(key: str, about: Any, result: PreprocessResult, form: Form) -> bytes:
-    """The entry of a result for the partition of ``form``; ``about`` is JSON for whoever lists entries.
+    """The entry of a result for the partition of ``form``. ``about``: JSON with facts for those who list entries.
 
-    Raises ContractViolation for a result that has no words in JSON.
+    Raises ContractViolation for a result that JSON cannot express.
     """
     places = sorted((m.place, m.size, k) for k, m in enumerate(form.memories) if m.place is not None)
     raw: list[bytes] = []
 
     def pieces(blob: Any) -> list[Any]:
-        """A row for each piece of a blob: how many of the file's bytes, or which of a constant's."""
+        """A row for each piece of a blob: how many of the entry's bytes it has, or what ``_shared`` returns."""
         rows: list[Any] = []
 
         def take(piece: memoryview) -> None:
+            """Add a row for one piece; store its bytes unless a constant has them."""
             if shared := _shared(piece, places):
                 rows.append(shared)
                 return
@@ -83,7 +88,10 @@ def write_result(key: str, about: Any, result: PreprocessResult, form: Form) -> 
 
 
 def _shared(piece: memoryview, places: Sequence[tuple[Any, int, int]]) -> tuple[int, int, int] | None:
-    """Which constant, from which byte on, how many: if the piece is memory of one."""
+    """(number of the constant's memory, first byte, number of bytes), if the piece lies in one; else None.
+
+    ``places``: address, size and number of each memory.
+    """
     if piece.nbytes < _SHARED:
         return None
     address = np.frombuffer(piece, np.uint8).ctypes.data
@@ -94,13 +102,14 @@ def _shared(piece: memoryview, places: Sequence[tuple[Any, int, int]]) -> tuple[
 
 
 def _entries(table: dict[str, DataEntry]) -> Any:
+    """The entries of a table of named data as JSON."""
     layouts = {key: entry.tensor_layout for key, entry in table.items()}
-    told = {key: layout and [str(layout.dtype)[6:], list(layout.sizes)] for key, layout in layouts.items()}
-    return [[key, entry.buffer_index, entry.alignment, told[key]] for key, entry in table.items()]
+    described = {key: layout and [str(layout.dtype)[6:], list(layout.sizes)] for key, layout in layouts.items()}
+    return [[key, entry.buffer_index, entry.alignment, described[key]] for key, entry in table.items()]
 
 
 def _plain(value: Any) -> Any:
-    """Python's own values as JSON, in their order; ContractViolation for any other."""
+    """Plain Python values as JSON that keeps their types and order. Raises ContractViolation for any other value."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -113,6 +122,7 @@ def _plain(value: Any) -> Any:
 
 
 def _unplain(given: Any) -> Any:
+    """The inverse of ``_plain``."""
     if not isinstance(given, dict):
         return given
     ((tag, value),) = given.items()
@@ -124,7 +134,10 @@ def _unplain(given: Any) -> Any:
 
 
 def read_result(key: str, data: bytes, form: Form) -> PreprocessResult:
-    """The result in an entry, for the partition of ``form``. Raises FormatError unless it is one of that key."""
+    """The result in an entry, for the partition of ``form``. Raises FormatError unless it is one of that key.
+
+    Its fields may be of any type: whoever takes a plugin's result has to check them.
+    """
     header, rest = unpacked(key, data)
     try:
         _, blobs, fields, tags, named = header
@@ -139,26 +152,32 @@ def read_result(key: str, data: bytes, form: Form) -> PreprocessResult:
 
 
 def _blobs(rows: Sequence[Any], rest: memoryview, form: Form) -> Iterator[bytes | Blob]:
+    """The blobs of an entry. One that contains bytes of constants is a ``Blob`` that reads them in place."""
     place = 0
     for blob in rows:
         pieces: list[Any] = []
         for row in blob:
-            if isinstance(row, int):
-                pieces.append(bytes(rest[place : place + row]))
-                place += row
+            number, first, size = (0, 0, row) if type(row) is int else row
+            memory = None if type(row) is int else form.memories[number]
+            end = len(rest) - place if memory is None else memory.size
+            if min(number, first, size) < 0 or first + size > end:
+                raise ValueError(f"a piece of {size} bytes from {first} on, where there are {end}")
+            if memory is None:
+                pieces.append(bytes(rest[place : place + size]))
+                place += size
             else:
-                number, first, size = row
-                pieces.append((form.memories[number], first, size))
+                pieces.append((memory, first, size))
         shares = any(isinstance(piece, tuple) for piece in pieces)
         yield _Stored(pieces) if shares else b"".join(pieces)
 
 
 def _entry(index: int, alignment: int, layout: Any) -> DataEntry:
+    """The entry of a table of named data, from its row."""
     return DataEntry(index, alignment, layout and TensorLayout(DTYPES[layout[0]], tuple(layout[1])))
 
 
 class _Stored:
-    """A ``Blob`` of bytes of an entry and of constants, which are read where they are."""
+    """A ``Blob`` made of bytes of an entry and of constants, which are not copied."""
 
     def __init__(self, pieces: Sequence[bytes | tuple[Memory, int, int]]) -> None:
         self._pieces = pieces
@@ -169,7 +188,7 @@ class _Stored:
         return sum(piece[2] if isinstance(piece, tuple) else len(piece) for piece in self._pieces)
 
     def write_to(self, file: BinaryIO) -> None:
-        """Append all bytes. Raises ContractViolation if somebody wrote a constant since."""
+        """Append all bytes to ``file``. Raises ContractViolation if a constant was written meanwhile."""
         for tensor, state in self._states:
             if is_written(tensor, state):
                 text = f"a tensor of shape {list(tensor.shape)} was changed after the program was lowered"

@@ -1,0 +1,99 @@
+"""Where the partitions of one lowering are compiled: in this process, unless somebody asks for another.
+
+Processes are the affair of ``delegraph-workers``, which is found when it is needed. It gives a stand-in for a backend's
+class: one that sends each partition away and returns what comes back. To everything else in a lowering, that is a
+thread-safe backend like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ..backend import BackendDetails
+from ..discovery.own import provided
+from ..discovery.registry import Registry
+from ..errors import OptionError
+
+
+class Elsewhere:
+    """Gives the class that compiles for a backend.
+
+    ``executor`` makes calls: threads, or what the workers make of an executor of another kind. ``isolation`` is
+    "process" or None; a limit asks for isolation too. ``time_limit`` is in seconds, ``memory_limit`` in bytes, both for
+    one partition. It is a context manager, whose outermost block ends the processes that it began.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        executor: Any = None,
+        isolation: str | None = None,
+        time_limit: float | None = None,
+        memory_limit: int | None = None,
+    ) -> None:
+        if isolation not in (None, "process"):
+            raise OptionError("option-invalid", f"isolation is 'process' or None, not {isolation!r}")
+        for name, limit in (("time_limit", time_limit), ("memory_limit", memory_limit)):
+            if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0):
+                raise OptionError("option-invalid", f"{name} is a number above 0, not {limit!r}")
+        self._registry, self.executor = registry, executor
+        self._given = executor, isolation is not None, time_limit, memory_limit
+        is_foreign = not isinstance(executor, type) and callable(getattr(executor, "submit", None))
+        self._of_all = any(v not in (None, False) for v in self._given[1:])
+        self._of_all |= is_foreign and not isinstance(executor, ThreadPoolExecutor)
+        self._workers: Any = None
+        self._stand_ins: dict[str, type[BackendDetails]] = {}
+        self._blocks = 0
+
+    def __enter__(self) -> Elsewhere:
+        self._blocks += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._blocks -= 1
+        if self._workers is not None and not self._blocks:
+            self._workers.close()
+            self._workers = None
+
+    def begin(self, names: Iterable[str]) -> None:
+        """Start the processes for the backends in ``names`` that need some; they get ready meanwhile."""
+        entries = [name for name in names if self._of_all or self._registry.spec(name).isolated]
+        if entries or self._of_all:
+            self._begun().prepare([self._registry.full_name(name) for name in entries])
+
+    def open(self) -> tuple[Any, Any]:
+        """The registry whose classes compile, and the executor that makes calls of them."""
+        if self._of_all:
+            self._begun()
+        return _WithStandIns(self._registry, self._backend), self.executor
+
+    def _backend(self, name: str) -> type[BackendDetails]:
+        """The backend's class, or its stand-in. Raises what ``Registry.get_backend`` raises."""
+        backend = self._registry.get_backend(name)
+        if not (self._of_all or self._registry.spec(name).isolated):
+            return backend
+        full_name = self._registry.full_name(name)
+        if full_name not in self._stand_ins:
+            made = self._begun().stand_in(backend, full_name, self._registry.producer(name))
+            self._stand_ins[full_name] = made
+        return self._stand_ins[full_name]
+
+    def _begun(self) -> Any:
+        """The workers, made when they are first needed. Raises PluginUnavailable without ``delegraph-workers``."""
+        if self._workers is None:
+            what = "compiling in other processes (isolation, limits, executors that are no threads)"
+            self._workers = provided("delegraph_workers:Workers", what)(*self._given)
+            self.executor = self._workers.executor
+        return self._workers
+
+
+class _WithStandIns:
+    """A registry whose ``get_backend`` is another function."""
+
+    def __init__(self, registry: Registry, get_backend: Callable[[str], type[BackendDetails]]) -> None:
+        self._registry, self.get_backend = registry, get_backend
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._registry, name)

@@ -1,0 +1,61 @@
+"""``delegraph cache``: what is in a cache of compiled partitions, and how to be rid of it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from delegraph.command import Outcome
+from delegraph.errors import FormatError, UsageError
+from delegraph.reports import format_size, pluralize
+
+
+class CacheCommand:
+    """``delegraph cache``."""
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        actions = "list the entries (default), say how large they are, remove all, or remove those that are damaged"
+        choices = ("list", "size", "clear", "verify")
+        parser.add_argument("action", nargs="?", default="list", choices=choices, help=actions)
+        place = "the folder (default: $DELEGRAPH_CACHE, else the user's)"
+        parser.add_argument("--cache", type=Path, metavar="DIR", help=place)
+        parser.add_argument("--shared", action="store_true", help="others may own the folder or write to it")
+
+    @staticmethod
+    def run(args: argparse.Namespace) -> Outcome:
+        from delegraph import Cache  # which imports torch
+
+        folder = args.cache or os.environ.get("DELEGRAPH_CACHE") or None
+        if folder is not None and not os.path.isdir(folder):
+            raise UsageError("usage-invalid", f"there is no folder {folder}", hint="delegraph lower --cache makes one")
+        cache = Cache(folder, shared=args.shared)
+        removed = cache.verify() if args.action == "verify" else []
+        if args.action == "clear":
+            removed = [entry.key for entry in cache.entries()]
+            cache.remove(removed)
+        rows = [_row(cache, entry) for entry in sorted(cache.entries(), key=lambda entry: -entry.used)]
+        size = sum(row["bytes"] for row in rows)
+        content = {"folder": str(cache.folder), "bytes": size, "entries": rows, "removed": removed}
+        lines = [_line(row) for row in rows] if args.action == "list" else []
+        lines += [f"removed: {pluralize(len(removed), 'file')}"] if args.action in ("clear", "verify") else []
+        lines.append(f"{pluralize(len(rows), 'file')}, {format_size(size)}, in {cache.folder}")
+        return Outcome("delegraph.cache/1", content, "\n".join(lines))
+
+
+def _row(cache: Any, entry: Any) -> dict[str, Any]:
+    """What there is to tell of an entry; of one that is damaged, that it is."""
+    try:
+        told, damaged = cache.told(entry.key), False
+    except (FormatError, OSError):
+        told, damaged = {}, True
+    return {"key": entry.key, "bytes": entry.bytes, "used": entry.used, "damaged": damaged, "told": told}
+
+
+def _line(row: dict[str, Any]) -> str:
+    used = datetime.fromtimestamp(row["used"]).strftime("%Y-%m-%d %H:%M")
+    told = "damaged" if row["damaged"] else ", ".join(f"{name} {value}" for name, value in row["told"].items())
+    return f"{row['key'][:12]}  {used}  {format_size(row['bytes'])}  {told}"

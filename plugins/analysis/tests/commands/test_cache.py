@@ -1,0 +1,54 @@
+"""``delegraph cache``, and the options of ``delegraph lower`` that name one."""
+
+from core.tests.cli.test_lowering import as_data
+from core.tests.cli.test_main import fails, run
+
+
+def lowered(capsys, *words):
+    """Whence the delegates of the demo backend are."""
+    code, found = as_data(capsys, "lower", *words, "--backend", "compiler-demo")
+    assert code == 0
+    return [row["compiled"] for row in found["report"]["delegates"]]
+
+
+MODEL = """
+import torch
+
+def made():
+    torch.manual_seed(0)
+    return torch.nn.Linear(4, 4).eval(), (torch.ones(1, 4),)
+"""
+
+
+def test_a_cache_is_filled_listed_checked_and_cleared(tmp_path, capsys, monkeypatch):
+    (tmp_path / "m.py").write_text(MODEL)
+    words, kept = [f"{tmp_path / 'm.py'}:made"], tmp_path / "kept"
+    assert lowered(capsys, *words, "--cache", kept) == ["compiled"]
+    assert lowered(capsys, *words, f"--cache={kept}") == ["from the cache"]
+    monkeypatch.setenv("DELEGRAPH_CACHE", str(kept))
+    assert lowered(capsys, *words) == ["from the cache"]
+    code, out, _ = run(capsys, "cache")
+    line, total = out.splitlines()
+    assert code == 0 and "backend BackendWithCompilerDemo, producer delegraph-demo " in line
+    assert total.startswith("1 file, ") and total.endswith(f", in {kept}")
+    assert run(capsys, "cache", "size")[1] == f"{total}\n"
+    (entry,) = kept.iterdir()
+    (kept / f"{'0' * 64}.entry").write_bytes(b"damaged")
+    assert "  damaged\n" in run(capsys, "cache", "list", "--cache", kept)[1]
+    code, found = as_data(capsys, "cache", "verify")
+    assert found["removed"] == ["0" * 64] and [row["key"] for row in found["entries"]] == [entry.stem]
+    assert run(capsys, "cache", "clear")[1].splitlines()[0] == "removed: 1 file"
+    assert list(kept.iterdir()) == []
+    assert "there is no folder" in fails(capsys, "cache", "--cache", tmp_path / "none", code=2, error="usage-invalid")
+
+
+def test_the_user_s_folder_and_a_remote_one(tmp_path, capsys, monkeypatch):
+    (tmp_path / "m.py").write_text(MODEL)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("delegraph.engine.cache.sys.platform", "linux")
+    far, words = f"file://{tmp_path}/far", [f"{tmp_path / 'm.py'}:made"]
+    assert lowered(capsys, *words, "--cache") == ["compiled"]
+    assert len(list((tmp_path / "delegraph").iterdir())) == 1
+    assert lowered(capsys, *words, "--cache", tmp_path / "one", "--cache-remote", far) == ["compiled"]
+    assert lowered(capsys, *words, "--cache", tmp_path / "two", "--cache-remote", far) == ["from the cache"]
+    assert lowered(capsys, *words, "--cache-remote", far) == ["from the cache"]

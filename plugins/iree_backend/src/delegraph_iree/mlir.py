@@ -1,0 +1,209 @@
+"""Writes a TOSA graph as MLIR, in the generic form: ``"tosa.add"(%0, %1) : (tensor<4xf32>, ...) -> tensor<4xf32>``.
+
+MLIR reads the generic form of an operation across versions in which its pretty form differs. Names of operations,
+attributes and types are those of MLIR's TOSA dialect (https://mlir.llvm.org/docs/Dialects/TOSA).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from delegraph.errors import Unsupported
+from delegraph_tosa import DType, Graph, Operator, Type, Value, materialize
+
+ELEMENTS: dict[DType, str] = {
+    **{t: f"i{t.name[3:]}" for t in (DType.INT4, DType.INT8, DType.INT16, DType.INT32, DType.INT48, DType.INT64)},
+    DType.BOOL: "i1",
+    DType.FP32: "f32",
+    DType.FP16: "f16",
+    DType.BF16: "bf16",
+    DType.FP8E4M3: "f8E4M3FN",
+    DType.FP8E5M2: "f8E5M2",
+}
+"""Element type -> what MLIR calls it. Integers have no sign there: int8 that stands for uint8 is i8 as well."""
+_VALUES = {"NEAREST": "NEAREST_NEIGHBOR"}
+"""Values of attributes that MLIR calls by another name."""
+_IMPLIED = frozenset({"ResultDType", "ResultTypes", "Graph"})
+"""Kinds of attributes that MLIR reads off result types, or has as regions."""
+_COUNTED = frozenset({DType.BOOL, DType.INT4, DType.INT48, DType.SHAPE})
+"""Types whose elements have another size in MLIR than in numpy: their constants are written as numbers."""
+
+Put = Callable[[bytes], object]
+
+
+def write_mlir(graph: Graph, put: Put) -> None:
+    """Write a module with the function ``main``, which takes and returns the tensors of ``graph``.
+
+    ``put`` takes the text piece by piece, so that large constants are never all in memory as text. Raises Unsupported
+    for types and operators that are not written: block-scaled types, variables and custom operators.
+    """
+    _Writer(put).module(graph)
+
+
+class _Writer:
+    """One module. Values get the numbers %0, %1, ... in the order in which they are written."""
+
+    def __init__(self, put: Put) -> None:
+        self._put = put
+        self._names: dict[Value, str] = {}
+
+    def module(self, graph: Graph) -> None:
+        arguments = ", ".join(type_of(value.type) for value in graph.inputs)
+        results = ", ".join(type_of(value.type) for value in graph.outputs)
+        function = f'function_type = ({arguments}) -> ({results}), sym_name = "main"'
+        self._line(0, '"builtin.module"() ({')
+        self._line(1, f'"func.func"() <{{{function}}}> ({{')
+        self._region(graph, 1, "func.return")
+        self._line(1, "}) : () -> ()")
+        self._line(0, "}) : () -> ()")
+
+    def _line(self, depth: int, text: str) -> None:
+        self._put(f"{'  ' * depth}{text}\n".encode())
+
+    def _region(self, graph: Graph, depth: int, terminator: str) -> None:
+        """The block of a function or of an operator's region: arguments, constants, operators, results."""
+        arguments = ", ".join(f"{self._define(value)}: {type_of(value.type)}" for value in graph.inputs)
+        self._line(depth, f"^bb0({arguments}):")
+        for value in graph.constants():
+            self._constant(value, depth + 1)
+        for operator in _without_shape_operators(graph):
+            self._operator(operator, depth + 1)
+        self._line(depth + 1, f'"{terminator}"({self._listed(graph.outputs)}) : {_signature(graph.outputs, ())}')
+
+    def _define(self, value: Value) -> str:
+        self._names[value] = f"%{len(self._names)}"
+        return self._names[value]
+
+    def _listed(self, values: Sequence[Value]) -> str:
+        return ", ".join(self._names[value] for value in values)
+
+    def _constant(self, value: Value, depth: int) -> None:
+        array = materialize(value)
+        is_shape = value.dtype is DType.SHAPE
+        kind = "tosa.const_shape" if is_shape else "tosa.const"
+        tensor = f"tensor<{len(array)}xindex>" if is_shape else type_of(value.type)
+        self._put(f'{"  " * depth}{self._define(value)} = "{kind}"() <{{values = dense<'.encode())
+        for piece in _elements(array, value.dtype):
+            self._put(piece)
+        self._put(f"> : {tensor}}}> : () -> {type_of(value.type)}\n".encode())
+
+    def _operator(self, operator: Operator, depth: int) -> None:
+        name = operator.name.lower()
+        if _infers(operator):
+            self._inferred_shape(operator, depth)
+        if name in _WITHOUT_FORM:
+            raise Unsupported("unsupported", f"TOSA's {operator.name} has no form in MLIR that stands on its own")
+        attributes = ", ".join(_attributes(operator))
+        operands = self._listed(operator.inputs)
+        results = ", ".join(self._define(value) for value in operator.outputs)
+        head = f'{results} = "tosa.{name}"({operands})' + (f" <{{{attributes}}}>" if attributes else "")
+        signature = _signature(operator.inputs, operator.outputs)
+        if not operator.has_graphs:
+            return self._line(depth, f"{head} : {signature}")
+        graphs = [v for v in operator.attribute_values().values() if isinstance(v, Graph)]
+        self._line(depth, f"{head} ({{")
+        for position, graph in enumerate(graphs):
+            if position:
+                self._line(depth, "}, {")
+            self._region(graph, depth, "tosa.yield")
+        return self._line(depth, f"}}) : {signature}")
+
+    def _inferred_shape(self, reshape: Operator, depth: int) -> None:
+        """Write the shape that a RESHAPE takes in place of the one that operators of TOSA 1.1 compute."""
+        shape, sizes = reshape.inputs[1], list(reshape.outputs[0].type.declared)
+        values = f"values = dense<{sizes}> : tensor<{len(sizes)}xindex>"
+        self._line(depth, f'{self._define(shape)} = "tosa.const_shape"() <{{{values}}}> : () -> {type_of(shape.type)}')
+
+
+def _infers(operator: Operator) -> bool:
+    """Whether it is a RESHAPE to computed sizes of which one alone is unknown: MLIR infers that one, written as -1."""
+    computed = operator.name == "RESHAPE" and operator.inputs[1].constant is None
+    return computed and operator.outputs[0].type.declared.count(-1) == 1
+
+
+def _without_shape_operators(graph: Graph) -> list[Operator]:
+    """The operators of a graph without those that only compute the shapes of a RESHAPE that infers its own."""
+    kept: list[Operator] = []
+    used = set(graph.outputs)
+    for operator in reversed(graph.operators):
+        if used.isdisjoint(operator.outputs) and all(value.dtype is DType.SHAPE for value in operator.outputs):
+            continue
+        kept.append(operator)
+        used.update(operator.inputs[:1] if _infers(operator) else operator.inputs)
+    return kept[::-1]
+
+
+_WITHOUT_FORM = frozenset({"variable", "variable_read", "variable_write", "custom"})
+
+
+def type_of(type: Type) -> str:
+    """A type in MLIR, ``tensor<2x?xf32>`` or ``!tosa.shape<2>``; Unsupported for those that it does not have."""
+    if type.dtype is DType.SHAPE:
+        return f"!tosa.shape<{type.shape[0]}>"
+    sizes = ["?" if size < 0 else str(size) for size in type.declared]
+    return f"tensor<{'x'.join([*sizes, _element(type.dtype)])}>"
+
+
+def _element(dtype: DType) -> str:
+    if dtype not in ELEMENTS:
+        raise Unsupported("unsupported", f"MLIR is not written for tensors of {dtype}")
+    return ELEMENTS[dtype]
+
+
+def _signature(inputs: Sequence[Value], outputs: Sequence[Value]) -> str:
+    given, made = ([type_of(value.type) for value in values] for values in (inputs, outputs))
+    results = made[0] if len(made) == 1 else f"({', '.join(made)})"
+    return f"({', '.join(given)}) -> {results}"
+
+
+def _elements(array: np.ndarray[Any, Any], dtype: DType) -> Iterator[bytes]:
+    """The text between ``dense<`` and ``>``: numbers, or the bytes of the elements in hexadecimal.
+
+    Decimal text would round floats, and has no NaN.
+    """
+    if dtype in _COUNTED:
+        yield json.dumps(array.tolist()).encode()
+        return
+    whole = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    yield b'"0x'
+    for start in range(0, len(whole), 1 << 20):
+        yield whole[start : start + (1 << 20)].tobytes().hex().upper().encode()
+    yield b'"'
+
+
+def _attributes(operator: Operator) -> Iterator[str]:
+    for name, kind in operator.attributes.items():
+        if kind not in _IMPLIED:
+            yield f"{name} = {_attribute(operator, name, kind, getattr(operator, name))}"
+
+
+def _attribute(operator: Operator, name: str, kind: str, value: Any) -> str:
+    if kind == "bool":
+        return "true" if value else "false"
+    if kind == "int":
+        return f"{value} : i32"
+    if kind == "Ints":
+        return f"array<{'i32' if name == 'perms' else 'i64'}: {', '.join(map(str, value))}>"
+    if kind == "DType":
+        return _element(value)
+    if kind == "Number":
+        return _number(value, operator.inputs[0].dtype)
+    # NanMode -> #tosa.nan_mode<PROPAGATE>
+    words = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in kind).strip("_")
+    return f"#tosa.{words}<{_VALUES.get(str(value), value)}>"
+
+
+def _number(value: float, dtype: DType) -> str:
+    """A number with the type of an operator's elements."""
+    if dtype is DType.FP16:
+        bits = int(np.array(value, np.float16).view(np.uint16))
+    elif dtype in (DType.FP32, DType.BF16):
+        bits = int(np.array(value, np.float32).view(np.uint32))
+    else:
+        return f"{int(value)} : {_element(dtype)}"
+    if dtype is DType.BF16:  # the upper half of the float32; the number has no more digits than that
+        bits >>= 16
+    return f"0x{bits:0{8 if dtype is DType.FP32 else 4}X} : {_element(dtype)}"

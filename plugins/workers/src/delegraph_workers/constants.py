@@ -1,0 +1,54 @@
+"""Large constants of partitions as files of a private folder, by content: written once, mapped by all workers."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from delegraph.work import Memory
+
+INLINE = 1 << 20
+"""Bytes from which on a constant is no part of a form's bytes."""
+
+
+class Absent(Exception):
+    """A worker cannot see the folder: it is on another machine."""
+
+
+class Folder:
+    """A folder that has the constants of one lowering."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+
+    def add(self, memory: Memory) -> None:
+        """Write a constant, unless it is there."""
+        path = self.path / memory.digest.hex()
+        with self._lock:
+            if path.exists():
+                return
+            partial = path.with_suffix(".partial")
+            with partial.open("wb") as file:
+                for piece in memory.pieces():
+                    file.write(piece)
+            partial.rename(path)
+
+
+def fetch_from(folder: str | None, inline: dict[bytes, Any]) -> Callable[[bytes, int], Any]:
+    """What gives ``delegraph.work.read`` its large constants: a private mapping of a file, or bytes of the message."""
+
+    def fetch(digest: bytes, size: int) -> Any:
+        if digest in inline:
+            return bytearray(inline[digest])
+        path = os.path.join(folder or "", digest.hex())
+        if folder is None or not os.path.exists(path):
+            raise Absent(path)
+        with open(path, "rb") as file:
+            return mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+
+    return fetch

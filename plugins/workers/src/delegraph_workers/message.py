@@ -1,0 +1,55 @@
+"""Messages between processes: a header of JSON and parts of bytes, with a digest. Nothing is pickled."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+from delegraph.errors import FormatError
+
+PROTOCOL = 1
+"""The version of the jobs and answers below; both sides have to speak it."""
+_MAGIC = b"delegraph message"
+_HEAD = struct.Struct("<17sB32sQ")  # magic, protocol, SHA-256 of what follows it, size of the header
+
+
+def pack(header: dict[str, Any], parts: Iterable[bytes] = ()) -> bytes:
+    """A message of a header, which JSON has words for, and parts."""
+    parts = list(parts)
+    text = json.dumps([header, [len(part) for part in parts]]).encode()
+    size = len(text).to_bytes(8, "little")
+    digest = hashlib.sha256(size + text)
+    for part in parts:
+        digest.update(part)
+    return b"".join((_MAGIC, bytes([PROTOCOL]), digest.digest(), size, text, *parts))
+
+
+def unpack(data: bytes) -> tuple[dict[str, Any], list[memoryview]]:
+    """Header and parts of a message. Raises FormatError if it is damaged, or of another protocol."""
+    view = memoryview(data)
+    if len(view) < _HEAD.size or bytes(view[:17]) != _MAGIC:
+        raise FormatError("format-invalid", "these bytes are no message of a worker")
+    _, protocol, digest, size = _HEAD.unpack_from(view)
+    if protocol != PROTOCOL:
+        hint = "install the same delegraph-workers in both environments"
+        raise FormatError(
+            "format-invalid", f"a worker speaks protocol {protocol}, and {PROTOCOL} is known here", hint=hint
+        )
+    if hashlib.sha256(view[50:]).digest() != digest:
+        raise FormatError("format-invalid", "a message of a worker is truncated or damaged")
+    try:
+        header, sizes = json.loads(bytes(view[_HEAD.size : _HEAD.size + size]))
+        place, parts = _HEAD.size + size, list[memoryview]()
+        for length in sizes:
+            if type(length) is not int or not 0 <= length <= len(view) - place:
+                raise ValueError(f"a part of {length!r} bytes")
+            parts.append(view[place : place + length])
+            place += length
+        if not isinstance(header, dict) or place != len(view):
+            raise ValueError("its parts do not fit")
+    except (ValueError, TypeError) as e:
+        raise FormatError("format-invalid", f"a message of a worker holds what none has: {e}") from e
+    return header, parts

@@ -1,0 +1,263 @@
+"""Processes that compile, seen from outside: how they are started, waited for, stopped, and how they ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from delegraph.errors import DelegraphError, Unsupported
+
+from .failures import describe
+from .message import PROTOCOL, pack
+
+START_LIMIT = 300.0
+"""Seconds for what comes before a compile: starting Python, importing torch and the backend, reading the partition."""
+_SHOWN_LINES, _SHOWN_BYTES = 5, 65536
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one partition may take: ``seconds`` and ``memory`` in bytes; None is as much as there is."""
+
+    seconds: float | None = None
+    memory: int | None = None
+
+
+class WorkerProcess:
+    """One process that compiles, one partition at a time.
+
+    ``python`` is another interpreter whose environment has ``delegraph-workers``; without it, the worker finds modules
+    where this process does. ``folder`` is where jobs, answers and output lie.
+    """
+
+    def __init__(self, folder: Path, python: str | None = None) -> None:
+        self._folder, self.python = folder, python
+        (requests, asks), (tells, answers), (lifeline, self._lifeline) = os.pipe(), os.pipe(), os.pipe()
+        self._output = tempfile.TemporaryFile(dir=folder)
+        numbers = requests, answers, lifeline
+        command = [python, "-m", "delegraph_workers.worker", *map(str, numbers)] if python else []
+        environment = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **os.environ}
+        if python:
+            environment.pop("PYTHONPATH", None)  # it is of this environment
+        else:
+            path = [p for p in sys.path if isinstance(p, str)]
+            begin = f"import sys; sys.path[:] = {path!r}; from delegraph_workers.worker import main; main(*{numbers})"
+            command = [sys.executable, "-c", begin]
+        command[1:1] = ["-u", "-X", "faulthandler"]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                pass_fds=numbers,
+                env=environment,
+                cwd=folder,  # nothing is imported from the working directory
+                start_new_session=True,  # so that what it starts can be ended with it
+            )
+        except OSError as e:
+            raise DelegraphError("workers/not-started", f"no worker could be started: {command[0]}: {e}") from e
+        finally:
+            for number in numbers:
+                os.close(number)
+        self._asks = os.fdopen(asks, "w", buffering=1)
+        self._tells = tells
+        self._lines = b""
+        self._ready, self._at_first = False, 0
+        self.pid = self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def prepare(self, backends: Sequence[str]) -> None:
+        """Let the worker import backends while it has nothing else to do."""
+        with contextlib.suppress(BrokenPipeError):  # it died: the next job meets another one
+            self._asks.write(json.dumps({"prepare": list(backends)}) + "\n")
+
+    def run(self, job: bytes, limits: Limits) -> tuple[bytes, str]:
+        """Do a job. Returns the answer, and what was printed meanwhile.
+
+        Raises Unsupported, with how it ended, if the process does not survive the job, or a limit stops it.
+        """
+        if not self._ready:
+            self._expect_ready()
+        number, place = time.monotonic_ns(), os.fstat(self._output.fileno()).st_size
+        paths = [self._folder / f"{self.pid}-{number}.{kind}" for kind in ("job", "answer")]
+        paths[0].write_bytes(job)
+        request = {"job": str(paths[0]), "answer": str(paths[1]), "memory_limit": limits.memory}
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                self._asks.write(json.dumps({**request, "directory": _directory()}) + "\n")
+            self._await("begun", START_LIMIT, place)
+            start = time.monotonic()
+            self._await("done", limits.seconds, place, start)
+            return paths[1].read_bytes(), self._printed(place)
+        except _Done:
+            return paths[1].read_bytes(), self._printed(place)
+        finally:
+            for path in paths:
+                path.unlink(missing_ok=True)
+
+    def _expect_ready(self) -> None:
+        """Wait until the worker has started. Raises DelegraphError if it cannot."""
+        try:
+            line = self._line(time.monotonic() + START_LIMIT)
+        except _Ended:
+            self.stop()
+            why = _last_lines(self._printed(0)) or f"exit code {self._process.returncode}"
+            hint = "its environment has to have delegraph and delegraph-workers" if self.python else None
+            raise DelegraphError("workers/not-started", f"a worker ended while it started: {why}", hint=hint) from None
+        if line.get("ready") != PROTOCOL:
+            text = f"a worker speaks protocol {line.get('ready')}, and {PROTOCOL} is known here"
+            raise DelegraphError("workers/not-started", text, hint="install the same delegraph-workers there")
+        self._ready, self._at_first = True, data_size(self.pid)
+
+    @property
+    def grown(self) -> int:
+        """By how many bytes its memory has grown since it was ready."""
+        return data_size(self.pid) - self._at_first
+
+    def _await(self, what: str, limit: float | None, place: int, start: float | None = None) -> None:
+        """Wait for a line that says ``what``. Raises Unsupported if the process ends before, or takes too long."""
+        start = time.monotonic() if start is None else start
+        try:
+            line = self._line(None if limit is None else start + limit)
+        except _TooLong:
+            assert limit is not None
+            self._abort()
+            raise self._refusal(f"was stopped after {limit:g} s", place, "allow more with time_limit") from None
+        except _Ended:
+            code = self._process.wait()
+            how = f"ended with exit code {code}" if code >= 0 else f"was killed by {_signal_name(-code)}"
+            self.stop()
+            raise self._refusal(f"{how} after {time.monotonic() - start:.1f} s", place) from None
+        if what not in line:  # an error came before the backend began: the answer says which
+            raise _Done
+
+    def _refusal(self, how: str, place: int, hint: str | None = None) -> Unsupported:
+        printed = _last_lines(self._printed(place))
+        text = f"its process {how}" + (f"; it printed: {printed}" if printed else "")
+        return Unsupported("unsupported", text, hint=hint)
+
+    def _line(self, until: float | None) -> dict[str, Any]:
+        """The next line that the worker tells. Raises _Ended at its end, _TooLong if none comes in time."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._tells, selectors.EVENT_READ)
+            while b"\n" not in self._lines:
+                left = None if until is None else until - time.monotonic()
+                if (left is not None and left <= 0) or not selector.select(left):
+                    raise _TooLong
+                data = os.read(self._tells, 4096)
+                if not data:
+                    raise _Ended
+                self._lines += data
+        line, _, self._lines = self._lines.partition(b"\n")
+        told = json.loads(line)
+        return told if isinstance(told, dict) else {}
+
+    def _printed(self, place: int) -> str:
+        """What the process printed since its output had ``place`` bytes: the last part of it."""
+        end = os.fstat(self._output.fileno()).st_size
+        place = max(place, end - _SHOWN_BYTES)
+        return os.pread(self._output.fileno(), end - place, place).decode("utf-8", "replace")
+
+    def _abort(self) -> None:
+        """Stop the process so that it says where it was."""
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            self._process.send_signal(signal.SIGABRT)
+            self._process.wait(5)
+        self.stop()
+
+    def stop(self) -> None:
+        """End the process, and what it has started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def close(self) -> None:
+        """End the process and give back what belongs to it."""
+        self.stop()
+        with contextlib.suppress(OSError):
+            self._asks.close()
+        for number in (self._tells, self._lifeline):
+            os.close(number)
+        self._output.close()
+
+
+class _Ended(Exception):
+    """The process closed its end."""
+
+
+class _TooLong(Exception):
+    """Nothing was said in time."""
+
+
+class _Done(Exception):
+    """The job is done before the backend began."""
+
+
+def _signal_name(number: int) -> str:
+    """A signal by name and meaning: ``SIGSEGV (Segmentation fault)``."""
+    with contextlib.suppress(ValueError):
+        return f"{signal.Signals(number).name} ({signal.strsignal(number)})"
+    return f"signal {number}"
+
+
+def _last_lines(printed: str) -> str:
+    """The last lines of what a process printed, in one; of a stack that faulthandler wrote, the backend's call."""
+    said, _, stack = printed.partition("Fatal Python error: ")
+    lines = [line.strip() for line in said.splitlines() if line.strip()][-_SHOWN_LINES:]
+    calls = [line.strip() for line in stack.splitlines() if line.lstrip().startswith("File ")]
+    own = [call for call in calls if "site-packages" in call or _STANDARD_LIBRARY not in call]
+    lines += [*own, *calls][:1]
+    return " | ".join(lines)[-600:]
+
+
+def _directory() -> str | None:
+    """The working directory, for which paths in compile specs are meant; None if it is gone."""
+    with contextlib.suppress(OSError):
+        return os.getcwd()
+    return None
+
+
+def data_size(process: int | str = "self") -> int:
+    """The bytes of a process that a limit of its memory counts (VmData, RLIMIT_DATA); 0 if it has ended."""
+    with contextlib.suppress(OSError), open(f"/proc/{process}/status") as status:
+        return next((int(line.split()[1]) << 10 for line in status if line.startswith("VmData:")), 0)
+    return 0
+
+
+def private_folder() -> Path:
+    """A new folder that only this user can read."""
+    return Path(tempfile.mkdtemp(prefix="delegraph-workers-"))
+
+
+def run_isolated(job: bytes, header: Mapping[str, Any]) -> bytes:
+    """Do a job in a process that this one starts for it, as an executor of a remote machine is asked to."""
+    folder = private_folder()
+    try:
+        worker = WorkerProcess(folder)
+        try:
+            answer, printed = worker.run(job, Limits(header["time_limit"], header["memory_limit"]))
+        finally:
+            worker.close()
+        return pack({"wrapped": True, "output": printed}, [answer])
+    except DelegraphError as e:
+        return pack({"error": describe(e)})
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,292 @@
+"""The seam that the core knows: stand-ins for backends, which compile in other processes.
+
+A stand-in is a class like the backend's own. Its ``preprocess`` writes the partition as bytes, lets a worker compile
+it, and returns the result that the worker made. Workers are processes of this machine, or what an executor has.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, Executor, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult
+from delegraph.errors import DelegraphError, FormatError, OptionError, Unsupported
+from delegraph.exported import TRACING, all_nodes
+from delegraph.plugin import IN_PROCESS
+from delegraph.work import Form, read_result, write
+from torch.export import ExportedProgram
+
+from .constants import INLINE, Folder
+from .execute import run, versions_of, warm
+from .failures import error_of
+from .message import pack, unpack
+from .supervise import Limits, WorkerProcess, private_folder
+
+LOG = logging.getLogger("delegraph.progress")
+_WAITING = 64
+"""How many partitions may wait for an executor at a time. Each has a thread here, which does nothing else."""
+_WARMED = 8
+Programs = Mapping[str, Sequence[ExportedProgram]]
+Specs = Mapping[str, Sequence[Sequence[CompileSpec]]]
+
+
+class Workers:
+    """The processes of one lowering.
+
+    ``executor``: None, threads, or an executor of other processes. ``isolated``: each partition is compiled in a
+    process that it may end. ``time_limit`` (seconds) and ``memory_limit`` (bytes) are for one partition.
+    """
+
+    def __init__(
+        self,
+        executor: Any = None,
+        isolated: bool = False,
+        time_limit: float | None = None,
+        memory_limit: int | None = None,
+    ) -> None:
+        threads = executor is None or isinstance(executor, ThreadPoolExecutor)
+        self._foreign = None if threads else executor
+        self._limits = Limits(time_limit, None if memory_limit is None else int(memory_limit))
+        self._isolated = threads or isolated or self._limits != Limits()
+        self.executor: Executor | None = executor if threads else ThreadPoolExecutor(_WAITING, "delegraph-waiting")
+        self._path = private_folder()
+        self._constants = Folder(self._path)
+        self._idle: list[WorkerProcess] = []
+        self._all: list[WorkerProcess] = []
+        self._lock = threading.Lock()
+        self._refused: dict[Any, Unsupported] = {}
+        if self._foreign is not None:
+            _expect_no_fork(executor)
+
+    def prepare(self, backends: Sequence[str]) -> None:
+        """Start workers, which import what these backends need while the caller does something else."""
+        count = min(getattr(self.executor if self._foreign is None else self._foreign, "_max_workers", 1), _WARMED)
+        if self._foreign is not None:
+            for _ in range(count):
+                self._foreign.submit(warm, tuple(backends))
+            return
+        for _ in range(count):
+            self._idle.append(self._start())
+            self._idle[-1].prepare(backends)
+
+    def close(self) -> None:
+        """End all processes that were started here; executors are their owners'."""
+        if self._foreign is not None and self.executor is not None:
+            self.executor.shutdown(wait=True, cancel_futures=True)
+        with self._lock:
+            workers, self._all, self._idle = self._all, [], []
+        for worker in workers:
+            worker.close()
+        shutil.rmtree(self._path, ignore_errors=True)
+
+    def stand_in(self, backend: type[BackendDetails], name: str, producer: tuple[str, str]) -> type[BackendDetails]:
+        """A class that compiles as ``backend`` does, elsewhere. ``name`` is ``distribution/name``.
+
+        Raises OptionError for a backend that only this process knows.
+        """
+        if producer[0] == IN_PROCESS:
+            text = f"backend {backend.__name__} was registered in this process, and no other process can find it"
+            hint = "install a distribution that declares it, or compile here: without isolation, limits and processes"
+            raise OptionError("option-invalid", text, hint=hint)
+
+        def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+            return self._compile(backend, name, producer, {"": [edge_program]}, {"": [compile_specs]})[""][0]
+
+        def preprocess_multimethod(
+            cls: type, edge_programs: Programs, compile_specs: Specs
+        ) -> dict[str, list[PreprocessResult]]:
+            return self._compile(backend, name, producer, edge_programs, compile_specs)
+
+        body: dict[str, Any] = {
+            "__module__": backend.__module__,
+            "__qualname__": backend.__qualname__,
+            "__doc__": backend.__doc__,
+            "thread_safe": True,
+            "keeps_names": backend.keeps_names,
+            "fingerprint": staticmethod(backend.fingerprint),
+            "preprocess": staticmethod(preprocess),
+        }
+        default: Any = BackendDetails.preprocess_multimethod
+        if getattr(backend.preprocess_multimethod, "__func__", None) is not default.__func__:
+            body["preprocess_multimethod"] = classmethod(preprocess_multimethod)
+        return type(backend.__name__, (BackendDetails,), body)
+
+    def _compile(
+        self,
+        backend: type[BackendDetails],
+        name: str,
+        producer: tuple[str, str],
+        programs: Programs,
+        specs: Specs,
+    ) -> dict[str, list[PreprocessResult]]:
+        """What a worker makes of partitions: by method, in their order."""
+        try:
+            forms = {method: [write(program) for program in listed] for method, listed in programs.items()}
+        except Unsupported:
+            if self._isolated:
+                raise
+            with TRACING:  # it cannot be sent: it is compiled here
+                return backend.preprocess_multimethod(programs, {m: [list(s) for s in g] for m, g in specs.items()})
+        flat = [form for listed in forms.values() for form in listed]
+        identity = [(form.structure, [memory.place for memory in form.memories]) for form in flat]
+        key = name, repr(identity)
+        if key in self._refused:  # the same partition under its own names: it would end a worker again
+            raise self._refused[key]
+        header: dict[str, Any] = {
+            "backend": name,
+            "class": backend.__name__,
+            "versions": versions_of(producer[0]),
+            "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+            "threads": torch.get_num_threads(),
+            "named": True,
+            "programs": [[m, [[s.key, s.value.hex()] for s in each]] for m, given in specs.items() for each in given],
+            "isolated": self._isolated,
+            "time_limit": self._limits.seconds,
+            "memory_limit": self._limits.memory,
+        }
+        nodes = {n.name: n for listed in programs.values() for p in listed for n in all_nodes(p.graph_module)}
+        place = _place(backend, programs)
+        try:
+            results = self._results(self._send(header, flat, place), flat, nodes)
+        except Unsupported as refusal:
+            if refusal.node is None:
+                self._refused[key] = refusal
+            raise
+        ordered = iter(results)
+        return {method: [next(ordered) for _ in listed] for method, listed in forms.items()}
+
+    def _send(self, header: dict[str, Any], forms: Sequence[Form], place: str) -> tuple[bytes, str]:
+        """The answer to a job, and what was printed meanwhile."""
+        packed = [b"".join(form.pieces()) for form in forms]
+        memories = {m.digest: m for form in forms for m in form.memories if m.size >= INLINE}
+        for memory in memories.values():
+            self._constants.add(memory)
+        job = pack({**header, "inline": [], "folder": str(self._path)}, packed)
+        if self._foreign is None:
+            return self._in_process(job, place)
+
+        def inlined() -> bytes:
+            whole = [b"".join(memory.pieces()) for memory in memories.values()]
+            return pack({**header, "inline": [d.hex() for d in memories], "folder": None}, [*packed, *whole])
+
+        return self._in_executor(job, inlined, place)
+
+    def _in_process(self, job: bytes, place: str) -> tuple[bytes, str]:
+        """Let a process of this machine do a job; one that does not survive it is replaced when it is needed."""
+        worker = self._take()
+        LOG.info("%s, in process %d", place, worker.pid)
+        try:
+            return worker.run(job, self._limits)
+        finally:
+            self._give(worker)
+
+    def _in_executor(self, job: bytes, inlined: Callable[[], bytes], place: str) -> tuple[bytes, str]:
+        """Let the executor do a job. If a worker of it dies, the job is done once more."""
+        foreign: Any = self._foreign
+        try:
+            answer = foreign.submit(run, job).result()
+        except BrokenExecutor:  # it takes no jobs any more
+            LOG.info("%s, once more in a process of its own: the executor broke", place)
+            return self._in_process(job, place)
+        except DelegraphError:
+            raise
+        except Exception as e:
+            LOG.info("%s, once more: %s", place, type(e).__name__)
+            try:
+                answer = foreign.submit(run, job).result()
+            except Exception as again:
+                text = f"the executor lost it twice: {type(again).__name__}: {again}"
+                raise Unsupported("unsupported", text) from again
+        header, parts = _unpacked(answer)
+        if "absent" in header or ("wrapped" in header and "absent" in _unpacked(parts[0])[0]):
+            answer = foreign.submit(run, inlined()).result()  # of a machine that does not see the folder
+            header, parts = _unpacked(answer)
+        if "wrapped" in header:
+            return bytes(parts[0]), str(header.get("output", ""))
+        if "pid" in header:
+            LOG.info("%s, compiled by process %s of %s", place, header["pid"], header.get("host"))
+        return bytes(answer), ""
+
+    def _results(self, answer: tuple[bytes, str], forms: Sequence[Form], nodes: Mapping[str, Any]) -> list[Any]:
+        """The results in an answer, checked as bytes from outside are; raises the error that it tells of."""
+        data, printed = answer
+        header, parts = unpack(data)
+        if "error" in header:
+            raise self._error(header["error"], nodes, printed)
+        if "absent" in header:
+            raise FormatError("format-invalid", f"a worker cannot read {header['absent']}")
+        if len(parts) != len(forms):
+            raise FormatError("format-invalid", f"a worker returned {len(parts)} results for {len(forms)} partitions")
+        results = [read_result("", bytes(part), form) for part, form in zip(parts, forms, strict=True)]
+        for result in results:
+            result.output = result.output or printed[-4096:].rstrip()
+        return results
+
+    def _error(self, told: Any, nodes: Mapping[str, Any], printed: str) -> BaseException:
+        """The error that a worker met. One that a limit or an exit made is a refusal of the partition."""
+        try:
+            error = error_of(told, nodes)
+        except (KeyError, TypeError) as e:
+            return FormatError("format-invalid", f"a worker tells of an error in no known form: {e!r}")
+        out_of_memory = isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+        if self._isolated and self._limits.memory is not None and out_of_memory:
+            text = f"it needs more than {self._limits.memory / 1e6:.0f} MB of memory: {error or 'MemoryError'}"
+            return Unsupported("unsupported", text, hint="allow more with memory_limit")
+        if self._isolated and isinstance(error, SystemExit):
+            return Unsupported("unsupported", f"it exited: {error}")
+        return error
+
+    def _take(self) -> WorkerProcess:
+        """A worker that does nothing."""
+        with self._lock:
+            while self._idle:
+                worker = self._idle.pop()
+                if worker.alive:
+                    return worker
+        return self._start()
+
+    def _start(self) -> WorkerProcess:
+        worker = WorkerProcess(self._path)
+        with self._lock:
+            self._all.append(worker)
+        return worker
+
+    def _give(self, worker: WorkerProcess) -> None:
+        """Keep a worker for the next job, unless it has ended or keeps too much of the memory that it took."""
+        limit = self._limits.memory
+        if worker.alive and (limit is None or worker.grown <= limit / 2):
+            with self._lock:
+                self._idle.append(worker)
+        else:
+            with self._lock:
+                self._all = [other for other in self._all if other is not worker]
+            worker.close()
+
+
+def _unpacked(answer: Any) -> tuple[dict[str, Any], list[memoryview]]:
+    """The parts of an answer of an executor, which may have returned anything."""
+    if not isinstance(answer, bytes):
+        text = f"the executor returned {type(answer).__name__} for a job, and bytes are wanted"
+        raise FormatError("format-invalid", text)
+    return unpack(answer)
+
+
+def _place(backend: type[BackendDetails], programs: Programs) -> str:
+    """Which partitions these are, for who waits."""
+    metas = [program.graph_module.meta for listed in programs.values() for program in listed]
+    return ", ".join(f"{meta.get('partition')} of {meta.get('method')}" for meta in metas) + f", {backend.__name__}"
+
+
+def _expect_no_fork(executor: Any) -> None:
+    """Raise OptionError for processes that are forked: torch does not work in them once it has used threads."""
+    context = getattr(executor, "_mp_context", None)
+    method = getattr(context, "get_start_method", lambda: None)()
+    if method == "fork":
+        text = f"the processes of this {type(executor).__name__} are forked, in which torch does not work reliably"
+        hint = "ProcessPoolExecutor(2, mp_context=multiprocessing.get_context('spawn'))"
+        raise OptionError("option-invalid", text, hint=hint)

@@ -1,0 +1,181 @@
+"""Executors of other processes and machines: which of them do, and what a lost worker costs.
+
+Most tests are of an executor that runs a copy of what it is given in a thread: to the plugin it looks like any other.
+"""
+
+import logging
+import multiprocessing
+import pickle
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+
+import delegraph
+import pytest
+import torch
+from delegraph.errors import FormatError, OptionError, PluginFailed
+from delegraph_workers import execute, message
+from torch import nn
+
+
+class Steps(nn.Module):
+    def __init__(self, *names):
+        super().__init__()
+        self.names = names
+        self.weight = nn.Parameter(torch.linspace(0, 1, 512 * 1024).reshape(512, 1024))
+
+    def forward(self, x):
+        for name in self.names:
+            x = getattr(torch, name)(x + self.weight)
+        return x
+
+
+def lowered(registry, executor=None, names=("sin", "sin"), backends=("good",), **choices):
+    model = Steps(*names).eval()
+    given = {"backends": list(backends), "registry": registry, "executor": executor, **choices}
+    return delegraph.lower(model, (torch.ones(512, 1024),), **given)
+
+
+def contents(result):
+    return [(d.name, d.processed_bytes, d.debug_handle_map, d.facts) for d in result.delegates]
+
+
+class Copying:
+    """The face of an executor; ``wrong`` takes the place of the first answers."""
+
+    def __init__(self, *wrong):
+        self.wrong, self.jobs = list(wrong), []
+
+    def submit(self, function, job):
+        future: Future = Future()
+        function, job = pickle.loads(pickle.dumps((function, job)))
+        assert function in (execute.run, execute.warm)
+        if function is execute.warm:
+            future.set_result(0)
+            return future
+        self.jobs.append(job)
+        wrong = self.wrong.pop(0) if self.wrong else None
+        if isinstance(wrong, Exception):
+            future.set_exception(wrong)
+        else:
+            future.set_result(function(job) if wrong is None else wrong(function(job)))
+        return future
+
+
+def test_blobs_are_those_of_a_serial_lowering(registry, caplog):
+    with caplog.at_level(logging.INFO, "delegraph.progress"):
+        pool = Copying()
+        assert contents(lowered(registry, pool)) == contents(lowered(registry))
+    assert len(pool.jobs) == 2 and all(len(job) < 20_000 for job in pool.jobs)  # the weight has 2 MB
+    assert any("GoodBackend_0 of forward, GoodBackend, compiled by process" in line for line in caplog.messages)
+
+
+def test_a_cache_and_a_pool(registry, tmp_path):
+    pool = Copying()
+    wanted = contents(lowered(registry))
+    assert contents(lowered(registry, pool, cache=tmp_path / "cache")) == wanted
+    assert contents(lowered(registry, pool, cache=tmp_path / "cache")) == wanted
+
+
+def test_a_worker_that_does_not_see_the_folder_gets_weights_with_the_job(registry, monkeypatch):
+    real = execute.fetch_from
+    monkeypatch.setattr(execute, "fetch_from", lambda folder, inline: real(folder and "/nowhere", inline))
+    pool = Copying()
+    assert contents(lowered(registry, pool, names=("sin",))) == contents(lowered(registry, names=("sin",)))
+    assert [len(job) > 2_000_000 for job in pool.jobs] == [False, True]
+
+
+def test_a_lost_worker_costs_one_retry(registry):
+    pool = Copying(OSError("the worker is gone"))
+    assert contents(lowered(registry, pool)) == contents(lowered(registry))
+    assert len(pool.jobs) == 3
+
+
+def test_what_is_lost_twice_is_the_hosts(registry):
+    pool = Copying(*[OSError("the worker is gone")] * 2)
+    result = lowered(registry, pool, names=("sin",))
+    assert not result.delegates and len(pool.jobs) == 2
+    assert "the executor lost it twice: OSError: the worker is gone" in str(result.report)
+
+
+@pytest.mark.parametrize("names", [("cosh",), ("sinh",)])
+def test_errors_are_those_of_a_serial_lowering(names, registry):
+    told = []
+    for executor in (None, Copying()):
+        try:
+            told.append(str(lowered(registry, executor, names, ("failing", "refusing")).report.given_back))
+        except PluginFailed as e:
+            told.append((str(e).partition(" (")[0], str(e.source), type(e.__cause__)))
+    assert told[0] == told[1]
+
+
+def test_another_version_there_is_refused(registry, monkeypatch):
+    pool = Copying()
+    real = execute.versions_of
+    monkeypatch.setattr(execute, "versions_of", lambda name: real(name) | {"torch": "2.9"})
+    with pytest.raises(delegraph.errors.DelegraphError, match=r"has other versions .*torch 2\.9, not"):
+        lowered(registry, pool)
+
+
+def damaged(answer):
+    return answer[:-1] + bytes([answer[-1] ^ 1])
+
+
+def lying(answer):
+    """A digest that fits, and a result with a piece of a constant that is none."""
+    header, parts = message.unpack(answer)
+    return message.pack(header, [*parts, *parts])
+
+
+def foreign(answer):
+    return answer.replace(b"\x01", b"\x02", 1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (damaged, "truncated or damaged"),
+        (lying, "2 results for 1 partitions"),
+        (foreign, "speaks protocol 2"),
+        (lambda answer: answer[:20], "no message"),
+        (lambda answer: None, "returned NoneType"),
+        (lambda answer: message.pack({"error": {"kinds": 3}}), "error in no known form"),
+        (lambda answer: message.pack({}, [b"delegraph entry2" + bytes(40)]), "damaged, truncated or no entry"),
+    ],
+)
+def test_answers_are_not_trusted(wrong, text, registry):
+    with pytest.raises((FormatError, PluginFailed), match=text):
+        lowered(registry, Copying(wrong), names=("sin",))
+
+
+def test_forked_processes_are_refused(registry):
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
+        with pytest.raises(OptionError, match="are forked") as error:
+            lowered(registry, pool)
+    assert "get_context('spawn')" in error.value.hint
+
+
+@pytest.mark.slow
+def test_a_pool_of_processes_one_of_which_dies(registry, monkeypatch):
+    wanted = contents(lowered(registry, names=("sin", "cos", "sin")))
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        assert contents(lowered(registry, pool, ("sin", "cos", "sin"))) == wanted
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        result = lowered(registry, pool, ("sin", "cos", "sin"), ("crashing", "good"))
+        assert "SIGSEGV" in result.report.given_back[0].reason
+        with pytest.raises(BrokenProcessPool):
+            pool.submit(print)
+
+
+@pytest.mark.slow
+def test_dask(registry, folder, monkeypatch):
+    distributed = pytest.importorskip("distributed", reason="pip install distributed")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+        with distributed.Client(cluster) as client:
+            assert contents(lowered(registry, client.get_executor())) == contents(lowered(registry))
+
+
+def test_everything_is_put_away(registry, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    lowered(registry, Copying())
+    assert list(tmp_path.iterdir()) == []

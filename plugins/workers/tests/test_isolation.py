@@ -1,0 +1,110 @@
+"""Compilers that end their process, or do not end: what it costs, and what the report says."""
+
+import delegraph
+import pytest
+import torch
+from delegraph.errors import NotFullyDelegated, OptionError, PluginUnavailable
+from delegraph.partitioner import CapabilityPartitioner
+from delegraph_workers import workers
+from torch import nn
+
+aten = torch.ops.aten
+APART = {"isolation": "process"}
+
+
+class Steps(nn.Module):
+    """Operators by name, with an addition of a weight before each of them."""
+
+    def __init__(self, *names):
+        super().__init__()
+        self.names = names
+        self.weight = nn.Parameter(torch.linspace(0, 1, 512 * 1024).reshape(512, 1024))
+
+    def forward(self, x):
+        for name in self.names:
+            x = getattr(torch, name)(x + self.weight)
+        return x
+
+
+def lowered(names, registry, *backends, **choices):
+    model = Steps(*names).eval()
+    return delegraph.lower(model, (torch.ones(512, 1024),), backends=[*backends, "good"], registry=registry, **choices)
+
+
+def blobs(result):
+    return [(d.name, d.processed_bytes, d.debug_handle_map) for d in result.delegates]
+
+
+def test_a_crash_costs_one_partition(registry):
+    """Two workers: one that dies, and the one that the others are compiled in."""
+    result = lowered(["sin", "sinh"], registry, "crashing", "refusing", isolation="process")
+    crashed, refused = result.report.given_back
+    assert crashed.backend == "crashing" and refused.backend == "refusing"
+    assert "its process was killed by SIGSEGV" in crashed.reason and "crashing soon" in crashed.reason
+    assert "troubled.py" in crashed.reason and " s;" in crashed.reason
+    assert "no plan for it" in refused.reason
+    assert blobs(result) == blobs(lowered(["sin", "sinh"], registry, "refusing"))
+    row = result.report.delegates[0]
+    assert row.backend == "good" and row.output == "compiled well"
+    assert "compiler printed: compiled well" in result.report.to_text(verbose=True)
+
+
+@pytest.mark.slow
+def test_four_ways_to_misbehave(registry):
+    names = ["sin", "cos", "tan", "exp", "tanh"]
+    troubled = ["crashing", "exiting", "hanging", "greedy", "leaving"]
+    limits = {"time_limit": 3.0, "memory_limit": 1_000_000_000}
+    result = lowered(names, registry, *troubled, isolation="process", **limits)
+    reasons = {row.backend: row.reason for row in result.report.given_back}
+    assert list(reasons) == troubled
+    assert "was killed by SIGSEGV" in reasons["crashing"]
+    assert "ended with exit code 0" in reasons["exiting"]
+    assert "was stopped after 3 s" in reasons["hanging"] and "patience" in reasons["hanging"]
+    assert "time.sleep" in reasons["hanging"] or "troubled.py" in reasons["hanging"]
+    assert "needs more than 1000 MB" in reasons["greedy"]
+    assert "it exited: no licence" in reasons["leaving"]
+    assert blobs(result) == blobs(lowered(names, registry))
+    with pytest.raises(NotFullyDelegated, match="was stopped after 1 s"):
+        lowered(["tan"], registry, "hanging", require_full=True, time_limit=1)
+
+
+def test_what_a_backend_declares_is_enough(registry, monkeypatch):
+    """``isolated=True``; the others are compiled here. Nothing is started, since nobody answers."""
+    begun = []
+
+    class Recorded(workers.Workers):
+        def prepare(self, backends):
+            begun.append(list(backends))
+
+    monkeypatch.setattr("delegraph_workers.Workers", Recorded, raising=False)
+    lowered(["sin"], registry, "leaving")
+    assert begun == [["troubled/leaving"]]
+
+
+def test_a_registered_backend_is_refused(registry):
+    import troubled
+
+    made = type("HereBackend", (troubled.GoodBackend,), {"__module__": "troubled"})
+    additions = CapabilityPartitioner(lambda n: None if n.target is aten.add.Tensor else "no", "HereBackend")
+    with registry.register(made), pytest.raises(OptionError, match="HereBackend was registered in this process"):
+        delegraph.lower(Steps("sin").eval(), (torch.ones(512, 1024),), backends=[additions], registry=registry, **APART)
+
+
+@pytest.mark.parametrize(
+    ("choices", "text"),
+    [
+        ({"isolation": "thread"}, "isolation is 'process' or None, not 'thread'"),
+        ({"time_limit": 0}, "time_limit is a number above 0, not 0"),
+        ({"memory_limit": "1G"}, "memory_limit is a number above 0, not '1G'"),
+    ],
+)
+def test_wrong_choices(choices, text, registry):
+    with pytest.raises(OptionError, match=text):
+        lowered(["sin"], registry, **choices)
+
+
+def test_without_the_distribution_there_is_one_error(registry, monkeypatch):
+    monkeypatch.setattr("delegraph.discovery.own.missing", lambda modules: list(modules))
+    with pytest.raises(PluginUnavailable, match="comes with delegraph-workers") as error:
+        lowered(["sin"], registry, isolation="process")
+    assert error.value.hint == "pip install delegraph-workers"
