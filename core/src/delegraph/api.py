@@ -10,7 +10,9 @@ from torch.export import ExportedProgram
 
 from .discovery.registry import Registry, default_registry
 from .engine.cache import Cache, asked_cache
+from .engine.cached_answer import Answers
 from .engine.compile_cached import Lookups
+from .engine.decompose import Decomposer
 from .engine.elsewhere import Elsewhere
 from .engine.export import export_method, sources_by_method
 from .engine.pipeline import Lowering, Round, run
@@ -92,6 +94,7 @@ def lower(
     """
     registry, options, why = registry or default_registry(), options or {}, None
     kept = asked_cache(cache)
+    lookups = Lookups(kept) if kept else None
     _expect_choices(options, transforms, on_missing_runtime)
     if backends is None:
         backends, why = registry.default_backends(options)
@@ -115,7 +118,8 @@ def lower(
             ],
             folds_constants=fold_constants,
             elsewhere=elsewhere,
-            cache=Lookups(kept) if kept else None,
+            cache=lookups,
+            decomposer=Decomposer(answers=Answers(lookups) if lookups else None),
             gives_back=True,
             notifies=True,
         )

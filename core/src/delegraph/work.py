@@ -22,7 +22,20 @@ from .exported.work import DTYPES, Form, Memory, read, write
 from .io.blob import stream
 from .io.weights import is_written, state_of
 
-__all__ = ["MAGIC", "Form", "Memory", "nonsense", "packed", "read", "read_result", "unpacked", "write", "write_result"]
+__all__ = [
+    "MAGIC",
+    "Form",
+    "Memory",
+    "nonsense",
+    "packed",
+    "plain",
+    "read",
+    "read_result",
+    "unpacked",
+    "unplain",
+    "write",
+    "write_result",
+]
 
 MAGIC = b"delegraph entry2"
 """What entries begin with."""
@@ -84,7 +97,7 @@ def write_result(key: str, about: Any, result: PreprocessResult, form: Form) -> 
     fields = {k: v for k, v in vars(result).items() if k not in ("processed_bytes", "data_store_output")}
     blobs = [pieces(blob) for blob in (result.processed_bytes, *(store.buffers if store else ()))]
     named = store and [_entries(table) for table in (store.pte_data, *store.external_data.values())]
-    return packed(key, [about, blobs, _plain(fields), store and list(store.external_data), named], raw)
+    return packed(key, [about, blobs, plain(fields), store and list(store.external_data), named], raw)
 
 
 def _shared(piece: memoryview, places: Sequence[tuple[Any, int, int]]) -> tuple[int, int, int] | None:
@@ -108,29 +121,29 @@ def _entries(table: dict[str, DataEntry]) -> Any:
     return [[key, entry.buffer_index, entry.alignment, described[key]] for key, entry in table.items()]
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Plain Python values as JSON that keeps their types and order. Raises ContractViolation for any other value."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
         return {"f": value.hex()}
     if isinstance(value, (list, tuple)):
-        return {"t" if isinstance(value, tuple) else "l": [_plain(v) for v in value]}
+        return {"t" if isinstance(value, tuple) else "l": [plain(v) for v in value]}
     if isinstance(value, dict):
-        return {"d": [[_plain(k), _plain(v)] for k, v in value.items()]}
+        return {"d": [[plain(k), plain(v)] for k, v in value.items()]}
     raise ContractViolation("contract-violation", f"its result holds {value!r:.80}, which has no words in JSON")
 
 
-def _unplain(given: Any) -> Any:
-    """The inverse of ``_plain``."""
+def unplain(given: Any) -> Any:
+    """The inverse of ``plain``."""
     if not isinstance(given, dict):
         return given
     ((tag, value),) = given.items()
     if tag == "f":
         return float.fromhex(value)
     if tag == "d":
-        return {_unplain(k): _unplain(v) for k, v in value}
-    return (tuple if tag == "t" else list)(map(_unplain, value))
+        return {unplain(k): unplain(v) for k, v in value}
+    return (tuple if tag == "t" else list)(map(unplain, value))
 
 
 def read_result(key: str, data: bytes, form: Form) -> PreprocessResult:
@@ -142,7 +155,7 @@ def read_result(key: str, data: bytes, form: Form) -> PreprocessResult:
     try:
         _, blobs, fields, tags, named = header
         read = list(_blobs(blobs, rest, form))
-        result = PreprocessResult(**_unplain(fields), processed_bytes=read[0])
+        result = PreprocessResult(**unplain(fields), processed_bytes=read[0])
         if named is not None:
             pte, *external = [{key: _entry(*row) for key, *row in table} for table in named]
             result.data_store_output = NamedDataStoreOutput(read[1:], pte, dict(zip(tags, external, strict=True)))

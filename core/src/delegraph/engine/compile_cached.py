@@ -8,10 +8,10 @@ A backend that keeps names compiles the program itself, and the names are part o
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -32,6 +32,8 @@ from .snapshot import Snapshot
 
 if TYPE_CHECKING:
     from ..discovery.registry import Registry
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -171,27 +173,49 @@ class Lookups:
         key = key_of_result(form, backend, specs, registry.spec(asked), producer, fingerprint)
         return _Kept(backend, item, form, key, " ".join(filter(None, producer)))
 
-    def _get(self, kept: _Kept) -> PreprocessResult | None:
-        """The result of a partition from the local folder, or else from the remote one; None if neither has it.
+    def fetch(self, key: str, decode: Callable[[bytes], T]) -> T | None:
+        """What ``decode`` makes of an entry in the local folder, or else in the remote one; None if neither has it.
 
-        A remote entry is copied to the local folder. A damaged entry becomes a note.
+        A remote entry is copied to the local folder. One that is damaged, or of which ``decode`` raises an error,
+        becomes a note.
         """
         for is_remote, read in ((False, self.cache.read), (True, self._read_remote)):
             try:
-                data = read(kept.key)
+                data = read(key)
                 if data is None:
                     continue
-                result = read_result(kept.key, data, kept.form)
-                check_result(kept.backend.__name__, kept.item.partition.tag, kept.handles, result)
+                found = decode(data)
             except (OSError, DelegraphError) as e:
                 why = e.message if isinstance(e, DelegraphError) else e.strerror
-                self.say(f"{'remote ' * is_remote}cache entry {kept.key}.entry is not used: {why}")
+                self.say(f"{'remote ' * is_remote}cache entry {key}.entry is not used: {why}")
                 continue
-            self.found.append(kept.key)
             if is_remote:
-                self._store(kept.key, data)
-            return result
+                self._store(key, data)
+            return found
         return None
+
+    def keep(self, key: str, data: bytes) -> bool:
+        """Store an entry in both folders; False if that failed for the own one. What cannot be stored is noted."""
+        stored = self._store(key, data)
+        if self._remote is not None:
+            try:
+                self._remote.write(key, data)
+            except Away as e:
+                self._give_up(e)
+        return stored
+
+    def _get(self, kept: _Kept) -> PreprocessResult | None:
+        """The result of a partition, if the cache has it."""
+
+        def decode(data: bytes) -> PreprocessResult:
+            result = read_result(kept.key, data, kept.form)
+            check_result(kept.backend.__name__, kept.item.partition.tag, kept.handles, result)
+            return result
+
+        result = self.fetch(kept.key, decode)
+        if result is not None:
+            self.found.append(kept.key)
+        return result
 
     def _put(self, kept: _Kept, result: PreprocessResult) -> None:
         """Store a result in both folders. A failure becomes a note."""
@@ -200,13 +224,8 @@ class Lookups:
             data = write_result(kept.key, about, result, kept.form)
         except DelegraphError as e:
             return self.say(f"a partition could not be stored in the cache: {e}")
-        if self._store(kept.key, data):
+        if self.keep(kept.key, data):
             self.stored.append(kept.key)
-        if self._remote is not None:
-            try:
-                self._remote.write(kept.key, data)
-            except Away as e:
-                self._give_up(e)
         return None
 
     def _store(self, key: str, data: bytes) -> bool:

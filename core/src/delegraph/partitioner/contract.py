@@ -140,6 +140,15 @@ class Partitioner(ABC):
         """The settings of this partitioner, read-only."""
         return self._spec
 
+    def fingerprint(self, exported_program: ExportedProgram) -> str | None:
+        """What the answer depends on besides what backends may compute by; None if that is not known.
+
+        That is the options, versions of what is asked, and what it reads of tracers' metadata. It need not name the
+        class's package, delegraph or torch. Where the user asks for a cache, an answer is kept only with a fingerprint;
+        the program is written as bytes for it, which is worth it where the answer takes far longer.
+        """
+        return None
+
     @abstractmethod
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """Tag the nodes of ``exported_program`` and say which backend each tag goes to."""

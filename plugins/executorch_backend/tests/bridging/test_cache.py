@@ -52,6 +52,8 @@ def test_blobs_are_found_again_and_equal_ones_compile_once(tmp_path: Path, monke
         told = [{h for listed in d.debug_handle_map.values() for h in listed} for d in program.delegates]
         assert all(some and some <= all_ for some, all_ in zip(told, own, strict=True))
         assert program.verify(X).agrees()
+        answers = [note for note in program.report.notes if "answer of" in note]
+        assert answers == ["an answer of XnnpackBackendPartitioner is from the cache"] * (whence != "compiled")
         assert wanted in (None, contents(program))
         wanted = contents(program)
     program.save(tmp_path / "heads.pte")

@@ -41,7 +41,8 @@ def bridge(
     what a backend is known to get wrong. It gets the call, and the placeholders of the program's constants.
 
     ``cached`` says that what ``backend`` compiles depends on nothing but its arguments, the plugin, ExecuTorch, and
-    what the plugin's declaration ``composes`` on: a cache may keep it.
+    what the plugin's declaration ``composes`` on, and the tags of ``partitioner`` on nothing but the program, its
+    options, the plugin and ExecuTorch: a cache may keep both.
 
     The runtime is ExecuTorch's own, and runs what its wheel has a device half of. Raises ContractViolation if
     ``backend`` is no such class.
@@ -67,6 +68,7 @@ def bridge(
             backend_id=name,
             make=staticmethod(partitioner),
             refuses=staticmethod(refuses),
+            cached=cached,
         ),
         derive(f"{name}Runtime", BridgedRuntime, backend_id=name),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
+from importlib.metadata import version
 from typing import Any, ClassVar
 
 import torch
@@ -28,6 +29,9 @@ from ..emit.sizes import upper_bounds
 from .edge import MARKS, pieces_of, to_edge_dialect
 from .parts import remember
 
+aten = torch.ops.aten
+_PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
+
 
 class BridgedPartitioner(Partitioner):
     """Tags what a partitioner of ExecuTorch tags in a copy of the program in edge dialect, as the same partitions.
@@ -40,10 +44,22 @@ class BridgedPartitioner(Partitioner):
     backend_id: ClassVar[str]
     make: ClassVar[Callable[..., Any]]
     refuses: ClassVar[Callable[[Node, Collection[Node]], str | None]]
+    cached: ClassVar[bool] = False
 
     def __init__(self, **options: Any) -> None:
         super().__init__(options)
         self.theirs = type(self).make(**options)
+
+    def fingerprint(self, exported_program: ExportedProgram) -> str | None:
+        """If answers may be cached: versions of ExecuTorch and of the bridge, options, and what products come from.
+
+        XNNPACK's partitioner asks tracers' metadata whether a product was a linear layer.
+        """
+        if not self.cached:
+            return None
+        calls = [n for n in exported_program.graph.nodes if n.target in _PRODUCTS]
+        whence = [[str(n.meta.get(key)) for key in ("source_fn_stack", "torch_fn", "nn_module_stack")] for n in calls]
+        return repr([*map(version, ("executorch", "delegraph-executorch")), sorted(self.spec.items()), whence])
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         calls = [n for n in exported_program.graph.nodes if n.op == "call_function"]
