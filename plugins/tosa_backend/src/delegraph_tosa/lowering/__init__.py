@@ -1,4 +1,4 @@
-"""From ATen to TOSA: one rule an operator, which is support check, type rule and lowering at once."""
+"""From ATen to TOSA: one rule for each operator, which is support check, type rule and lowering at once."""
 
 from .aten import FAMILIES
 from .builder import Tosa

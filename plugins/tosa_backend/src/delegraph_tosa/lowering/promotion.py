@@ -1,4 +1,4 @@
-"""Torch's type promotion: what the operands of one operator are computed in."""
+"""torch's type promotion: the type in which the operands of an operator are computed; and casts as torch has them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,10 @@ from .torch_values.types import TORCH_DTYPES, dtype_of
 
 
 def converted(t: Tosa, x: Value, dtype: DType) -> Value:
-    """x [*S] -> [*S] of ``dtype``. A float that becomes an integer is cut as in torch.
-
-    TOSA's CAST rounds to the nearest.
-    """
+    """x [*S] -> [*S] of ``dtype``, as torch casts: floats are truncated to integers, while CAST rounds to nearest."""
     if x.dtype is dtype:
         return x
-    # TOSA 1.0 has no CAST between floats and truth values, so they are compared and selected; 1.1 has.
+    # TOSA 1.0 has no CAST between floats and bools (1.1 has): EQUAL and SELECT replace it
     if dtype is DType.BOOL and x.dtype in FLOATS and not t.takes(CAST, (x,), dtype=dtype):
         return t.logical_not(t.equal(x, 0))
     if x.dtype is DType.BOOL and dtype in FLOATS and not t.takes(CAST, (x,), dtype=dtype):
@@ -34,20 +31,20 @@ def converted(t: Tosa, x: Value, dtype: DType) -> Value:
 
 
 def _cut_to_integer(t: Tosa, x: Value, dtype: DType) -> Value:
-    """Floats as integers of the type ``dtype``, cut towards zero.
+    """Floats truncated to integers of the type ``dtype``.
 
-    torch leaves open what becomes of infinities, NaN and numbers that int32 does not hold. On most processors it gives
-    the lowest int32, and for smaller types the low bits of that; this does the same.
+    For infinities, NaN and numbers beyond int32 torch's result is undefined. On most processors it is the lowest int32,
+    and for smaller types the low bits of that; this does the same.
     """
-    # a range says that something limited the floats (``interpret.saturation``): none is out of int32
+    # only floats that ``interpret.saturation`` clamped have a range, which fits into int32
     if x.range is not None:
         narrow = t.cast(truncated(t, x), DType.INT32)
         narrow.range = x.range
         return t.cast(narrow, dtype)
-    # false for NaN too; a number below -2**31 is left to CAST, which saturates to that
+    # false for NaN too; CAST saturates a number below -2**31 to the lowest int32
     fits = t.greater(2.0**31, x)
-    whole = t.select(fits, truncated(t, x), -(2.0**31))
-    return t.cast(whole, dtype) if dtype is DType.INT64 else t.cast(t.cast(whole, DType.INT32), dtype)
+    truncated_x = t.select(fits, truncated(t, x), -(2.0**31))
+    return t.cast(truncated_x, dtype) if dtype is DType.INT64 else t.cast(t.cast(truncated_x, DType.INT32), dtype)
 
 
 def truncated(t: Tosa, x: Value) -> Value:
@@ -58,8 +55,7 @@ def truncated(t: Tosa, x: Value) -> Value:
 def promoted(t: Tosa, left: Operand, right: Operand) -> tuple[Operand, Operand]:
     """Both operands of an operator in their common type.
 
-    A Python number stays a number, but may promote the value beside it: an integer tensor plus 0.5 is computed in
-    floats.
+    A Python number stays a number, but may promote the tensor: an integer tensor plus 0.5 is computed in floats.
     """
     if isinstance(left, Value) and isinstance(right, Value):
         if left.dtype is right.dtype:
@@ -72,7 +68,7 @@ def promoted(t: Tosa, left: Operand, right: Operand) -> tuple[Operand, Operand]:
 
 
 def common_type(values: Sequence[Value]) -> DType:
-    """The type in which torch joins several tensors, as ``cat`` does."""
+    """The type to which torch promotes several tensors, as ``cat`` does."""
     dtype, ranked = values[0].dtype, values[0].rank > 0
     for value in values[1:]:
         dtype = dtype if value.dtype is dtype else _common(dtype, ranked, value.dtype, value.rank > 0)
@@ -82,7 +78,7 @@ def common_type(values: Sequence[Value]) -> DType:
 
 
 def floating(t: Tosa, operand: Operand) -> Operand:
-    """Integers and truth values as fp32, torch's default type; floats and numbers as they are."""
+    """A tensor of integers or bools as fp32, torch's default type; floats and Python numbers as they are."""
     if isinstance(operand, Value) and operand.dtype not in FLOATS:
         return converted(t, operand, DType.FP32)
     return operand
@@ -94,7 +90,7 @@ def floating_value(t: Tosa, value: Value) -> Value:
 
 
 def _beside_number(t: Tosa, value: Value, number: float) -> Value:
-    """``value`` in the type in which torch computes when the other operand is the Python number ``number``."""
+    """``value`` in the type in which torch computes it with the Python number ``number``."""
     if value.dtype in FLOATS:
         return value
     # a number that is known at run time only has no Python type: a size counts as int, others as float
@@ -115,5 +111,5 @@ def _common(left: DType, left_ranked: bool, right: DType, right_ranked: bool) ->
 
 
 def _sample(dtype: DType, ranked: bool) -> torch.Tensor:
-    """A tensor of that type to ask torch about; one without axes (``ranked`` is false) promotes less."""
+    """A tensor of that type for ``torch.result_type``; a tensor without axes (``ranked`` is false) promotes less."""
     return torch.empty((1,) if ranked else (), dtype=TORCH_DTYPES[dtype])

@@ -1,11 +1,11 @@
 """The registry: ``@lowers(aten.relu.default)`` makes a function the rule of an operator.
 
 A rule is the support check, the type rule and the lowering at once. Its parameters are ``t``, the builder, and then
-those of the ATen schema, by name. Tensors arrive as ``Value``, everything else as Python values with the schema's
-defaults. A tensor that is annotated as ``Type`` arrives as its type only: the rule does not read its elements, so they
-need not exist in the delegate. A rule returns a Value, or a tuple where the schema returns several results (None for a
-result that is not lowered). It is pure: what it makes depends on types, ranges, which operands are constant, the other
-arguments, and the target ``t.spec``.
+those of the ATen schema, by name. Tensors are passed as ``Value``, everything else as Python values with the schema's
+defaults. For a parameter annotated as ``Type``, only the type of a tensor is passed: the rule does not read its
+elements, so they need not exist in the delegate. A rule returns a Value, or a tuple if the schema has several results
+(None for a result that is not lowered). A rule is pure: its operators depend only on types, ranges, which operands are
+constant, the other arguments, and the target ``t.spec``.
 """
 
 from __future__ import annotations
@@ -33,14 +33,13 @@ from .torch_values.types import refused, type_of
 F = TypeVar("F", bound=Callable[..., Any])
 
 Result = Value | tuple[Value | None, ...] | None
-"""What a rule returns: a value, a tuple of them, or None where nothing is computed."""
+"""The result of a rule: a value, a tuple of them, or None if the operator has no result that is lowered."""
 
 
 class Rule(NamedTuple):
-    """A rule, with the names and defaults of the schema's arguments, which are read once.
+    """A rule's function, with name and default of each argument of the schema (``parameters``).
 
-    ``types`` are the positions of tensors of which the rule sees the type only, ``values`` of those that it sees as
-    Value.
+    ``types`` are the positions of parameters annotated as Type, ``values`` of those annotated as Value.
     """
 
     function: Callable[..., Any]
@@ -48,23 +47,20 @@ class Rule(NamedTuple):
     types: frozenset[int] = frozenset()
     values: frozenset[int] = frozenset()
     indexes: Mapping[str, Bound] = MappingProxyType({})
-    """For arguments that hold indices, by name: which indices eager takes (``ranges.indexes``)."""
+    """Name of an argument that holds indices -> the indices that eager accepts (``ranges.indexes``)."""
     by_memory: bool = False
-    """Whether the operator speaks of places in memory (as_strided); its first tensor must lie there contiguously."""
+    """Whether the operator's arguments are positions in memory (as_strided); its first tensor has to be contiguous."""
     skips_empty: bool = False
-    """Whether tensors without elements are taken out of lists before the rule sees them.
-
-    They add nothing to the result.
-    """
+    """Whether tensors without elements are removed from lists of tensors before the rule is called (cat)."""
     lazy: bool = False
-    """Whether the rule only describes its result, as a ``Lazy`` value, and emits no operator for it."""
+    """Whether the rule returns a ``Lazy`` value, for which it emits no operators."""
 
 
 RULES: dict[tuple[OpOverload, type[Value]], Rule] = {}
-"""(operator, kind of its operands) -> rule. Ordinary tensors, whose elements are computed, are of the kind ``Value``.
+"""(operator, kind of its operands) -> rule. The kind of ordinary, computed tensors is ``Value``.
 
-The other kinds are tensors that are not computed yet: ``Lazy`` (quantized), ``Bytes`` (uint8), ``Complex``. Calls are
-bound to arguments by the rule on ``Value``, so an operator can have a rule of another kind only beside that one.
+The other kinds are tensors that are not computed yet: ``Lazy`` (quantized), ``Bytes`` (uint8), ``Complex``. The rule on
+``Value`` binds the arguments of all calls, so every operator with a rule on another kind has a rule on ``Value`` too.
 """
 
 
@@ -80,9 +76,9 @@ def lowers(
 
     The other options are fields of ``Rule``. The parameter names of a rule on ``Value`` must be the schema's. A rule on
     another kind gets the same arguments, some of which are of that kind. A rule on ``Lazy`` may return NotImplemented
-    for a call that is a function of one quantized value: such calls become lookup tables. What it refuses is computed
-    in floats if the target has them; if not, the user reads the reason. Raises TypeError for names that the schema does
-    not have, ValueError for a second rule.
+    for a call that is a function of one quantized value: such a call becomes a lookup table. A call that it refuses is
+    computed in floats if the target has them. Raises TypeError for names that the schema does not have, ValueError if
+    an operator has a rule on this kind already.
     """
 
     def register(function: F) -> F:
@@ -102,14 +98,14 @@ def lowers(
 
 
 def _rule_from(function: Callable[..., Any], overload: OpOverload) -> Rule:
-    """``function`` as a Rule; its annotations say whether it sees a tensor as Value or as Type only."""
+    """``function`` as a Rule on ``Value``; raises TypeError unless its parameter names are the schema's."""
     names = function.__code__.co_varnames[1 : function.__code__.co_argcount]
     parameters = _parameters(overload)
     if names != tuple([name for name, _ in parameters]):
         raise TypeError(f"rule {function.__name__}{names} does not match {overload._schema}")
-    # annotations are compared as text: no module of this package evaluates them
-    seen = [function.__annotations__.get(name) for name in names]
-    types, values = (frozenset([k for k, kind in enumerate(seen) if kind == wanted]) for wanted in ("Type", "Value"))
+    # annotations are strings, because all modules of this package import them from __future__
+    annotations = [function.__annotations__.get(name) for name in names]
+    types, values = (frozenset([k for k, kind in enumerate(annotations) if kind == name]) for name in ("Type", "Value"))
     return Rule(function, parameters, types, values)
 
 
@@ -119,7 +115,7 @@ def _parameters(overload: OpOverload) -> tuple[tuple[str, Any], ...]:
 
 
 def _expect_arguments(indexes: Mapping[str, Bound], overload: OpOverload) -> Mapping[str, Bound]:
-    """``indexes`` as they are; TypeError if one of their keys is no argument of the operator."""
+    """``indexes`` as they are; raises TypeError if a key is no argument of the operator."""
     unknown = indexes.keys() - {argument.name for argument in overload._schema.arguments}
     if unknown:
         raise TypeError(f"indexes of {overload._schema}: it has no argument {', '.join(sorted(unknown))}")
@@ -127,24 +123,24 @@ def _expect_arguments(indexes: Mapping[str, Bound], overload: OpOverload) -> Map
 
 
 def has_rule(target: Any, on: type[Value] = Value) -> bool:
-    """Whether an operator has a rule for operands of that kind."""
+    """Whether the operator ``target`` has a rule for operands of the kind ``on``."""
     return (target, on) in RULES
 
 
 def lowering_of(overload: OpOverload, on: type[Value] = Value) -> Callable[..., Any]:
-    """The function that lowers an operator, for rules that build on it. It takes a builder and all of the arguments."""
+    """The function of an operator's rule, for rules that call it with a builder and all arguments."""
     return RULES[overload, on].function
 
 
 CONTROL: dict[HigherOrderOperator, Callable[[Any, Node], tuple[Value, ...]]] = {}
 """Higher-order operator (cond, while_loop, ..) -> the function that lowers its calls and their subgraphs.
 
-It gets the interpreter of the program around the call, and the call.
+Its arguments are the interpreter of the program around the call, and the call's node.
 """
 
 
 def lowers_control(op: HigherOrderOperator) -> Callable[[F], F]:
-    """Make the decorated function the one that lowers calls of the higher-order operator ``op``."""
+    """Make the decorated function lower calls of the higher-order operator ``op``; ValueError for a second function."""
 
     def register(function: F) -> F:
         if op in CONTROL:
@@ -156,9 +152,9 @@ def lowers_control(op: HigherOrderOperator) -> Callable[[F], F]:
 
 
 def apply_control(outer: Any, call: Node) -> tuple[Value, ...]:
-    """Lower a higher-order call for ``outer``, the interpreter of the program around it.
+    """The results of a higher-order call; ``outer`` is the interpreter of the program around it.
 
-    Unsupported says why it cannot be lowered.
+    Raises Unsupported if the call or one of its subgraphs cannot be lowered.
     """
     try:
         return CONTROL[call.target](outer, call)  # type: ignore[index]
@@ -167,7 +163,10 @@ def apply_control(outer: Any, call: Node) -> tuple[Value, ...]:
 
 
 def rule_of(node: Node) -> Rule:
-    """The rule for the call ``node``; Unsupported if its operator has none."""
+    """The rule on ``Value`` for the call ``node``; raises Unsupported if its operator has none.
+
+    Also raises Unsupported if the operator is about positions in memory and its input is not contiguous.
+    """
     try:
         rule = RULES[node.target, Value]  # type: ignore[index]
     except (KeyError, TypeError):
@@ -178,17 +177,17 @@ def rule_of(node: Node) -> Rule:
 
 
 def _expect_contiguous(val: torch.Tensor) -> None:
-    """Raise Unsupported for a tensor that does not lie in memory from its beginning in the order of its axes."""
+    """Raise Unsupported unless the fake tensor ``val`` is contiguous and starts at the beginning of its storage."""
     if not (val.is_contiguous() and val.storage_offset() == 0):
         order = f"strides {list(val.stride())} and offset {val.storage_offset()}"
         raise refused(f"it is about places in memory, and its input lies there with {order}; TOSA has no strides")
 
 
 def bind(rule: Rule, node: Node, value_of: Callable[[Node], Any], type_of_operand: Callable[[Node], Type]) -> list[Any]:
-    """The arguments with which ``rule`` is called for ``node``, in the schema's order.
+    """The arguments with which ``rule`` is called for ``node``, in the schema's order, with its defaults.
 
-    Where the call gives none, it is the schema's default. ``value_of`` makes the value of an operand,
-    ``type_of_operand`` the type of one that the rule annotates as ``Type``.
+    ``value_of`` returns the value of an operand, ``type_of_operand`` the type of an operand that the rule annotates as
+    ``Type``. Raises Unsupported for a Python number in place of a tensor.
     """
     arguments = [
         type_of_operand(a) if k in rule.types else _bound(a, rule, node, value_of)  # type: ignore[arg-type]
@@ -197,14 +196,14 @@ def bind(rule: Rule, node: Node, value_of: Callable[[Node], Any], type_of_operan
     for name, default in rule.parameters[len(arguments) :]:
         arguments.append(_bound(node.kwargs[name], rule, node, value_of) if name in node.kwargs else default)
     for k in rule.values:
-        # torch writes a vmap over numbers that way
+        # torch.vmap over numbers records a number where the schema has a tensor
         if isinstance(arguments[k], (int, float)):
             raise refused(f"its operand {rule.parameters[k][0]} is the number {arguments[k]}, not a tensor")
     return arguments
 
 
 def indexes_of(node: Node) -> list[tuple[Any, Range]]:
-    """The arguments of the call ``node`` that hold indices, each with the range outside of which eager raises."""
+    """The arguments of the call ``node`` that hold indices, each with the range of indices that eager accepts."""
     rule = RULES.get((node.target, Value))  # type: ignore[arg-type]
     if rule is None or not rule.indexes:
         return []
@@ -214,58 +213,59 @@ def indexes_of(node: Node) -> list[tuple[Any, Range]]:
         position = positions[name]
         return node.args[position] if position < len(node.args) else node.kwargs.get(name, rule.parameters[position][1])
 
-    found: list[tuple[Any, Range]] = []
+    result: list[tuple[Any, Range]] = []
     for name, bound in rule.indexes.items():
         indexes, range = argument(name), bound(argument)
-        # the argument is a list of index tensors, one an axis, with a range for each
+        # a list of index tensors, one for each axis, has a list of ranges
         if isinstance(range, list):
-            found += zip(indexes, range, strict=False)
+            result += zip(indexes, range, strict=False)
         elif range is not None:
-            found.append((indexes, range))
-    return found
+            result.append((indexes, range))
+    return result
 
 
 def _bound(argument: Any, rule: Rule, node: Node, value_of: Callable[[Node], Any]) -> Any:
-    """One argument of ``node`` for ``rule``: nodes become values, also those in a list; the rest stays as it is."""
+    """An argument of ``node`` for ``rule``: nodes become values, also those in a list; all others stay as they are."""
     if isinstance(argument, Node):
         return value_of(argument)
     if isinstance(argument, (list, tuple)):
-        listed = [a for a in argument if not _can_be_skipped(a, node)] if rule.skips_empty else argument
-        return [_bound(a, rule, node, value_of) for a in listed]
+        parts = [a for a in argument if not _can_be_skipped(a, node)] if rule.skips_empty else argument
+        return [_bound(a, rule, node, value_of) for a in parts]
     return argument
 
 
 def _can_be_skipped(part: Any, whole: Node) -> bool:
-    """Whether the operand ``part`` of the call ``whole`` is empty and does not promote the result's type either."""
+    """Whether ``part``, in a list of operands of the call ``whole``, has no elements and does not promote its type."""
     return isinstance(part, Node) and is_empty(part) and part.meta["val"].dtype is whole.meta["val"].dtype
 
 
 def is_empty(node: Node) -> bool:
-    """Whether ``node`` is a tensor without elements, which TOSA does not have."""
+    """Whether ``node`` is a tensor that surely has no elements; TOSA has no such tensors."""
     val = node.meta.get("val")
     return isinstance(val, torch.Tensor) and is_empty_tensor(val)
 
 
 def apply(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
-    """Call the rule; what it makes must have the types that torch recorded for ``node``."""
+    """The result of the rule for ``node``, with short floats rounded once (``short_floats``); raises as ``checked``."""
     return checked(rule, node, lambda: apply_rounding_once(t, rule.function, arguments, node.meta.get("val")))
 
 
 def checked(rule: Rule, node: Node, call: Callable[[], Any]) -> Result:
-    """What ``call`` makes for ``node``. InternalError if its types are not those that torch recorded.
+    """The result of ``call``, which applies ``rule``, after a check that it has the types that torch recorded.
 
-    Raises Unsupported before the call if TOSA cannot express the recorded type.
+    Raises InternalError if it has other types. Raises Unsupported if the rule refuses the call, and before the call if
+    TOSA has no tensors of the recorded type.
     """
     val: Any = node.meta.get("val")
-    # types of several results are checked afterwards: a rule may leave some out, whatever their type
+    # several results are checked after the call: the rule may return None for one that TOSA cannot express
     several = isinstance(val, (tuple, list))
-    wanted = None if several or val is None else _result_type(rule, val)
+    expected = None if several or val is None else _result_type(rule, val)
     try:
         result = call()
     except Undecided as why:
         raise refused(undecided(str(why))) from why
     if not several:
-        _check(rule, node, result, wanted)
+        _check(rule, node, result, expected)
         return result  # type: ignore[no-any-return]
     results = tuple(result)
     if len(results) != len(val):
@@ -277,9 +277,10 @@ def checked(rule: Rule, node: Node, call: Callable[[], Any]) -> Result:
 
 
 def _result_type(rule: Rule, val: Any) -> Type:
-    """The type that the rule's result must have.
+    """The type that the rule's result must have, from the fake tensor ``val``.
 
-    uint8 and complex64, which TOSA lacks, exist in a delegate as lazy values: the type is that of what stands for them.
+    uint8 and complex64 are lazy values in a delegate. The type of a uint8 value is int8; the type of a complex value is
+    fp32, as for all other lazy values.
     """
     if isinstance(val, torch.Tensor) and val.dtype is torch.uint8:
         return type_of(val, "the result", dtype=torch.int8)
@@ -288,22 +289,23 @@ def _result_type(rule: Rule, val: Any) -> Type:
     return type_of(val, "the result")
 
 
-def _check(rule: Rule, node: Node, value: Any, wanted: Any) -> None:
-    """Raise unless ``value`` has the type ``wanted`` (None: there is no result).
+def _check(rule: Rule, node: Node, value: Any, expected: Any) -> None:
+    """Raise unless ``value`` has the type ``expected``; both are None if there is no result.
 
-    Sizes that may be equal at run time, though nothing proves it, are refused; anything else is a defect of the rule.
+    Raises Unsupported if only sizes known at run time differ, which may be equal there. Any other difference is a
+    defect of the rule, and raises InternalError.
     """
-    found = None if value is None else value.type
-    if found != wanted:
-        if found is not None and wanted is not None and found.reconciled(wanted):
-            raise refused(f"nothing proves that the sizes of {found} and of torch's result, {wanted}, are equal")
-        raise _wrong_result(rule, node, str(found), str(wanted))
+    actual = None if value is None else value.type
+    if actual != expected:
+        if actual is not None and expected is not None and actual.reconciled(expected):
+            raise refused(f"nothing proves that the sizes of {actual} and of torch's result, {expected}, are equal")
+        raise _wrong_result(rule, node, str(actual), str(expected))
 
 
-def _wrong_result(rule: Rule, node: Node, found: str, wanted: str) -> InternalError:
-    """The error for a rule that made something else than torch recorded."""
+def _wrong_result(rule: Rule, node: Node, actual: str, expected: str) -> InternalError:
+    """The error for a rule whose result differs from what torch recorded."""
     name = f"{rule.function.__module__}.{rule.function.__name__}"
-    return InternalError("internal", f"rule {name} made {found} of {node.target}, which returns {wanted}", node)
+    return InternalError("internal", f"rule {name} made {actual} of {node.target}, which returns {expected}", node)
 
 
 def is_unpacking(node: Node) -> bool:

@@ -1,9 +1,9 @@
-"""fp16 and bf16: torch computes an operator in fp32 and rounds its result once, and so does what is made of it here.
+"""fp16 and bf16 ("short floats"): results are rounded once, as in torch, which computes an operator in fp32.
 
-A rule that makes one TOSA operator rounds once anyway. A rule that makes several, such as tanh-gelu, would round after
-each of them, and lose half of the eight bits that bf16 has. So it is applied to operands cast to fp32, and its result
-is cast back. Products (matrices, convolutions) stay as they are: they accumulate in fp32, and their weights are not to
-be stored twice as wide.
+A rule that makes one TOSA operator rounds once. A rule that makes several operators, such as tanh-gelu, would round
+after each of them and lose half of the eight bits of bf16. So this rule is applied to operands cast to fp32, and its
+result is cast back. Products (matrices, convolutions) stay in short floats: they accumulate in fp32, and casts would
+double the size of their weights.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .torch_values.types import DTYPES
 
 _PRODUCTS = frozenset({tosa.MATMUL, tosa.CONV2D, tosa.CONV3D, tosa.DEPTHWISE_CONV2D, tosa.TRANSPOSE_CONV2D})
 _ACCUMULATING = frozenset({tosa.REDUCE_SUM, tosa.REDUCE_PRODUCT, tosa.RESIZE})
-"""Operators that round more than once within themselves on short floats."""
+"""Operators that round intermediate results to short floats."""
 _EXACT = frozenset(
     {
         *(tosa.RESHAPE, tosa.TRANSPOSE, tosa.SLICE, tosa.TILE, tosa.PAD, tosa.CONCAT, tosa.REVERSE, tosa.IDENTITY),
@@ -30,21 +30,22 @@ _EXACT = frozenset(
         *(tosa.CEIL, tosa.FLOOR, tosa.REDUCE_MAX, tosa.REDUCE_MIN, tosa.MAX_POOL2D),
     }
 )
-"""Operators that never round: they move or choose elements, or their results are whole numbers."""
+"""Operators that never round: they move or select elements, or return whole numbers."""
 
 
 def apply_rounding_once(t: Tosa, function: Callable[..., Any], arguments: list[Any], val: Any) -> Any:
-    """Call the rule ``function`` such that short floats are rounded only once.
+    """The result of the rule ``function``, in which short floats are rounded only once.
 
-    ``val`` is what torch recorded as the call's result: a fake tensor, or several.
+    ``val`` is the result that torch recorded: a fake tensor, or several. Raises Unsupported if the target takes the
+    rule's operators neither on short floats nor on fp32.
     """
     if not _any_short(arguments):
         return function(t, *arguments)
-    # try it on short floats first, and look at the operators that it made
+    # run the rule on short floats first, and count the roundings of the operators that it emits
     start, t.rounded_number = len(t.operators), False
     try:
         result = function(t, *arguments)
-    # the target may lack an operator on short floats only; the first reason is the better one
+    # the target may lack an operator on short floats only; if it lacks both, the first reason names the user's type
     except Unsupported as refusal:
         del t.operators[start:]
         try:
@@ -58,7 +59,7 @@ def apply_rounding_once(t: Tosa, function: Callable[..., Any], arguments: list[A
 
 
 def _any_short(arguments: Iterable[Any]) -> bool:
-    """Whether one of the arguments, or of a list among them, is a value of short floats."""
+    """Whether one of the arguments is a value of short floats, or a list with such a value."""
     for argument in arguments:
         if isinstance(argument, Value):
             if argument.type.dtype in SHORT_FLOATS:
@@ -69,8 +70,11 @@ def _any_short(arguments: Iterable[Any]) -> bool:
 
 
 def _rounds_once(operators: list[Operator], rounded_number: bool) -> bool:
-    """Whether operators round a result once at most, counting ``rounded_number``: a constant that had to be rounded."""
-    # what makes no short floats, such as an index, rounds none
+    """Whether ``operators`` round at most once, or are to stay in short floats because they have a product.
+
+    ``rounded_number``, whether a constant was rounded to short floats, counts as one rounding.
+    """
+    # only operators with results of short floats round
     kinds = [type(op) for op in operators if any(v.dtype in SHORT_FLOATS for v in op.outputs)]
     if not _PRODUCTS.isdisjoint(map(type, operators)):
         return True
@@ -87,13 +91,13 @@ def _applied_in_fp32(t: Tosa, function: Callable[..., Any], arguments: list[Any]
 
 
 def _cast_to_fp32(t: Tosa, argument: Any) -> Any:
-    """An argument of a rule, with short floats in it as fp32."""
+    """An argument of a rule, where values of short floats, also in lists, are cast to fp32."""
     if isinstance(argument, Value):
         return t.cast(argument, DType.FP32) if argument.dtype in SHORT_FLOATS else argument
     return [_cast_to_fp32(t, part) for part in argument] if isinstance(argument, (list, tuple)) else argument
 
 
 def _cast_back(t: Tosa, value: Value, fake: torch.Tensor) -> Value:
-    """A result in the short type that torch recorded in ``fake``; any other result as it is."""
-    wanted = DTYPES[fake.dtype]
-    return t.cast(value, wanted) if wanted in SHORT_FLOATS and value.dtype is DType.FP32 else value
+    """An fp32 result cast to the short float type of ``fake``; any other result as it is."""
+    dtype = DTYPES[fake.dtype]
+    return t.cast(value, dtype) if dtype in SHORT_FLOATS and value.dtype is DType.FP32 else value

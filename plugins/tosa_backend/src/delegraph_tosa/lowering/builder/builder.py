@@ -13,24 +13,22 @@ from .operators import Operators
 from .size_numbers import computed
 
 MOST_NUMBERS = 1 << 16
-"""The longest row 0, 1, 2, .. that a file stores, for a count known at run time only; a longer one is computed."""
+"""The longest tensor 0, 1, 2, .. that a file stores for a count known at run time only; a longer one is computed."""
 ROW = 1 << 15
-"""A longer row is ROW numbers for each of up to MOST_NUMBERS multiples of ROW: as many as one axis can have."""
+"""A longer tensor is computed from up to MOST_NUMBERS rows of ROW numbers: as many as one axis can have."""
 
 
 class Tosa(Operators):
     """Builds operators for the target ``spec``.
 
-    ``operators`` are those made so far. ``source`` says which node of the program the next ones come from.
+    ``operators`` are the operators emitted so far. ``source`` is the node of the program that is lowered now.
     """
 
     weighs_integers = False
-    """Whether integers can be multiplied by fp32 numbers, as weights of an interpolation are.
-
-    ``integer.resize`` can.
-    """
+    """Whether ``mul`` takes integers and fp32 weights of an interpolation; the builder of ``integer.resize`` does."""
 
     def _in_other_types(self, operator: Operator, why: str) -> Value:
+        """As in the base class; for TOSA 0.80 also by operators that replace those of 1.0 (``older``)."""
         if self.spec.version < (1, 0):
             from .older import instead
 
@@ -39,25 +37,25 @@ class Tosa(Operators):
         return super()._in_other_types(operator, why)
 
     def constant(self, number: float, dtype: DType, shape: Shape = (1,)) -> Value:
-        """A tensor filled with ``number``, which may be known at run time only: a size, or computed from sizes."""
+        """A tensor filled with ``number``. A size, or a number computed from sizes, is computed at run time."""
         if not waits(number):
             return super().constant(number, dtype, shape)
-        total = computed(self, number, DType.FP32 if dtype in FLOATS else DType.INT32)
-        return self.tile(self.reshape(self.cast(total, dtype), (1,) * len(shape)), shape)
+        element = computed(self, number, DType.FP32 if dtype in FLOATS else DType.INT32)
+        return self.tile(self.reshape(self.cast(element, dtype), (1,) * len(shape)), shape)
 
     def numbers(self, count: int, dtype: DType) -> Value:
         """0, 1, .., count - 1 as a tensor [count].
 
-        If ``count`` is known at run time only, the row is sliced out of one as long as ``count`` can become.
+        If ``count`` is known at run time only, it is a slice of a constant that is as long as ``count`` can be.
         """
         longest = min(size_range(count)[1], LARGEST_SIZE)
         if is_dynamic(count) and longest > MOST_NUMBERS:
-            # 0, ROW, 2 * ROW, .. as a column plus 0 .. ROW - 1 as a row, read row by row
+            # [rows,1] of 0, ROW, 2 * ROW, .. plus [ROW] of 0 .. ROW - 1 is [rows,ROW], reshaped and cut
             rows = -(-count // ROW)
             starts = self.reshape(self.numbers(rows, dtype), (rows, 1))
             with self.proven((0, longest - 1)):
-                every = self.add(self.mul(starts, ROW), self.numbers(ROW, dtype))
-                return self.slice(self.reshape(every, (rows * ROW,)), (0,), (count,))
+                numbers = self.add(self.mul(starts, ROW), self.numbers(ROW, dtype))
+                return self.slice(self.reshape(numbers, (rows * ROW,)), (0,), (count,))
         key = ("numbers", longest, dtype)
         if key not in self._constants:
             self._constants[key] = literal(np.arange(longest), dtype, ARRAY_DTYPES[dtype])

@@ -1,7 +1,7 @@
-"""Division of floats, rounded as IEEE 754 says; TOSA has no operator for it.
+"""Division of floats, correctly rounded; TOSA has no operator for it.
 
 RECIPROCAL and MUL give an estimate of the quotient. The remainder, dividend - estimate * divisor, is then computed
-exactly: both factors are split into halves of 12 bits (Dekker's splitting), whose products fp32 holds.
+exactly: both factors are split into halves of 12 bits (Dekker's splitting), whose products are exact in fp32.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def halves(t: Operators, y: Value) -> tuple[Value, Value]:
-    """y as the sum of its upper 12 bits and the rest; for a large y, whose splitting would overflow, y and 0.
+    """(upper 12 bits of y, the rest), whose sum is y; (y, 0) for |y| above 2^110, whose splitting would overflow.
 
-    An infinite y becomes the largest number, because 0 times it has to be 0.
+    An infinite y becomes the largest finite number, because products of it with 0 have to be 0.
     """
     y = t.clamp(y, -LARGEST, LARGEST)
-    spread = t.mul(y, 4097)
-    upper = t.sub(spread, t.sub(spread, y))
+    # Dekker: with p = (2^12 + 1) y, p - (p - y) is y rounded to 12 bits
+    p = t.mul(y, 4097)
+    upper = t.sub(p, t.sub(p, y))
     upper = t.select(t.greater(t.abs(y), 2.0**110), y, upper)
     return upper, t.sub(y, upper)
 
 
 def rounded_quotient(t: Operators, x: Value, y: Value, estimate: Value) -> Value:
-    """x / y, rounded to the nearest float, from an ``estimate`` that is a few units in the last place off.
+    """x / y, rounded to the nearest float, from an ``estimate`` with an error of a few units in the last place.
 
-    The correction is right to 22 bits. So the result is the nearest float unless the quotient lies within 2**-44 of
-    itself from the middle between two floats. A quotient of integers never does if the divisor is below 2**18: it is at
-    least 2**-25 / divisor of itself away from such a middle.
+    The result is estimate + remainder / y. The correction is exact to 22 bits. So the result is the nearest float,
+    unless the quotient is nearer than 2**-44 (relative) to the middle between two floats. A quotient of integers with a
+    divisor d < 2**18 never is: its relative distance from such a middle is at least 2**-25 / d.
     """
     (high, low), (upper, lower) = halves(t, estimate), halves(t, y)
-    rest = t.sub(t.sub(t.sub(x, t.mul(high, upper)), t.mul(high, lower)), t.mul(low, upper))
-    return t.add(estimate, t.mul(t.sub(rest, t.mul(low, lower)), t.reciprocal(y)))
+    remainder = t.sub(t.sub(t.sub(x, t.mul(high, upper)), t.mul(high, lower)), t.mul(low, upper))
+    return t.add(estimate, t.mul(t.sub(remainder, t.mul(low, lower)), t.reciprocal(y)))

@@ -1,4 +1,4 @@
-"""``Emitter``: makes operators. It infers their types, asks the target, folds constants and makes equal ones only once.
+"""``Emitter``: makes operators. It infers their types, asks the target, folds constants and shares equal constants.
 
 An operator whose operands are all constant is folded: its result is a constant that is computed when the file is
 written, and no operator is emitted.
@@ -29,14 +29,11 @@ Shape = tuple[int, ...]
 class Emitter:
     """Makes operators for the target ``spec``.
 
-    ``operators`` are those made so far. ``source`` says which node of the program the next ones come from.
+    ``operators`` are the operators emitted so far. ``source`` is the node of the program that is lowered now.
     """
 
     folded_bytes = 64 * 1024
-    """The largest folded constant whose operands are smaller than it is.
-
-    More of such growth would make the file explode.
-    """
+    """The largest folded constant that is larger than its operands: a larger one would make the file too large."""
 
     def __init__(self, spec: TosaSpec) -> None:
         self.spec = spec
@@ -49,7 +46,7 @@ class Emitter:
         """Whether a number was rounded to become a constant of short floats; ``short_floats`` clears and reads it."""
 
     def takes(self, cls: type[Operator], inputs: Sequence[Value], **attributes: Any) -> bool:
-        """Whether the target has the operator ``cls`` for these operands; nothing is emitted."""
+        """Whether the target has the operator ``cls`` for these operands and attributes; nothing is emitted."""
         operator, types = self._inferred(cls, inputs, attributes)
         operator.outputs = tuple(map(Value, types))
         return self.spec.why_not(operator) is None
@@ -67,7 +64,10 @@ class Emitter:
     # ---- operators
 
     def emit(self, cls: type[Operator], inputs: Sequence[Value], fold: bool = True, **attributes: Any) -> Value:
-        """The (first) result of a new operator. If its operands are constant it is folded, unless ``fold`` is false."""
+        """The (first) result of a new operator ``cls``; folded if all operands are constant and ``fold`` is true.
+
+        Raises Unsupported if TOSA or the target has no such operator.
+        """
         if fold and _all_constant(inputs):
             return self._folded(cls, inputs, attributes)
         return self._appended(*self._inferred(cls, inputs, attributes))
@@ -83,11 +83,13 @@ class Emitter:
             raise refused(f"TOSA {operator.name}: {illegal}") from illegal
 
     def _folded(self, cls: type[Operator], inputs: Sequence[Value], attributes: dict[str, Any]) -> Value:
-        """A constant that is computed when the file is written; the same one if this operator was folded before."""
+        """The folded result of an operator, a constant; an equal operator that was folded before gives the same one.
+
+        If the constant would be too large for the file, the operator is emitted instead.
+        """
         key = (cls, *inputs, repr(attributes))
         if key not in self._constants:
             operator, types = self._inferred(cls, inputs, attributes)
-            # too large to be stored: the operator is emitted after all, and computes it at run time
             if _bytes(types) > max(self.folded_bytes, _bytes([v.type for v in inputs])):
                 return self._appended(operator, types)
             operator.outputs = tuple([Value(type, Folded(operator, i)) for i, type in enumerate(types)])
@@ -96,7 +98,7 @@ class Emitter:
         return self._constants[key]
 
     def _appended(self, operator: Operator, types: tuple[Type, ...]) -> Value:
-        """Emit ``operator`` with results of these types, or what computes the same where the target refuses it."""
+        """Emit ``operator`` with results of these types, or operators in its place if the target refuses it."""
         operator.outputs = tuple([Value(type, producer=operator) for type in types])
         _bound_results(operator)
         if self._proven is not None:
@@ -109,19 +111,18 @@ class Emitter:
         return operator.outputs[0]
 
     def _in_other_types(self, operator: Operator, why: str) -> Value:
-        """The result of an operator that the target refuses, with ``why``, computed in element types that it takes.
+        """The result of an operator that the target refuses (``why``), computed in element types that it has.
 
-        There are none here, so it raises Unsupported. ``IntegerWidths`` overrides it.
+        This class knows no other types and raises Unsupported. ``IntegerWidths`` overrides it.
         """
-        # text if no target takes the operator, else the profiles and extensions that would
+        # a text if no target takes the operator, else the sets of profiles and extensions that do
         ways = alternatives(operator, self.spec.version)
         raise refused(other_target(self.spec, why, [] if isinstance(ways, str) else ways))
 
     def copied(self, old: Operator, attributes: str, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
-        """The results of ``old``, an operator of a template, on other operands.
+        """The results of a copy of ``old``, an operator of a template, on other operands of the same types.
 
-        Nothing is checked: they have the same types. ``attributes`` are those of ``old`` as text, by which a folded
-        operator is found if it was made before.
+        Nothing is checked or inferred again. ``attributes`` is their text, part of the key of a folded operator.
         """
         cls = type(old)
         # not by __init__, which would check all attributes again
@@ -139,7 +140,10 @@ class Emitter:
 
     @contextmanager
     def proven(self, range: Range) -> Iterator[None]:
-        """A block in which computed integers lie in ``range``, whatever the ranges of their operands prove."""
+        """A block in which the caller guarantees that all computed integers lie in ``range``.
+
+        Rules use it where they know more than the ranges of the operands prove.
+        """
         self._proven, before = range, self._proven
         try:
             yield
@@ -149,38 +153,42 @@ class Emitter:
     # ---- constants
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What ``make`` returns, kept: another call with an equal ``key`` gets the same constants."""
+        """The result of ``make``, cached under ``key``, so that equal constants are made only once."""
         if key not in self._constants:
             self._constants[key] = make()
         return self._constants[key]
 
     def literals(self) -> Iterator[tuple[Any, Value]]:
-        """All literals (shapes and numbers) that were made, each with the key under which it is kept."""
+        """All cached literals (shapes and numbers), each with its key."""
         for key, value in self._constants.items():
             if isinstance(value, Value) and isinstance(value.constant, Literal):
                 yield key, value
 
     def intern(self, key: Any, literal: Value) -> Value:
-        """The literal that is kept under ``key``; if there is none, ``literal``, which was made by another builder."""
+        """The literal that is cached under ``key``; if there is none, ``literal`` of another builder is cached."""
         return self._constants.setdefault(key, literal)
 
     def shape(self, entries: Sequence[int]) -> Value:
         """A SHAPE with these entries.
 
-        Unsupported if one is known at run time only and the target does not compute with sizes.
+        Raises Unsupported if an entry is known at run time only and the target does not compute with sizes.
         """
         key = tuple(entries)
         if key not in self._constants:
-            made = shape_value(key)
-            if made.constant is None and (why := self.spec.why_not_sizes()):
+            value = shape_value(key)
+            if value.constant is None and (why := self.spec.why_not_sizes()):
                 wider = str(self.spec.with_names(frozenset({"EXT-SHAPE"})))
                 raise refused(needs_sizes(f"{why}: {list(key)}", wider))
-            self._constants[key] = made
+            self._constants[key] = value
         return self._constants[key]
 
     def constant(self, number: float, dtype: DType, shape: Shape = (1,)) -> Value:
-        """A constant filled with ``number``; equal calls get the same one, where 0.0 and -0.0 differ."""
+        """A constant filled with ``number``; equal calls return the same value.
+
+        Raises Unsupported if ``number`` does not fit into an integer type.
+        """
         number = _to_kind(number, dtype)
+        # by its text: 0.0 and -0.0 are equal numbers, and NaN differs from itself
         key = (repr(number), dtype, shape)
         if key not in self._constants:
             self._constants[key] = Value(Type(shape, dtype), Literal(_filled(number, dtype, shape)))
@@ -204,14 +212,14 @@ def _all_constant(values: Sequence[Value]) -> bool:
 
 
 def _bytes(types: Sequence[Type]) -> int:
-    """How many bytes the elements of these types have together."""
+    """The size in bytes of tensors of these types together."""
     return sum([math.prod(shape) * BYTES[dtype] for shape, dtype in types])
 
 
 def _to_kind(number: float, dtype: DType) -> float:
-    """``number`` as a float, int or bool, whichever ``dtype`` is made of.
+    """``number`` as a Python float, int or bool, as ``dtype`` has floats, integers or bools; 0 alone is False.
 
-    Any number but 0 is true. Unsupported if infinity or NaN should become an integer.
+    Raises Unsupported for infinity or NaN as an integer.
     """
     if dtype in FLOATS:
         return float(number)
@@ -224,9 +232,9 @@ def _to_kind(number: float, dtype: DType) -> float:
 
 
 def _filled(number: float, dtype: DType, shape: Shape) -> Any:
-    """An array of ``number``. A float that does not fit becomes infinite.
+    """A numpy array of ``shape`` filled with ``number``. A float that does not fit into ``dtype`` becomes infinite.
 
-    Unsupported for an integer that does not fit.
+    Raises Unsupported for an integer that does not fit.
     """
     try:
         with np.errstate(over="ignore"):

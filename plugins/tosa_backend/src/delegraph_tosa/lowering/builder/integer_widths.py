@@ -1,8 +1,8 @@
 """Integers that a target computes in another type than rules see: int64, int16 and int8 as int32, and int32 as fp32.
 
-TOSA 1.0 has no int64. Rules do not care: they see values of type int64. Constants fold in int64, and what is computed
-at run time is int32 in the graph. This class knows which int32 stands for which int64, and refuses a result that is not
-proven to fit. A target with EXT-INT64 computes in int64, and in int32 only what it has no int64 operator for.
+TOSA 1.0 has no int64, but rules see values of type int64. Constants are folded in int64; values that are computed at
+run time are int32 in the graph. This class maps each int64 to its int32, and refuses a result that is not proven to
+fit. A target with EXT-INT64 computes in int64, and in int32 only where it has no int64 operator.
 """
 
 from __future__ import annotations
@@ -29,13 +29,16 @@ class IntegerWidths(Emitter):
     """Makes operators on integers in a width that the target has for them."""
 
     def __init__(self, spec: TosaSpec) -> None:
-        """``_narrow``: int64 that rules see -> its int32. ``_floats``: int32 -> the fp32 in which it was computed."""
+        """``_narrow`` maps the int64 that rules see to its int32, ``_floats`` an int32 to the equal fp32."""
         super().__init__(spec)
         self._narrow: dict[Value, Value] = {}
         self._floats: dict[Value, Value] = {}
 
     def _in_other_types(self, operator: Operator, why: str) -> Value:
-        """The result of an operator that the target refuses, computed in a wider or narrower type if it takes that."""
+        """The result of an operator that the target refuses (``why``), computed in another integer type or in fp32.
+
+        Raises Unsupported if the target has the operator in no other type.
+        """
         if any([v.dtype is DType.INT64 for v in (*operator.inputs, *operator.outputs)]):
             return self._appended_narrow(operator)
         if "INT" not in self.spec.profiles and runs_as_floats(operator):
@@ -44,10 +47,10 @@ class IntegerWidths(Emitter):
             return self._appended_in_32_bits(operator)
         return super()._in_other_types(operator, why)
 
-    # ---- int64 that runs as int32
+    # ---- int64 that is computed as int32
 
     def _appended_narrow(self, wide: Operator) -> Value:
-        """The result, as rules see it, of an operator on int64 that the graph computes on int32."""
+        """The result of the operator ``wide`` on int64, computed on int32; an int64 result stays int64 for rules."""
         (result,) = wide.outputs
         attributes = wide.attribute_values()
         if attributes.get("dtype") is DType.INT64:
@@ -59,15 +62,15 @@ class IntegerWidths(Emitter):
         return self.widened(self._appended(narrow, (Type(result.shape, DType.INT32),)), result.range)
 
     def narrowed(self, value: Value) -> Value:
-        """``value`` as the graph holds it: for an int64 the int32 with the same elements.
+        """The int32 with the elements of an int64 ``value``; other values as they are.
 
-        Unsupported if it may not fit.
+        Raises Unsupported if the range of the int64 does not fit into int32.
         """
         if value.dtype is not DType.INT64:
             return value
         if value not in self._narrow:
             self._expect_32_bits(value, f"the int64 {'constant' if value.constant else 'value'} {value.name}".rstrip())
-            # an int64 that the builder did not make is an input, which arrives as int32
+            # a computed int64 that is not in the map is an input of the graph, which is int32 there
             narrow = Value(Type(value.shape, DType.INT32), name=value.name)
             if value.constant is not None or self.has_int64:
                 narrow = self.emit(tosa.CAST, (value,), dtype=DType.INT32)
@@ -75,10 +78,7 @@ class IntegerWidths(Emitter):
         return self._narrow[value]
 
     def widened(self, narrow: Value, range: Range | None = None) -> Value:
-        """The int64 that rules see for ``narrow``, an int32 of the graph.
-
-        ``range`` is where its elements lie, if given.
-        """
+        """The int64 that rules see for ``narrow``, an int32 of the graph; a ``range`` of None is that of ``narrow``."""
         wide = Value(Type(narrow.shape, DType.INT64), name=narrow.name)
         if self.has_int64:
             wide = self.emit(tosa.CAST, (narrow,), dtype=DType.INT64)
@@ -87,15 +87,15 @@ class IntegerWidths(Emitter):
         return wide
 
     def held(self, value: Value) -> Value:
-        """What the graph holds for a value that rules see: for int64 its int32, unless the target has int64 itself."""
+        """The tensor of the graph for a value that rules see: ``narrowed``, unless the target has int64."""
         return value if self.has_int64 else self.narrowed(value)
 
     def held_type(self, type: Type) -> Type:
-        """The type of what the graph holds for a value of ``type``."""
+        """The type of ``held`` for a value of ``type``."""
         return type._replace(dtype=DType.INT32) if type.dtype is DType.INT64 and not self.has_int64 else type
 
     def seen(self, held: Value, type: Type, range: Range | None) -> Value:
-        """The reverse of ``held``: the value of ``type``, in ``range``, that rules see for ``held``."""
+        """The reverse of ``held``: the value of ``type``, with ``range``, that rules see for a tensor of the graph."""
         held.range = range
         return held if held.type == type else self.widened(held, range)
 
@@ -105,25 +105,25 @@ class IntegerWidths(Emitter):
         if not inside((low, high), INT32):
             raise refused(int64_result(f"{what} may be from {low} to {high}, more than 32 bits hold"))
 
-    # ---- int8 and int16 that run as int32
+    # ---- int8 and int16 that are computed as int32
 
     def _appended_in_32_bits(self, small: Operator) -> Value:
-        """The result of an operator on int8 or int16, computed on int32.
+        """The result of the operator ``small`` on int8 or int16, computed on int32.
 
-        Its low bits are kept, so it wraps around as in torch.
+        The CAST back keeps the low bits, so the result wraps around as in torch.
         """
         (result,) = small.outputs
         wide = [self.emit(tosa.CAST, (v,), dtype=DType.INT32) for v in small.inputs]
         y = self.emit(type(small), wide, **small.attribute_values())
         return y if result.dtype is DType.BOOL else self.emit(tosa.CAST, (y,), dtype=result.dtype)
 
-    # ---- int32 that runs as fp32, where the target has no integer arithmetic (see ``as_floats``)
+    # ---- int32 that is computed as fp32 on a target without PRO-INT (see ``as_floats``)
 
     def _appended_as_floats(self, operator: Operator) -> Value:
-        """The result of an operator on int32, computed on fp32."""
+        """The result of ``operator`` on int32, computed on fp32; an int32 result is cast back, and its fp32 is kept."""
         (result,), index = operator.outputs, INDICES.get(type(operator))
         inputs = [v if k == index else self._as_fp32(v) for k, v in enumerate(operator.inputs)]
-        # a CAST here is between BOOL and int32; between BOOL and fp32 TOSA 1.0 has none
+        # a CAST here is between BOOL and int32, which becomes one between BOOL and fp32: TOSA 1.0 has no such CAST
         if type(operator) is not tosa.CAST:
             y = self.emit(type(operator), inputs, fold=False, **operator.attribute_values())
         elif result.dtype is DType.BOOL:
@@ -134,12 +134,12 @@ class IntegerWidths(Emitter):
             y = self.emit(tosa.SELECT, (inputs[0], one, zero))
         if result.dtype is not DType.INT32:
             return y
-        whole = self.emit(tosa.CAST, (y,), dtype=result.dtype)
-        whole.range, self._floats[whole] = result.range, y
-        return whole
+        integers = self.emit(tosa.CAST, (y,), dtype=result.dtype)
+        integers.range, self._floats[integers] = result.range, y
+        return integers
 
     def _as_fp32(self, value: Value) -> Value:
-        """An int32 whose elements fp32 holds exactly, as fp32; each is cast once. Other values as they are."""
+        """An int32 as fp32, which holds its elements exactly; each int32 is cast once. Other values as they are."""
         if value.dtype is not DType.INT32:
             return value
         if value.constant is not None:

@@ -1,7 +1,7 @@
-"""Computes what TOSA 0.80 has no operator for by operators that it has. Imported only for targets that lack one.
+"""Replaces operators of TOSA 1.0 that a target of TOSA 0.80 lacks by operators that it has.
 
-``instead`` is called when the table of the target refuses an operator. An operator that is not here is left to the
-host.
+The builder calls ``instead`` when the table of the target refuses an operator. If that returns None, the call that
+needs the operator is refused. The module is imported when it is first needed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ...ir.types import FLOATS, SHORT_FLOATS, DType, NanMode
 from .operators import Operators
 
 HALF_PI = (1.5703125, 4.837512969970703e-4, 7.543712854385376e-8, 6.07710062827671e-11)
-"""Parts of pi / 2 of 8, 11, 8 and 24 bits. Products of the first three with whole numbers up to 2**13 are exact."""
+"""pi / 2 as a sum of parts of 8, 11, 8 and 24 bits. Products of the first three with integers up to 2**13 are exact."""
 SIN = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1)
 """sin(x) = x + x z P(z), z = x * x, for |x| <= pi / 4; coefficients of the Cephes library (S. Moshier)"""
 COS = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
@@ -23,7 +23,7 @@ COS = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
 
 
 def instead(t: Operators, operator: Operator) -> Value | None:
-    """The result of an operator that 0.80 lacks, computed otherwise; None if there is no way that is exact enough."""
+    """The result of ``operator``, which 0.80 lacks, by other operators; None if there is no replacement."""
     if isinstance(operator, tosa.SIN | tosa.COS):
         return _wave(t, operator.inputs[0], isinstance(operator, tosa.COS))
     if isinstance(operator, Convolution) and operator.outputs[0].dtype in SHORT_FLOATS:
@@ -34,9 +34,9 @@ def instead(t: Operators, operator: Operator) -> Value | None:
 
 
 def _rounded_sum(t: Operators, convolution: Convolution) -> Value:
-    """A convolution of short floats that sums in fp32 and rounds at the end, as 1.0 does.
+    """A convolution of fp16 or bf16 that sums in fp32 and rounds once at the end, as in 1.0.
 
-    0.80 sums in the type of the result, so the result is fp32 here, and then cast.
+    0.80 sums in the type of the result. So the convolution returns fp32 here, which is then cast.
     """
     x, weight, bias, *zero_points = convolution.inputs
     inputs = (x, weight, t.cast(bias, DType.FP32), *zero_points)
@@ -45,7 +45,7 @@ def _rounded_sum(t: Operators, convolution: Convolution) -> Value:
 
 
 def _without_nan(t: Operators, operator: Operator) -> Value | None:
-    """MAXIMUM, MINIMUM or CLAMP that prefer a number to NaN, by those of 0.80, which keep NaN."""
+    """MAXIMUM, MINIMUM or CLAMP with nan_mode IGNORE, by those of 0.80, which propagate NaN; None for others."""
     if isinstance(operator, tosa.CLAMP):
         x = operator.inputs[0]
         return t.clamp(t.select(t.equal(x, x), x, operator.min_val), operator.min_val, operator.max_val)
@@ -57,10 +57,10 @@ def _without_nan(t: Operators, operator: Operator) -> Value | None:
 
 
 def _wave(t: Operators, x: Value, is_cosine: bool) -> Value:
-    """sin x, or cos x, as sine or cosine of what is left of x after whole quarters of the circle.
+    """sin(x) or cos(x) as +-sin(r) or +-cos(r), where r = x - quarters * pi / 2 and |r| <= pi / 4.
 
-    The error is below 2e-7 for |x| up to 12,000 and 1e-6 at 100,000. Beyond, whole quarters are not exact any more:
-    0.03 at a million. Infinity gives NaN.
+    The error is below 2e-7 for |x| up to 12,000 and 1e-6 at 100,000. For larger x, quarters * pi / 2 is not exact: the
+    error is 0.03 at a million. Infinity gives NaN.
     """
     if x.dtype in SHORT_FLOATS:
         return t.cast(_wave(t, t.cast(x, DType.FP32), is_cosine), x.dtype)
@@ -68,18 +68,20 @@ def _wave(t: Operators, x: Value, is_cosine: bool) -> Value:
     rest = x
     for part in HALF_PI:
         rest = t.sub(rest, t.mul(quarters, part))
-    rest = t.clamp(rest, -1, 1)  # of an x so large that its quarters are not exact
+    rest = t.clamp(rest, -1, 1)  # without effect unless x is so large that the products are not exact
+    # cos(x) is sin(x + pi / 2); sin(r + k * pi / 2) is sin r, cos r, -sin r, -cos r for k % 4 = 0, 1, 2, 3
     if is_cosine:
         quarters = t.add(quarters, 1)
     halves = t.floor(t.mul(quarters, 0.5))
     is_odd = t.greater(t.sub(quarters, t.mul(halves, 2)), 0.5)
-    below = t.greater(t.sub(halves, t.mul(t.floor(t.mul(halves, 0.5)), 2)), 0.5)
+    is_negated = t.greater(t.sub(halves, t.mul(t.floor(t.mul(halves, 0.5)), 2)), 0.5)
     square = t.mul(rest, rest)
     sine = t.add(rest, t.mul(t.mul(rest, square), _polynomial(t, square, SIN)))
     cosine = t.add(t.sub(1, t.mul(square, 0.5)), t.mul(t.mul(square, square), _polynomial(t, square, COS)))
     y = t.select(is_odd, cosine, sine)
-    y = t.select(below, t.negate(y), y)
-    return y if is_cosine else t.select(t.greater(t.abs(x), 0), y, x)  # the sign of a zero
+    y = t.select(is_negated, t.negate(y), y)
+    # sin(-0.0) is -0.0
+    return y if is_cosine else t.select(t.greater(t.abs(x), 0), y, x)
 
 
 def _polynomial(t: Operators, x: Value, coefficients: Sequence[float]) -> Value:

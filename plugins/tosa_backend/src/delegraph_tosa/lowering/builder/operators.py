@@ -1,4 +1,4 @@
-"""``Operators``: one method for each operator of TOSA, named as the specification names it, in lower case.
+"""``Operators``: one method for each operator of TOSA, with the name of the specification in lower case.
 
 A method adds the operands that are always the same (zero points, the shift of MUL, shapes) and emits the operator
 (``emitter``), with integers in a width that the target has (``integer_widths``).
@@ -22,15 +22,15 @@ Operand = Value | float
 
 
 class Operators(IntegerWidths, Regions):
-    """Builds operators for the target ``spec``; ``Tosa`` adds what takes several of them.
+    """Builds operators for the target ``spec``; ``Tosa`` adds methods that take several operators.
 
-    ``operators`` are those made so far. ``source`` says which node of the program the next ones come from.
+    ``operators`` are the operators emitted so far. ``source`` is the node of the program that is lowered now.
     """
 
-    # ---- operands that are the same everywhere
+    # ---- operands that are always the same; builders for integers override them
 
     def like(self, number: float, value: Value) -> Value:
-        """``number`` as a constant of the type of ``value`` that broadcasts with it."""
+        """``number`` as a constant [1,..,1] of the element type and rank of ``value``."""
         return self.constant(number, value.dtype, (1,) * value.rank)
 
     def zero(self, value: Value) -> Value:
@@ -42,18 +42,15 @@ class Operators(IntegerWidths, Regions):
         return self.zero(left), self.zero(right)
 
     def no_bias(self, x: Value) -> Value:
-        """The bias [1] of a convolution of ``x`` that has none."""
+        """The bias [1] for a convolution of ``x`` without bias: 0."""
         return self.constant(0, x.dtype)
 
     def accumulator(self, x: Value) -> DType:
-        """The type in which products with ``x``, and averages of it, are summed."""
+        """The acc_type of convolutions and average pools of ``x``: fp32."""
         return DType.FP32
 
     def _pair(self, left: Operand, right: Operand) -> tuple[Value, Value]:
-        """Both operands as values of one rank.
-
-        A number becomes a constant, the lower rank gets leading axes of size 1.
-        """
+        """Both operands as values of one rank: numbers become constants, a lower rank gets leading axes of size 1."""
         if not isinstance(left, Value):
             assert isinstance(right, Value)
             return self.like(left, right), right
@@ -63,7 +60,7 @@ class Operators(IntegerWidths, Regions):
         return self.ranked(left, rank), self.ranked(right, rank)
 
     def ranked(self, x: Value, rank: int) -> Value:
-        """``x`` with as many leading axes of size 1 as it takes to have ``rank`` axes."""
+        """``x`` with leading axes of size 1, so that it has ``rank`` axes."""
         return x if x.rank == rank else self.reshape(x, (1,) * (rank - x.rank) + x.shape)
 
     def _binary(self, cls: type[Operator], left: Operand, right: Operand, **attributes: Any) -> Value:
@@ -126,32 +123,33 @@ class Operators(IntegerWidths, Regions):
         return self.emit(tosa.TANH, (x,))
 
     def clamp(self, x: Value, low: float, high: float) -> Value:
-        """Each element limited to ``low`` .. ``high``, which may be infinite; NaN stays NaN."""
+        """Each element clamped to ``low`` .. ``high``, which may be infinite; NaN stays NaN."""
         if waits(low) or waits(high):
             # a limit known at run time only cannot be an attribute of CLAMP
             return self.minimum(self.maximum(x, low), high)
         return self.emit(tosa.CLAMP, (x,), min_val=low, max_val=high, nan_mode=NanMode.PROPAGATE)
 
     def cast(self, x: Value, dtype: DType) -> Value:
-        """TOSA's own CAST, which takes a float to the nearest integer.
-
-        Torch cuts it, as ``promotion.converted`` does.
-        """
+        """TOSA's CAST, which rounds a float to the nearest integer; ``promotion.converted`` truncates as torch does."""
         if x.constant is None and {x.dtype, dtype} == {DType.INT32, DType.INT64} and not self.has_int64:
-            # the graph has one int32 for both, so no operator is needed
+            # on this target both are the same int32 of the graph, so no operator is needed
             return self.narrowed(x) if dtype is DType.INT32 else self.widened(x)
         if x.dtype is DType.INT64 and self.has_int64 and dtype in (DType.INT8, DType.INT16):
-            x = self.emit(tosa.CAST, (x,), dtype=DType.INT32)  # in two steps: the low bits of the low bits
+            # TOSA has no CAST from int64 to these: two steps keep the same low bits
+            x = self.emit(tosa.CAST, (x,), dtype=DType.INT32)
         return x if x.dtype is dtype else self.emit(tosa.CAST, (x,), dtype=dtype)
 
     def table(self, x: Value, entries: Value) -> Value:
-        """A lookup: x int8, entries int8 [256] -> int8; or x int16, entries int16 [513] -> int32 with 7 more bits."""
+        """x int8, entries int8 [256] -> int8; or x int16, entries int16 [513] -> int32 with 7 fraction bits.
+
+        Results of int16 are interpolated between entries.
+        """
         return self.emit(tosa.TABLE, (x, entries))
 
     def rescale(self, x: Value, multiplier: Value, shift: Value, before: int, after: int, dtype: DType) -> Value:
-        """(x - before) * multiplier / 2**shift + after, rounded.
+        """(x - before) * multiplier / 2**shift + after, rounded and saturated to ``dtype``.
 
-        Several multipliers are for the indices of the last axis.
+        ``before`` and ``after`` are zero points. ``multiplier`` and ``shift`` are [1], or [C] for the last axis.
         """
         operands = (x, multiplier, shift, self.constant(before, x.dtype), self.constant(after, dtype))
         return self.emit(
@@ -174,7 +172,7 @@ class Operators(IntegerWidths, Regions):
         return self._binary(tosa.SUB, left, right)
 
     def mul(self, left: Operand, right: Operand, shift: int = 0) -> Value:
-        """The product; of int32, shifted right by ``shift`` bits and rounded."""
+        """left * right; for int32, (left * right) >> ``shift``, rounded."""
         return self.emit(tosa.MUL, (*self._pair(left, right), self.constant(shift, DType.INT8)))
 
     def pow(self, left: Operand, right: Operand) -> Value:
@@ -200,11 +198,11 @@ class Operators(IntegerWidths, Regions):
         return self._binary(tosa.BITWISE_XOR, left, right)
 
     def left_shift(self, left: Operand, right: Operand) -> Value:
-        """Shift left by 0 up to one bit less than the element has."""
+        """left << right, for ``right`` from 0 to one less than the number of bits."""
         return self._binary(tosa.LOGICAL_LEFT_SHIFT, left, right)
 
     def right_shift(self, left: Operand, right: Operand) -> Value:
-        """Shift right, keeping the sign and rounding down, by as many bits as ``left_shift`` takes."""
+        """left >> right with the sign kept, rounded down, for ``right`` from 0 to one less than the number of bits."""
         return self._binary(tosa.ARITHMETIC_RIGHT_SHIFT, left, right, round=False)
 
     def equal(self, left: Operand, right: Operand) -> Value:
@@ -226,9 +224,9 @@ class Operators(IntegerWidths, Regions):
         return self._binary(tosa.LOGICAL_XOR, left, right)
 
     def select(self, condition: Value, on_true: Operand, on_false: Operand) -> Value:
-        """Elements of ``on_true`` where ``condition`` holds, else of ``on_false``.
+        """Elements of ``on_true`` where ``condition`` is true, else of ``on_false``.
 
-        All three broadcast, one may be a number.
+        All three broadcast. ``on_true`` or ``on_false`` may be a number.
         """
         on_true, on_false = self._pair(on_true, on_false)
         rank = max(condition.rank, on_true.rank)
@@ -255,7 +253,7 @@ class Operators(IntegerWidths, Regions):
         return self.emit(tosa.REDUCE_SUM, (x,), axis=axis)
 
     def argmax(self, x: Value, axis: int) -> Value:
-        """The index of the first maximum along ``axis``, int32, without that axis; NaN is the greatest."""
+        """The index of the first maximum along ``axis``, int32, without this axis; NaN is the largest element."""
         return self.emit(tosa.ARGMAX, (x,), axis=axis, nan_mode=NanMode.PROPAGATE)
 
     # ---- data layout; what would change nothing emits nothing
@@ -264,13 +262,15 @@ class Operators(IntegerWidths, Regions):
         return x if x.type.shape == tuple(shape) else self.emit(tosa.RESHAPE, (x, self.shape(shape)))
 
     def transpose(self, x: Value, perms: Sequence[int]) -> Value:
-        """Axis i of the result is axis ``perms[i]`` of ``x``. Transposing a folded transpose folds both into one."""
+        """Axis i of the result is axis ``perms[i]`` of ``x``."""
+        # a transpose of a folded transpose becomes one folded transpose
         folded = x.constant
         if isinstance(folded, Folded) and isinstance(folded.operator, tosa.TRANSPOSE):
             return self.transpose(folded.operator.input1, [folded.operator.perms[p] for p in perms])
         return x if list(perms) == list(range(x.rank)) else self.emit(tosa.TRANSPOSE, (x,), perms=tuple(perms))
 
     def slice(self, x: Value, start: Sequence[int], size: Sequence[int]) -> Value:
+        # a slice of the whole size can only start at 0
         if x.type.shape == tuple(size):
             return x
         return self.emit(tosa.SLICE, (x, self.shape(start), self.shape(size)))
@@ -279,7 +279,10 @@ class Operators(IntegerWidths, Regions):
         return x if set(multiples) <= {1} else self.emit(tosa.TILE, (x, self.shape(multiples)))
 
     def pad(self, x: Value, padding: Sequence[int], number: Operand = 0) -> Value:
-        """``padding`` is (before, after) for each axis, in one row; ``number`` fills it, and may be a constant [1]."""
+        """x padded with ``number``, a Python number or a constant [1].
+
+        ``padding`` is a flat list: before and after of the first axis, of the second axis, ..
+        """
         if set(padding) <= {0}:
             return x
         filling = number if isinstance(number, Value) else self.constant(number, x.dtype)
@@ -296,9 +299,9 @@ class Operators(IntegerWidths, Regions):
         return self.emit(tosa.GATHER, (values, indices))
 
     def scatter(self, values: Value, indices: Value, source: Value) -> Value:
-        """``values`` with the rows at ``indices`` replaced by ``source``; no row may be replaced twice.
+        """values [N,K,C], indices [N,W], source [N,W,C] -> ``values`` with rows replaced by ``source`` at ``indices``.
 
-        values [N,K,C], indices [N,W], source [N,W,C] -> [N,K,C]
+        The indices of one n must differ: no row may be replaced twice.
         """
         return self.emit(tosa.SCATTER, (values, indices, source))
 
@@ -326,6 +329,7 @@ class Operators(IntegerWidths, Regions):
     def _convolution(
         self, cls: type[Operator], x: Value, weight: Value, bias: Value, pad: Shape, stride: Shape, dilation: Shape
     ) -> Value:
+        """CONV2D, DEPTHWISE_CONV2D or CONV3D, with zero points and acc_type added."""
         operands = (x, weight, bias, *self.zeros(x, weight))
         acc_type = self.accumulator(x)
         return self.emit(cls, operands, pad=pad, stride=stride, dilation=dilation, acc_type=acc_type)
@@ -341,14 +345,14 @@ class Operators(IntegerWidths, Regions):
         return self.emit(tosa.MAX_POOL2D, (x,), kernel=kernel, stride=stride, pad=pad, nan_mode=NanMode.PROPAGATE)
 
     def matmul(self, left: Value, right: Value) -> Value:
-        """left [B,L,K], right [B,K,M] -> [B,L,M]; accumulated in fp32, also for fp16."""
+        """left [B,L,K], right [B,K,M] -> [B,L,M] of the type of ``left``; accumulated in fp32."""
         operands = (left, right, *self.zeros(left, right))
         return self.cast(self.emit(tosa.MATMUL, operands, dtype=DType.FP32), left.dtype)
 
     def resize(self, x: Value, scale: Shape, offset: Shape, border: Shape, mode: ResizeMode) -> Value:
-        """x [N,H,W,C] -> [N,H',W',C]; ``scale`` is (y_n, y_d, x_n, x_d), numerators and denominators.
+        """x [N,H,W,C] -> [N,H',W',C]; ``scale`` is (scale_y_n, scale_y_d, scale_x_n, scale_x_d) of the specification.
 
-        The others are (y, x).
+        ``offset`` and ``border`` are (y, x).
         """
         operands = (x, self.shape(scale), self.shape(offset), self.shape(border))
         return self.emit(tosa.RESIZE, operands, mode=mode)

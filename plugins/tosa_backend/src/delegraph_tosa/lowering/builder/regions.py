@@ -1,4 +1,4 @@
-"""The graphs of branches and loops, and the variables that a program keeps from one call to the next."""
+"""Control flow operators and their graphs, and the variables that a program keeps from one call to the next."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .emitter import Emitter
 
 
 class Regions(Emitter):
-    """Makes operators inside of graphs of control flow, and the operators that refer to such graphs or to variables."""
+    """Emits operators into graphs of control flow, the operators that have such graphs, and those on variables."""
 
     def __init__(self, spec: TosaSpec) -> None:
         super().__init__(spec)
@@ -20,15 +20,13 @@ class Regions(Emitter):
 
     @contextmanager
     def inside(self, operators: list[Operator]) -> Iterator[None]:
-        """A block whose operators are appended to ``operators``, those of a graph of control flow.
+        """A block whose operators are appended to ``operators``, the list of a graph of control flow.
 
-        Unsupported if too deep.
+        Raises Unsupported if control flow is nested deeper than MAX_NESTING of the target's level.
         """
-        deep = (
-            f"control flow is nested {self._depth + 1} deep, and MAX_NESTING of the target is {self.spec.max_nesting}"
-        )
-        # counted as ``validate`` counts
-        self.require(self._depth + 1 < self.spec.max_nesting, deep)
+        why = f"control flow is nested {self._depth + 1} deep, and MAX_NESTING of the target is {self.spec.max_nesting}"
+        # as ``validate`` counts, the outermost graph is one level
+        self.require(self._depth + 1 < self.spec.max_nesting, why)
         self._depth += 1
         try:
             with self.appending_to(operators):
@@ -38,10 +36,7 @@ class Regions(Emitter):
 
     @contextmanager
     def appending_to(self, operators: list[Operator]) -> Iterator[None]:
-        """A block whose operators are appended to ``operators``.
-
-        Afterwards the builder has its own list and source again.
-        """
+        """A block whose operators are appended to ``operators``; then the list and source from before are restored."""
         outer, source = self.operators, self.source
         self.operators = operators
         try:
@@ -50,7 +45,10 @@ class Regions(Emitter):
             self.operators, self.source = outer, source
 
     def control(self, cls: type[Operator], inputs: Sequence[Value], **graphs: Graph) -> tuple[Value, ...]:
-        """The results of COND_IF or WHILE_LOOP. ``inputs`` are as the graph holds them, int64 as int32."""
+        """The results of a new COND_IF or WHILE_LOOP with ``graphs``; ``inputs`` have int32 for int64 (``held``).
+
+        Raises Unsupported if the target lacks the operator.
+        """
         operator, types = self._inferred(cls, inputs, graphs)
         operator.outputs = tuple([Value(type, producer=operator) for type in types])
         self._append_taken(operator)
@@ -59,10 +57,7 @@ class Regions(Emitter):
     # ---- state
 
     def variable(self, name: str, initial: Value) -> Value:
-        """Declare a variable, and read it.
-
-        What it holds when a call starts, ``initial`` (a constant) before the first one.
-        """
+        """Declare a variable that holds the constant ``initial`` before the first call; returns what it holds now."""
         self._append_taken(tosa.VARIABLE((initial,), self.source, variable=name))
         return self.emit(tosa.VARIABLE_READ, (), fold=False, variable=name, types=(initial.type,))
 
@@ -71,7 +66,7 @@ class Regions(Emitter):
         self._append_taken(tosa.VARIABLE_WRITE((value,), self.source, variable=name))
 
     def _append_taken(self, operator: Operator) -> None:
-        """Append an operator as it is; Unsupported if the target does not take it, since no other types would help."""
+        """Append an operator; raises Unsupported if the target lacks it, since other element types would not help."""
         why = self.spec.why_not(operator)
         self.require(why is None, f"{why}")
         self.operators.append(operator)

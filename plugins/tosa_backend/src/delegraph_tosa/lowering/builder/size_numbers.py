@@ -1,7 +1,7 @@
 """Sizes as numbers: tensors of one element, computed from sizes that are known at run time only.
 
-TOSA has no operator that makes a tensor of a shape. But a tensor can be made as long as a size says, full of ones;
-their sum is the size.
+TOSA has no operator that returns an element of a shape as a tensor. But TILE can repeat a 1 as often as a size says,
+and the sum of these ones is the size.
 """
 
 from __future__ import annotations
@@ -22,28 +22,31 @@ Number = Any
 def computed(t: Operators, number: Number, dtype: DType) -> Value:
     """``number`` as a tensor [1] of ``dtype``, int32 or fp32.
 
-    A formula is computed in fp32; as int32 it is cut towards zero, as torch does.
+    A formula is computed in fp32; as int32 it is rounded towards zero, as torch does.
     """
     if is_dynamic(number):
         return _size_as_number(t, number, dtype)
     if not isinstance(number, Formula):
         return t.constant(number, dtype)
-    found: Value = _FUNCTIONS[number.function](t, number.left, number.right)
+    result: Value = _FUNCTIONS[number.function](t, number.left, number.right)
     if dtype is DType.FP32:
-        return found
-    return t.cast(t.select(t.greater_equal(found, 0), t.floor(found), t.ceil(found)), dtype)
+        return result
+    return t.cast(t.select(t.greater_equal(result, 0), t.floor(result), t.ceil(result)), dtype)
 
 
 def truth(t: Operators, relation: Relation) -> Value:
     """``relation``, a comparison of sizes, as a tensor [1] of BOOL."""
     compare = {">": t.greater, ">=": t.greater_equal, "==": t.equal}[relation.function]
     left, right = (computed(t, size, DType.INT32) for size in (relation.left, relation.right))
-    found = compare(left, right)
-    return t.logical_not(found) if relation.not_ else found
+    result = compare(left, right)
+    return t.logical_not(result) if relation.not_ else result
 
 
 def _size_as_number(t: Operators, size: int, dtype: DType) -> Value:
-    """The size as a tensor [1]: the sum of its products of symbols. As fp32 it is exact up to 2**24."""
+    """The size as a tensor [1]. A size is a sum of products count * factor, where ``factor`` is an int.
+
+    As fp32 it is exact up to 2**24.
+    """
     total: Value | None = None
     for count, factor in products(size):
         part = t.mul(_ones(t, count, dtype), factor)
@@ -53,17 +56,17 @@ def _size_as_number(t: Operators, size: int, dtype: DType) -> Value:
 
 
 def _ones(t: Operators, count: int, dtype: DType) -> Value:
-    """The number ``count`` as a tensor [1]: the sum of a tensor of so many ones.
+    """``count`` as a tensor [1]: the sum of ``count`` ones.
 
-    No tensor of TOSA is empty. So where ``count`` may be 0, there is one more, and 1 is subtracted.
+    TOSA has no empty tensors. So if ``count`` may be 0, one more is summed, and 1 is subtracted.
     """
-    more = 1 if _may_be_zero(count) else 0
-    total = t.reduce_sum(t.tile(t.constant(1, dtype), (count + more,)), 0)
-    return t.sub(total, 1) if more else total
+    extra = 1 if _may_be_zero(count) else 0
+    total = t.reduce_sum(t.tile(t.constant(1, dtype), (count + extra,)), 0)
+    return t.sub(total, 1) if extra else total
 
 
 def _may_be_zero(product: int) -> bool:
-    """Whether a product has a factor that is no symbol and may be 0, such as ``n // 2``; a symbol is at least 1."""
+    """Whether a product of sizes may be 0: it has a factor such as ``n // 2``, which is no symbol; symbols are >= 1."""
     if not isinstance(product, Size):
         return False
     return not all(isinstance(one, Symbol) for monomial in product.terms for one in monomial)
@@ -74,10 +77,7 @@ def _as_fp32(t: Operators, number: Number) -> Value:
 
 
 def _quotient(t: Operators, left: Number, right: Number) -> Value:
-    """The quotient, rounded as torch rounds it.
-
-    Which element of an image is the nearest may depend on the last bit of a ratio of sizes.
-    """
+    """left / right, rounded as in torch: the last bit of a ratio of sizes may decide which pixel is the nearest."""
     divisor = _as_fp32(t, right)
     inverse = t.reciprocal(divisor)
     if left == 1:
@@ -87,7 +87,7 @@ def _quotient(t: Operators, left: Number, right: Number) -> Value:
 
 
 def _power(t: Operators, base: Number, exponent: Number) -> Value:
-    """The power; square roots, which sizes are scaled by most, by RSQRT."""
+    """base ** exponent; square roots by RSQRT, which is more exact than POW."""
     if exponent in (0.5, -0.5):
         root = t.rsqrt(_as_fp32(t, base))
         return root if exponent < 0 else t.reciprocal(root)

@@ -1,1 +1,1 @@
-"""Branches and loops: what crosses into their graphs, and the operators that run them."""
+"""Branches and loops: the operators of control flow, and the inputs and outputs of their graphs."""

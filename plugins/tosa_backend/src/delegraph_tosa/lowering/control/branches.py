@@ -27,8 +27,8 @@ from ..ranges.ranges import INT32, Range, inside, range_of, range_of_type, union
 from ..registry import lowers_control
 from ..torch_values.types import DTYPES, type_of
 from .subgraphs import (
-    Given,
     Key,
+    OperandOf,
     Subgraph,
     Wanted,
     argument_in,
@@ -51,16 +51,17 @@ Ranges = list[Range | None]
 
 
 def _as_rules_see(
-    t: Tosa, call: Node, found: Sequence[Value], like: Sequence[Value], ranges: Ranges
+    t: Tosa, call: Node, outputs: Sequence[Value], like: Sequence[Value], ranges: Ranges
 ) -> tuple[Value, ...]:
-    """``found``, the results of a control flow operator, as rules see them; ``like`` are values of the same form.
+    """The ``outputs`` of a control flow operator as values for rules, which have quantizations and int64.
 
-    A value ``like`` tells whether the result is quantized or int64. Unsupported if torch recorded another type.
+    Each output gets the quantization or the type int64 of the value in ``like``, and the range in ``ranges``. Raises
+    Unsupported if torch recorded another type for a result of ``call``.
     """
-    results = [seen(t, v, as_this, range) for v, as_this, range in zip(found, like, ranges, strict=True)]
+    results = [seen(t, v, as_this, range) for v, as_this, range in zip(outputs, like, ranges, strict=True)]
     for k, (value, val) in enumerate(zip(results, call.meta["val"], strict=True)):
-        wanted = type_of(val, f"result {k}")
-        t.require(value.type == wanted, f"result {k} is {value.type}, and torch expects {wanted}")
+        recorded = type_of(val, f"result {k}")
+        t.require(value.type == recorded, f"result {k} is {value.type}, and torch expects {recorded}")
     return tuple(results)
 
 
@@ -71,59 +72,59 @@ def _range_if_integer(value: Value) -> Range | None:
 
 @lowers_control(torch.ops.higher_order.cond)
 def cond(outer: Interpreter, call: Node) -> tuple[Value, ...]:
-    """COND_IF, which needs the extension `controlflow`; its predicate is one truth value."""
+    """COND_IF, which needs the extension `controlflow`; its predicate is one bool"""
     t = outer.t
-    predicate, true, false, listed = call.args
-    condition, given = _predicate(outer, predicate), operands_of(outer, listed)
+    predicate, true, false, operands = call.args
+    condition, operand_of = _predicate(outer, predicate), operands_of(outer, operands)
     expect_taken(t, tosa.COND_IF, condition)
-    branches = [Subgraph(outer, owner, given) for owner in (true, false)]  # type: ignore[arg-type]
+    branches = [Subgraph(outer, owner, operand_of) for owner in (true, false)]  # type: ignore[arg-type]
     for k, pair in enumerate(zip(*(branch.results for branch in branches), strict=True)):
         if not is_alike(*pair):
-            # one branch returns it quantized and the other does not: both compute it in floats
+            # the branches return result k in different quantizations, or only one of them quantized: use floats
             for branch in branches:
                 branch.compute(k)
     keys = keys_of(branches)
     then, other = (branch.graph(keys) for branch in branches)
-    inputs = [condition, *(crossing(t, given(key)) for key in keys)]
-    found = t.control(tosa.COND_IF, inputs, then_graph=then, else_graph=other)
+    inputs = [condition, *(crossing(t, operand_of(key)) for key in keys)]
+    outputs = t.control(tosa.COND_IF, inputs, then_graph=then, else_graph=other)
     pairs = zip(*([_range_if_integer(v) for v in branch.results] for branch in branches), strict=True)
     ranges = [union(a, b) if a and b else None for a, b in pairs]
-    return _as_rules_see(t, call, found, branches[0].results, ranges)
+    return _as_rules_see(t, call, outputs, branches[0].results, ranges)
 
 
 def _predicate(outer: Interpreter, argument: Any) -> Value:
-    """The predicate as a truth value; a comparison of sizes is computed."""
-    found = argument_in(outer, argument, "the predicate is")
-    return truth(outer.t, found) if isinstance(found, Relation) else value_in(outer, argument, "the predicate is")
+    """The predicate as a bool value; a comparison of sizes becomes operators. Unsupported for other Python values."""
+    value = argument_in(outer, argument, "the predicate is")
+    return truth(outer.t, value) if isinstance(value, Relation) else value_in(outer, argument, "the predicate is")
 
 
 @lowers_control(torch.ops.higher_order.while_loop)
 def while_loop(outer: Interpreter, call: Node) -> tuple[Value, ...]:
     """WHILE_LOOP, which needs the extension `controlflow`; an int64 that it carries gets its range from the condition.
 
-    TOSA's loop carries everything that its two graphs use. So weights that are no constants, and sizes, are carried
-    too, and the body returns them as they came.
+    WHILE_LOOP carries everything that its two graphs use. So operands that are no constants, and sizes, are carried
+    too, and the body returns them unchanged.
     """
     t = outer.t
     expect_taken(t, tosa.WHILE_LOOP)
     loop = _Loop(outer, call)
     loop.settle()
     ranges = loop.invariant()
-    for k, found in enumerate(ranges):
-        if loop.start[k].dtype is DType.INT64 and found is not None and not t.has_int64:
-            what = f"the loop carries an int64, value {k}, that may be from {found[0]} to {found[1]}"
-            t.require(inside(found, INT32), f"{what}, more than 32 bits hold; its condition should bound it")
+    for k, limits in enumerate(ranges):
+        if loop.start[k].dtype is DType.INT64 and limits is not None and not t.has_int64:
+            what = f"the loop carries an int64, value {k}, that may be from {limits[0]} to {limits[1]}"
+            t.require(inside(limits, INT32), f"{what}, more than 32 bits hold; its condition should bound it")
     condition, body = loop.subgraphs(ranges)
     keys = keys_of((condition, body), range(len(ranges)))
     passed = keys[len(ranges) :]
     graphs = {"cond_graph": condition.graph(keys), "body_graph": body.graph(keys, passed)}
-    inputs = [crossing(t, v) for v in (*loop.start, *map(loop.given, passed))]
+    inputs = [crossing(t, v) for v in (*loop.start, *map(loop.operand_of, passed))]
     results = t.control(tosa.WHILE_LOOP, inputs, **graphs)[: len(ranges)]
     return _as_rules_see(t, call, results, loop.start, ranges)
 
 
 class _Loop:
-    """A ``while_loop``, and the ranges of the integers that it carries."""
+    """A call of ``while_loop``; finds out which carried values are quantized, and the ranges of carried integers."""
 
     def __init__(self, outer: Interpreter, call: Node) -> None:
         self.outer = outer
@@ -131,42 +132,43 @@ class _Loop:
         carried: Any = call.args[2]
         additional: Any = call.args[3]
         self.start = [value_in(outer, v, "the loop carries") for v in carried]
-        self.given = operands_of(outer, [*carried, *additional])
+        self.operand_of = operands_of(outer, [*carried, *additional])
 
     def subgraphs(self, ranges: Ranges, only: Wanted | None = None) -> tuple[Subgraph, Subgraph]:
         """Condition and body, lowered for carried values in ``ranges``.
 
-        In the body the condition, which was true, narrows them. ``only`` says which results of the body are wanted.
+        The body runs only if the condition is true, so the condition narrows the ranges for the body. ``only`` selects
+        results of the body; None selects all.
         """
         condition = Subgraph(self.outer, self.owners[0], self._at(ranges))
-        known = assumed(condition.nodes, condition.inner.value_of)
-        inside = list(ranges)
-        for node, bound in known.items():
+        bounds = assumed(condition.nodes, condition.inner.value_of)
+        narrowed = list(ranges)
+        for node, bound in bounds.items():
             k = condition.position[node]
-            given = inside[k] if k < len(inside) else None
-            if given is not None and max(given[0], bound[0]) <= min(given[1], bound[1]):
-                inside[k] = max(given[0], bound[0]), min(given[1], bound[1])
-        return condition, Subgraph(self.outer, self.owners[1], self._at(inside), only)
+            range = narrowed[k] if k < len(narrowed) else None
+            if range is not None and max(range[0], bound[0]) <= min(range[1], bound[1]):
+                narrowed[k] = max(range[0], bound[0]), min(range[1], bound[1])
+        return condition, Subgraph(self.outer, self.owners[1], self._at(narrowed), only)
 
-    def _at(self, ranges: Ranges) -> Given:
-        """A function that gives subgraphs their operands, if what the loop carries is in ``ranges``.
+    def _at(self, ranges: Ranges) -> OperandOf:
+        """A function that returns the operands of a subgraph, with carried values in ``ranges``.
 
-        What a loop carries is never constant, even if it starts from a constant.
+        A carried value is never constant, even if the loop starts with a constant.
         """
 
-        def given(key: Key) -> Value | int:
+        def operand_of(key: Key) -> Value | int:
             if isinstance(key, Symbol) or key >= len(ranges):
-                return self.given(key)
+                return self.operand_of(key)
             like = self.start[key]
             return seen(self.outer.t, Value(held(like).type), like, ranges[key])
 
-        return given
+        return operand_of
 
     def settle(self) -> None:
-        """Decide which carried values are quantized.
+        """Decide which carried values are quantized, and compute the start of all others in floats.
 
-        Those that the body returns in the quantization in which they start. The others are computed in floats. One that
-        becomes float may change what the body does with the rest, so this repeats until nothing changes.
+        A carried value is quantized if the body returns it in the quantization in which it starts. A value that becomes
+        float may change the other results of the body, so this repeats until nothing changes.
         """
         quantized = {k for k, v in enumerate(self.start) if is_quantized(v)}
         while quantized:
@@ -181,11 +183,11 @@ class _Loop:
             quantized -= others
 
     def invariant(self) -> Ranges:
-        """A range for each carried integer that holds before the first step, and after a step if it held before it.
+        """A range for each carried integer that holds before the first step, and after each step (a loop invariant).
 
-        A step is lowered for ranges, starting from those before the first step. Where its results leave them, they are
-        widened to the next of ``WIDTHS``. Once a step stays inside, the ranges are proven; they are narrowed to what
-        the step gave as long as that can be proven, too.
+        The body is lowered for candidate ranges, first those before the first step. If its results leave them, they are
+        widened to the next of ``WIDTHS``. If its results stay inside, the ranges are proven; then the ranges of these
+        results are tried, which may be narrower. None stands for a carried value that is no integer.
         """
         start = [_range_if_integer(v) for v in self.start]
         ranges, proven = start, None
@@ -193,9 +195,9 @@ class _Loop:
             if all(r is None for r in ranges):
                 return ranges
             try:
-                found = iter(self.subgraphs(ranges, _is_integer)[1].results)
-                after = [r and range_of(next(found)) for r in ranges]
-            # a step may be refused for ranges that are too narrow to hold
+                results = iter(self.subgraphs(ranges, _is_integer)[1].results)
+                after = [r and range_of(next(results)) for r in ranges]
+            # for ranges that no step can keep, the body itself may be refused
             except Unsupported:
                 if proven is None:
                     raise
@@ -223,7 +225,7 @@ WIDTHS = (0, 7, 15, 30, 31, 63)
 
 
 def _wider(before: Range, after: Range) -> Range:
-    """``after``, with each end that has moved since ``before`` pushed out to the next of ``WIDTHS``."""
+    """``after``, with each end that differs from ``before`` widened to the next power of two in ``WIDTHS``."""
     low = after[0] if after[0] == before[0] else max(-(1 << w) for w in WIDTHS if -(1 << w) <= after[0])
     high = after[1] if after[1] == before[1] else min((1 << w) - 1 for w in WIDTHS if after[1] < 1 << w)
     return low, high

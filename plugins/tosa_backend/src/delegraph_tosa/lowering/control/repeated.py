@@ -1,8 +1,8 @@
-"""``map`` and ``scan``: the operators of all steps written out, or a loop where there are too many steps.
+"""``map`` and ``scan``: the operators of all steps written out (unrolled), or a loop if there are too many steps.
 
 TOSA has neither operator. Up to ``MOST_STEPS`` steps are written out, which needs no extension. More steps, or a number
-that is known at run time only, become a WHILE_LOOP that counts them: in each step GATHER takes a row of the tensors
-that are mapped over, and SCATTER puts the row that the step made into the result.
+that is known at run time only, become a WHILE_LOOP that counts them: in each step GATHER reads a row of each tensor
+that is mapped over, and SCATTER writes the rows that the step computes into the results.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MOST_STEPS = 1024
 
 @lowers_control(torch.ops.higher_order.map_impl)
 def map_impl(outer: Interpreter, call: Node) -> tuple[Value, ...]:
-    """``map``: the operators of all steps, or a WHILE_LOOP where there are more than 1024 or run time says how many.
+    """``map``: the operators of all steps, or a WHILE_LOOP for more than 1024 steps or a number known at run time only.
 
     The loop needs the extension `controlflow`.
     """
@@ -51,10 +51,11 @@ def map_impl(outer: Interpreter, call: Node) -> tuple[Value, ...]:
 
 @lowers_control(torch.ops.higher_order.scan)
 def scan(outer: Interpreter, call: Node) -> tuple[Value, ...]:
-    """As ``map``, but each step also gets what the one before carries on.
+    """As ``map``, but each step also gets the values that the step before it carries on.
 
-    In a loop that may not be int64 on a target that lacks it: the values would have to fit after any number of steps,
-    and unlike in `while_loop` no condition bounds them. Steps that are written out prove what fits one after the other.
+    In a loop, these cannot be int64 on a target without int64: they would have to fit into int32 after any number of
+    steps, and no condition bounds them as in `while_loop`. In steps that are written out, ranges are proven one after
+    the other.
     """
     body, start, xs, additional = call.args
     steps, rows = _Steps(outer, body, xs), []
@@ -72,7 +73,7 @@ class _Steps:
     """The steps of ``map`` and ``scan``, one for each index of the first axis of the tensors ``xs``."""
 
     def __init__(self, outer: Interpreter, body: Any, xs: Any) -> None:
-        """``body`` is the node that fetches the subgraph of one step."""
+        """``body`` is the get_attr node of the subgraph of one step, ``xs`` are the nodes of the tensors."""
         self.outer, self.name, self.nodes = outer, str(body.target), list(module_of(body).graph.nodes)
         self.position = {n: k for k, n in enumerate(n for n in self.nodes if n.op == "placeholder")}
         self.xs = [value_in(outer, x, "a step takes a slice of") for x in xs]
@@ -81,20 +82,20 @@ class _Steps:
         self.are_too_many = is_dynamic(self.count) or self.count > MOST_STEPS
 
     def run(self, step: int, carried: Sequence[Value], additional: Any) -> list[Value]:
-        """The results of step number ``step``: lower the body on the slices of that step.
+        """The results of step number ``step``, whose operators are emitted here.
 
-        ``carried`` is what the step before returned to carry on, ``additional`` the operands that are the same for all
+        ``carried`` are the carried values after the step before; ``additional`` are operands that are the same for all
         steps.
         """
         t, source = self.outer.t, self.outer.t.source
         rows = [t.slice(x, (step, *[0] * (x.rank - 1)), (1, *x.shape[1:])) for x in self.xs]
         slices = [t.reshape(row, row.shape[1:]) for row in rows]
-        given = dict(enumerate([*carried, *slices]))
-        later = operands_of(self.outer, additional)
+        own_operands = dict(enumerate([*carried, *slices]))
+        additional_operand = operands_of(self.outer, additional)
 
         def operand(node: Node) -> Value | int:
             k = self.position[node]
-            return given[k] if k in given else later(k - len(given))
+            return own_operands[k] if k in own_operands else additional_operand(k - len(own_operands))
 
         inner = self.outer.enter(self.nodes, operand)
         lower_calls(inner, self.nodes, self.name)
@@ -102,7 +103,10 @@ class _Steps:
         return [value_in(inner, v, "a step returns") for v in results_of(self.nodes)]
 
     def stacked(self, rows: Sequence[Sequence[Value]]) -> tuple[Value, ...]:
-        """The rows that the steps made, each result joined along a new first axis."""
+        """For each result of a step, its values in all steps, joined along a new first axis.
+
+        ``rows`` has the results of each step.
+        """
         t = self.outer.t
         return tuple([t.concat([t.reshape(v, (1, *v.shape)) for v in column], 0) for column in zip(*rows, strict=True)])
 
@@ -110,17 +114,17 @@ class _Steps:
 class _Loop:
     """The steps as a WHILE_LOOP.
 
-    The loop carries, in this order: the number of the step; what the scan carries; the rows that the steps have made so
-    far; the tensors that are mapped over; how many steps there are, if only run time says so; and what else the body
-    uses. No step changes the last three.
+    The loop carries, in this order: the number of the step; what the scan carries; the rows that the steps have
+    computed so far; the tensors that are mapped over; the count of steps, if it is known at run time only; and other
+    operands of the body. No step changes the last three.
     """
 
     def __init__(self, steps: _Steps, start: Sequence[Value], additional: Any) -> None:
-        """Prepare what the loop carries.
+        """Prepare the values that the loop carries.
 
-        ``start`` is what the scan carries before the first step, ``additional`` the operands that are the same for all
-        steps. ``carried`` are the values that steps change, ``taken`` those that they only read, ``passed`` what else
-        the body turns out to use; each as the graph holds it (int64 as int32).
+        ``start`` are the values that the scan carries before the first step, ``additional`` the operands that are the
+        same for all steps. ``carried`` are the values that steps change, ``taken`` the tensors that steps only read,
+        ``passed`` other operands, which ``_body`` adds. All are as the graph holds them (int64 as int32).
         """
         self.steps, self.outer, self.t = steps, steps.outer, steps.outer.t
         self._expect_loops()
@@ -129,16 +133,16 @@ class _Loop:
             raise refused(
                 int64_carried("a scan of more steps than are written out carries an int64, which nothing bounds")
             )
-        self.given = operands_of(self.outer, additional)
-        # the body returns what it carries first, and then the rows that it makes
-        made: list[Any] = list(results_of(steps.nodes)[len(start) :])
-        self.made = [type_of(node.meta["val"], "what a step returns") for node in made]
+        self.operand_of = operands_of(self.outer, additional)
+        # the body returns the carried values first, and then its rows
+        rows: list[Any] = list(results_of(steps.nodes)[len(start) :])
+        self.row_types = [type_of(node.meta["val"], "what a step returns") for node in rows]
         self.xs = [real(self.t, x) for x in steps.xs]
         self.taken = list(map(self._as_rows, self.xs))
         first, self.count = self.t.constant(0, DType.INT32, ()), self.t.constant(steps.count, DType.INT32, ())
         if self.count.constant is None:
             self.taken.append(self.count)
-        self.carried = [first, *map(self.t.held, self.start), *map(self._zero_rows, self.made)]
+        self.carried = [first, *map(self.t.held, self.start), *map(self._zero_rows, self.row_types)]
         self.passed: dict[Key, Value] = {}
 
     def _expect_loops(self) -> None:
@@ -156,7 +160,7 @@ class _Loop:
         return self.t.held(converted(self.t, x, movable(self.t, x.dtype)))
 
     def _zero_rows(self, row: Any) -> Value:
-        """Zeros [1,N,C] for all rows of the type ``row``: into these SCATTER puts what the steps make."""
+        """Zeros [1,N,C] for N rows of the type ``row``, into which SCATTER writes the rows of the steps."""
         dtype = self.t.held_type(row).dtype
         shape, dtype = (1, self.steps.count, math.prod(row.shape)), movable(self.t, dtype)
         if any(map(is_dynamic, shape)):
@@ -164,35 +168,35 @@ class _Loop:
         return self.t.constant(0, dtype, shape)
 
     def results(self) -> tuple[Value, ...]:
-        """The results of the whole call: what the last step carries, and all rows that the steps made."""
+        """The results of the whole call: the carried values after the last step, and the rows of all steps."""
         t, n = self.t, len(self.start)
         body, rows = self._body()
         inputs = [*self.carried, *self.taken, *map(self._passed_value, self.passed)]
-        found = t.control(tosa.WHILE_LOOP, inputs, cond_graph=self._condition(inputs), body_graph=body)
-        last = [self._carried_as_rules_see(v, like) for v, like in zip(found[1:], self.start, strict=False)]
+        outputs = t.control(tosa.WHILE_LOOP, inputs, cond_graph=self._condition(inputs), body_graph=body)
+        last = [self._carried_as_rules_see(v, like) for v, like in zip(outputs[1:], self.start, strict=False)]
         stacked = []
-        for value, row, made in zip(found[1 + n :], rows, self.made, strict=False):
-            value = t.reshape(value, (self.steps.count, *made.shape))
-            value = converted(t, value, DType.BOOL) if made.dtype is DType.BOOL else value
-            range = range_of(row) if made.dtype in INTEGERS else None
-            stacked.append(t.seen(value, made._replace(shape=value.shape), range))
+        for value, row, row_type in zip(outputs[1 + n :], rows, self.row_types, strict=False):
+            value = t.reshape(value, (self.steps.count, *row_type.shape))
+            value = converted(t, value, DType.BOOL) if row_type.dtype is DType.BOOL else value
+            range = range_of(row) if row_type.dtype in INTEGERS else None
+            stacked.append(t.seen(value, row_type._replace(shape=value.shape), range))
         return (*last, *stacked)
 
     def _carried_as_rules_see(self, held: Value, like: Value) -> Value:
-        """``held``, which the scan carries, as rules see it. Its range is not known: any step may have made it."""
+        """The carried value ``held``, as rules see it: with the type of ``like``, and no narrower range."""
         return self.t.seen(held, like.type, range_of_type(like.dtype) if like.dtype in INTEGERS else None)
 
     def _condition(self, carried: Sequence[Value]) -> Graph:
-        """The graph of the loop's condition: whether the number of the step is below the count."""
+        """The graph of the loop's condition, number of the step < count, with inputs for all ``carried`` values."""
         inputs, operators = [Value(v.type) for v in carried], list[Operator]()
         count = self.count if self.count.constant else inputs[len(self.carried) + len(self.xs)]
         count.range = self.count.range
         with self.t.inside(operators):
-            go = self.t.greater(count, _counter(inputs[0], self.steps.most))
-        return Graph(inputs, [go], operators, f"{self.steps.name}_condition")
+            goes_on = self.t.greater(count, _counter(inputs[0], self.steps.most))
+        return Graph(inputs, [goes_on], operators, f"{self.steps.name}_condition")
 
     def _body(self) -> tuple[Graph, list[Value]]:
-        """The graph of one step, and the rows that it makes, as rules see them."""
+        """The graph of one step, and the rows that it computes, as rules see them."""
         t, n, nodes = self.t, len(self.start), self.steps.nodes
         carried, taken = ([Value(v.type) for v in values] for values in (self.carried, self.taken))
         operators: list[Operator] = []
@@ -203,52 +207,54 @@ class _Loop:
             slices = [self._row_of(x, rows, index) for x, rows in zip(self.xs, taken, strict=False)]
             inner = self.outer.enter(nodes, lambda node: self._operand(node, [*state, *slices]))
             lower_calls(inner, nodes, self.steps.name)
-            made = [real(t, value_in(inner, v, "a step returns")) for v in results_of(nodes)]
-            after = [t.add(step, 1), *map(t.held, made[:n])]
-            after += [self._with_row(rows, index, row) for rows, row in zip(carried[1 + n :], made[n:], strict=True)]
-            # a size that the body computes with has to be readable off one of its inputs
+            returned = [real(t, value_in(inner, v, "a step returns")) for v in results_of(nodes)]
+            after = [t.add(step, 1), *map(t.held, returned[:n])]
+            after += [
+                self._with_row(rows, index, row) for rows, row in zip(carried[1 + n :], returned[n:], strict=True)
+            ]
+            # the graph reads a size off the shape of an input: a size that no input has gets an input of its own
             for size in sorted(untold([*carried, *taken, *self.passed.values()], sizes_of(operators))):
                 self.passed[size] = Value(self._passed_value(size).type)
             inputs = [*carried, *taken, *self.passed.values()]
             outputs = inner.kept_apart([(nodes[-1], v) for v in (*after, *inputs[len(carried) :])], inputs)
-        return Graph(inputs, outputs, operators, self.steps.name), made[n:]
+        return Graph(inputs, outputs, operators, self.steps.name), returned[n:]
 
-    def _operand(self, node: Node, given: Sequence[Value]) -> Value | int:
-        """The value of the body's placeholder ``node``. ``given`` are the first ones.
+    def _operand(self, node: Node, own_operands: Sequence[Value]) -> Value | int:
+        """The value of the body's placeholder ``node``: one of the first, ``own_operands``, or an additional operand.
 
-        Any other operand is passed to the loop.
+        An additional operand that is no constant becomes an input of the loop (``passed``).
         """
         k = self.steps.position[node]
-        if k < len(given):
-            return given[k]
-        value = self.given(k - len(given))
+        if k < len(own_operands):
+            return own_operands[k]
+        value = self.operand_of(k - len(own_operands))
         if not isinstance(value, Value):
             return value
         value = real(self.t, value)
         if value.constant is not None:
             return own(value)
-        arrives = self.passed.setdefault(k - len(given), Value(self.t.held(value).type))
-        return self.t.seen(arrives, value.type, value.range)
+        input = self.passed.setdefault(k - len(own_operands), Value(self.t.held(value).type))
+        return self.t.seen(input, value.type, value.range)
 
     def _passed_value(self, key: Key) -> Value:
-        """What is passed to the loop for ``key``, as the graph around the loop holds it."""
-        value = self.given(key)
+        """The value of ``key`` outside of the loop, as the graph around the loop holds it."""
+        value = self.operand_of(key)
         assert isinstance(value, Value)
         return self.t.held(real(self.t, value))
 
     def _row_of(self, x: Value, rows: Value, index: Value) -> Value:
-        """The row of x [*S] at ``index`` [1,1] of ``rows`` [1,N,C], which hold the tensor x [N,*S]."""
+        """x[index] [*S], where ``rows`` [1,N,C] holds the tensor x [N,*S], and ``index`` is [1,1]."""
         row = self.t.reshape(self.t.gather(rows, index), x.shape[1:])
         row = converted(self.t, row, DType.BOOL) if x.dtype is DType.BOOL else row
         return self.t.seen(row, x.type._replace(shape=row.shape), range_of(x) if x.dtype in INTEGERS else None)
 
     def _with_row(self, rows: Value, index: Value, row: Value) -> Value:
-        """``rows`` [1,N,C] with ``row`` [*S] put at ``index`` [1,1]."""
+        """``rows`` [1,N,C] with ``row`` [*S] written at ``index`` [1,1]."""
         row = converted(self.t, row, movable(self.t, row.dtype))
         return self.t.scatter(rows, index, self.t.reshape(self.t.held(row), (1, 1, rows.shape[2])))
 
 
 def _counter(value: Value, most: int) -> Value:
-    """``value``, the number of a step, known to be ``most`` at most."""
+    """``value``, the number of a step, with its range set to 0 .. ``most``."""
     value.range = 0, most
     return value

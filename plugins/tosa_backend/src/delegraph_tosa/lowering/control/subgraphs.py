@@ -1,10 +1,11 @@
 """Subgraphs of higher-order calls, lowered to graphs of their own: what ``branches`` and ``repeated`` share.
 
-Graphs of TOSA do not see the values around them. So an operand of the call that is constant, such as a weight, becomes
-a constant of the graph that uses it, and every other one an input of it. A quantized operand crosses as its integers.
+A graph of TOSA cannot use values of the graph around it. So an operand of the call that is constant, such as a weight,
+becomes a constant of each graph that uses it, and every other operand becomes an input. A quantized operand is passed
+as its integers.
 
-A graph has to read sizes that are known at run time only off the shapes of its inputs. For a size that none of them
-has, it gets one more input: a tensor that is as long.
+A graph reads sizes that are known at run time only off the shapes of its inputs. For a size that no input has, it gets
+one more input: a tensor whose shape is this size.
 """
 
 from __future__ import annotations
@@ -29,26 +30,27 @@ if TYPE_CHECKING:
     from ..interpret.interpreter import Interpreter
 
 Key = int | Symbol
-"""What a graph takes as an input: an operand of the call, by position, or a tensor that is as long as a symbol says."""
-Given = Callable[[Key], Value | int]
-"""The value that the call passes for a key; an operand that is a size stays one. Unsupported for anything else."""
+"""An input of a graph: an operand of the call, by position, or a tensor [size] that carries a symbol in its shape."""
+OperandOf = Callable[[Key], Value | int]
+"""Returns the operand of the call for a key: a value, or a size. Raises Unsupported for other Python values."""
 Wanted = Callable[[Node], bool]
-"""Whether a result of a subgraph is wanted."""
+"""Selects results of a subgraph."""
 
 
 class Subgraph:
-    """A subgraph that is lowered to operators of its own.
+    """A subgraph, lowered to its own list of operators.
 
     ``results`` are values as rules see them (int64 is int64). ``inputs`` maps a key to the input of the graph; there is
     one for each operand that the subgraph uses and that is not constant.
     """
 
-    def __init__(self, outer: Interpreter, owner: Node, given: Given, only: Wanted | None = None) -> None:
-        """Lower the subgraph that the node ``owner`` fetches. ``given`` gives the operands of the call.
+    def __init__(self, outer: Interpreter, owner: Node, operand_of: OperandOf, only: Wanted | None = None) -> None:
+        """Lower the subgraph that the get_attr node ``owner`` fetches. ``operand_of`` returns operands of the call.
 
-        With ``only``, results for which it is false are left out, and so are the calls that only those need.
+        With ``only``, other results are left out, and so are the calls that only they need. Raises Unsupported if a
+        call of the subgraph is refused.
         """
-        self.t, self.given = outer.t, given
+        self.t, self.operand_of = outer.t, operand_of
         self.operators: list[Operator] = []
         self.inputs: dict[Key, Value] = {}
         self.name, self.nodes = str(owner.target), list(module_of(owner).graph.nodes)
@@ -61,7 +63,7 @@ class Subgraph:
 
     def _operand(self, node: Node) -> Value | int:
         """The value of the placeholder ``node``: a size, a constant, or an input of the graph, as rules see it."""
-        value = self.given(self.position[node])
+        value = self.operand_of(self.position[node])
         if not isinstance(value, Value):
             return value
         if value.constant is not None:
@@ -71,25 +73,25 @@ class Subgraph:
     def input(self, key: Key) -> Value:
         """The input of the graph for ``key``, made when it is first asked for."""
         if key not in self.inputs:
-            given = self.given(key)
-            assert isinstance(given, Value)
-            arrives = self.t.held_type(held(given).type)
-            why = self.t.spec.why_not_tensor(arrives)
+            operand = self.operand_of(key)
+            assert isinstance(operand, Value)
+            input_type = self.t.held_type(held(operand).type)
+            why = self.t.spec.why_not_tensor(input_type)
             self.t.require(why is None, f"an input of {self.name}: {why}")
-            self.inputs[key] = Value(arrives, name=f"{self.name}_{key}")
+            self.inputs[key] = Value(input_type, name=f"{self.name}_{key}")
         return self.inputs[key]
 
     def compute(self, position: int) -> None:
-        """Replace a quantized result by its real numbers."""
+        """Replace the quantized result at ``position`` by its real numbers, computed in floats."""
         with self.t.inside(self.operators):
             self.results[position] = real(self.t, self.results[position])
 
     def untold(self, keys: Iterable[Key]) -> set[Symbol]:
-        """The symbols that the subgraph computes with and that no shape of its inputs for ``keys`` tells."""
+        """The symbols that the subgraph computes with and that are in no shape of its inputs for ``keys``."""
         return untold([self.input(key) for key in keys], sizes_of(self.operators))
 
     def graph(self, keys: Sequence[Key], passed: Sequence[Key] = ()) -> Graph:
-        """The graph, with inputs for ``keys``. It returns its results, and the inputs for ``passed`` as they came."""
+        """The graph, with inputs for ``keys``. It returns its results, and the inputs for ``passed`` unchanged."""
         inputs = [self.input(key) for key in keys]
         # each result is attributed to the output node
         nodes = [n for n in self.nodes if n.op == "output"] * len(self.results)
@@ -101,9 +103,9 @@ class Subgraph:
 
 
 def keys_of(graphs: Sequence[Subgraph], carried: Iterable[Key] = ()) -> list[Key]:
-    """The keys that all graphs of one operator take, which must be the same: ``carried``, then what any of them uses.
+    """The keys of the inputs of all ``graphs`` of one operator, which take the same inputs.
 
-    Sizes that none of these inputs tells come last.
+    ``carried`` come first, then operands that any of the graphs uses, then sizes that no shape of these inputs has.
     """
     keys = list(carried)
     keys += sorted({key for graph in graphs for key in graph.inputs}.difference(keys))
@@ -117,7 +119,7 @@ def module_of(owner: Node) -> GraphModule:
 
 
 def lower_calls(inner: Interpreter, nodes: Sequence[Node], name: str) -> None:
-    """Lower the calls of a subgraph. Unsupported has ``name``, the subgraph's, before the reason."""
+    """Lower the calls of the subgraph ``name``. If one is refused, raises Unsupported that begins with ``name``."""
     for node in nodes:
         try:
             if node.op == "call_function":
@@ -127,13 +129,13 @@ def lower_calls(inner: Interpreter, nodes: Sequence[Node], name: str) -> None:
 
 
 def results_of(nodes: Sequence[Node]) -> Sequence[Any]:
-    """What a subgraph of these nodes returns. A single result may stand outside of a tuple."""
+    """The results of a subgraph with these nodes, as a sequence, also if it returns a single result without tuple."""
     returned: Any = nodes[-1].args[0]
     return returned if isinstance(returned, (tuple, list)) else (returned,)
 
 
 def _nodes_that_compute(values: Iterable[Any]) -> list[Node]:
-    """The nodes that ``values`` depend on, in graph order."""
+    """The nodes on which ``values`` depend, these included, in graph order."""
     needed: set[Node] = set()
     waiting = [v for v in values if isinstance(v, Node)]
     while waiting:
@@ -145,9 +147,9 @@ def _nodes_that_compute(values: Iterable[Any]) -> list[Node]:
 
 
 def value_in(interpreter: Interpreter, argument: Any, what: str) -> Value:
-    """The value of ``argument``, an operand or result of a subgraph. Unsupported if it is no tensor.
+    """The value of ``argument``, an operand or result of a subgraph.
 
-    ``what`` begins the reason.
+    Raises Unsupported if it is no tensor; the reason begins with ``what``, as in "the loop carries".
     """
     value = argument_in(interpreter, argument, what)
     if not isinstance(value, Value):
@@ -157,9 +159,9 @@ def value_in(interpreter: Interpreter, argument: Any, what: str) -> Value:
 
 
 def argument_in(interpreter: Interpreter, argument: Any, what: str) -> Value | int:
-    """As ``value_in``, but a size or an int of Python stays one.
+    """As ``value_in``, but returns a size or a Python int as it is.
 
-    Quantized values stay quantized; other lazy ones are computed.
+    Quantized values stay quantized; other lazy values are computed in floats.
     """
     if type(argument) is int:
         return argument
@@ -172,28 +174,28 @@ def argument_in(interpreter: Interpreter, argument: Any, what: str) -> Value | i
 
 
 def is_quantized(value: Value) -> TypeGuard[Scaled]:
-    """Whether a value is quantized as activations are, so that its integers are all of it that has to cross."""
+    """Whether ``value`` is quantized as activations are, not constant, and so is passed to a graph as its integers."""
     return isinstance(value, Scaled) and value.is_small and value.constant is None
 
 
 def held(value: Value) -> Value:
-    """What crosses for a value: the integers of a quantized one, any other as it is.
+    """The tensor that is passed to a graph for ``value``: the integers of a quantized value, else ``value`` itself.
 
-    (int64 becomes int32 afterwards.)
+    ``Tosa.held`` makes int64 int32 afterwards.
     """
     return value.q if is_quantized(value) else value
 
 
-def crossing(t: Tosa, given: Value | int) -> Value:
-    """What the graph around the call passes for ``given``, as that graph holds it."""
-    assert isinstance(given, Value)
-    return t.held(held(given))
+def crossing(t: Tosa, operand: Value | int) -> Value:
+    """The tensor that the graph around the call passes for ``operand``: integers if quantized, int32 if int64."""
+    assert isinstance(operand, Value)
+    return t.held(held(operand))
 
 
 def seen(t: Tosa, crossed: Value, like: Value, range: Range | None) -> Value:
-    """The reverse of ``crossing``: what rules see of ``crossed``.
+    """The reverse of ``crossing``: the value that rules see for the tensor ``crossed``.
 
-    ``like`` is a value of the same form: quantized or not, int64 or not. ``range`` is where its integers lie.
+    It gets the quantization or type of ``like``, and ``range`` as the range of its integers (None: of the type).
     """
     if is_quantized(like):
         return Scaled(crossed, like.scale, like.zero_point)
@@ -201,45 +203,48 @@ def seen(t: Tosa, crossed: Value, like: Value, range: Range | None) -> Value:
 
 
 def is_alike(first: Value, second: Value) -> bool:
-    """Whether two values cross in the same form: both computed, or both in the same quantization."""
+    """Whether two values are passed in the same form: both computed, or both in the same quantization."""
     if not (is_quantized(first) and is_quantized(second)):
         return is_quantized(first) == is_quantized(second)
     return (first.scale, first.zero_point, first.q.dtype) == (second.scale, second.zero_point, second.q.dtype)
 
 
-def operands_of(outer: Interpreter, listed: Any) -> Given:
-    """A function that gives the operands ``listed`` of a call by key.
+def operands_of(outer: Interpreter, arguments: Any) -> OperandOf:
+    """A function that returns the operands of a call by key, from its ``arguments``.
 
-    Operators that an operand needs, such as those that compute a lazy value, go into the graph around the call,
-    wherever the operand is asked for.
+    Operators that compute an operand, such as those of a lazy value, are appended to the graph around the call, even
+    if the function is called while a subgraph is lowered.
     """
     operators = outer.t.operators
-    known: dict[Key, Value | int] = {}
+    operands: dict[Key, Value | int] = {}
 
-    def given(key: Key) -> Value | int:
-        if key not in known:
+    def operand_of(key: Key) -> Value | int:
+        if key not in operands:
             with outer.t.appending_to(operators):
                 if isinstance(key, Symbol):
-                    known[key] = as_long_as(outer.t, key)
+                    operands[key] = as_long_as(outer.t, key)
                 else:
-                    known[key] = argument_in(outer, listed[key], "a subgraph is given")
-        return known[key]
+                    operands[key] = argument_in(outer, arguments[key], "a subgraph is given")
+        return operands[key]
 
-    return given
+    return operand_of
 
 
 def as_long_as(t: Tosa, size: Symbol) -> Value:
-    """A tensor [size] to pass a size in its shape. It is BOOL, a type that every target has."""
+    """A tensor [size], which passes ``size`` to a graph by its shape. It is BOOL, a type that every target has."""
     return t.tile(t.constant(0, DType.BOOL), (atom(size),))
 
 
 def own(constant: Value) -> Value:
-    """A copy of a constant for one subgraph: ranges proven in there hold only if the subgraph runs."""
+    """A copy of an integer constant for one subgraph, since a range proven there holds only if the subgraph runs.
+
+    Other constants have no range and are returned as they are.
+    """
     return Value(constant.type, constant.constant, constant.name) if constant.dtype in INTEGERS else constant
 
 
 def expect_taken(t: Tosa, cls: type[Operator], *operands: Value) -> None:
-    """Raise Unsupported if the target lacks the operator ``cls``, before any of its subgraphs is lowered."""
+    """Raise Unsupported if the target lacks the control flow operator ``cls``; called before subgraphs are lowered."""
     empty = Graph((), (), ())
     attributes = dict.fromkeys((name for name, kind in cls.attributes.items() if kind == "Graph"), empty)
     why = t.spec.why_not(cls(operands, **attributes))

@@ -10,9 +10,9 @@ f32 = np.float32
 
 
 class Axis(NamedTuple):
-    """An axis of an interpolation.
+    """An axis of an interpolation: input ``size``, output size ``out``, and ``scale``.
 
-    Input and output size, and the output elements per input element if the user gave it.
+    ``scale`` is output elements per input element as the user gave it, or None if the user gave sizes.
     """
 
     size: int
@@ -28,7 +28,7 @@ class Axis(NamedTuple):
         return f32(self.size) / f32(self.out)
 
     def places(self, corners: bool) -> Any:
-        """Where the centres of the output elements lie in the input, in elements [out]."""
+        """fp32 [out]: the positions of the output elements' centres in the input, in elements."""
         outputs = np.arange(self.out, dtype=f32)
         step = self.step(corners)
         return outputs * step if corners else (outputs + f32(0.5)) * step - f32(0.5)

@@ -1,4 +1,4 @@
-"""Orders of axes by name, and numbers that ATen lets users write in several ways."""
+"""Permutations between the layouts of torch and TOSA, and arguments that users may write in several ways."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ...ir.graph import Value
 from ..builder import Tosa
 
 NHWC = (0, 2, 3, 1)
-"""The permutation from torch's images (N,C,H,W) to TOSA's."""
+"""The permutation from torch's images (N,C,H,W) to TOSA's (N,H,W,C)."""
 NCHW = (0, 3, 1, 2)
-"""The permutation back to torch's."""
+"""The permutation from TOSA's images (N,H,W,C) to torch's (N,C,H,W)."""
 OHWI = (0, 2, 3, 1)
-"""The permutation from torch's convolution weights (O,I,KH,KW) to TOSA's."""
+"""The permutation from torch's convolution weights (O,I,KH,KW) to TOSA's (O,KH,KW,I)."""
 HWOI = (2, 3, 0, 1)
 """The permutation from torch's depthwise weights (C*M,1,KH,KW) to (KH,KW,C*M,1)."""
 
@@ -20,39 +20,39 @@ Pair = tuple[int, int]
 
 
 def channels_last(rank: int) -> tuple[int, ...]:
-    """The permutation from torch's (N,C,*S), or its weights (O,C,*K), to TOSA's (N,*S,C)."""
+    """The permutation from torch's (N,C,*S) to TOSA's (N,*S,C); for weights, from (O,C,*K) to (O,*K,C)."""
     return (0, *range(2, rank), 1)
 
 
 def channels_first(rank: int) -> tuple[int, ...]:
-    """The permutation back, from (N,*S,C) to (N,C,*S)."""
+    """The permutation from TOSA's (N,*S,C) to torch's (N,C,*S)."""
     return (0, rank - 1, *range(1, rank - 1))
 
 
 def pair(numbers: int | Sequence[int]) -> Pair:
-    """(height, width) of what a user may give as one number for both."""
+    """(height, width) from an argument that may be one number for both, as an int or a list of one."""
     if isinstance(numbers, int):
         return numbers, numbers
     return (numbers[0], numbers[-1])
 
 
-def numbers(given: int | Sequence[int], count: int) -> tuple[int, ...]:
-    """``count`` numbers, one for each axis, of what a user may give as one number for all."""
-    if isinstance(given, int):
-        return (given,) * count
-    return tuple(given) if len(given) == count else (given[0],) * count
+def numbers(argument: int | Sequence[int], count: int) -> tuple[int, ...]:
+    """``count`` numbers, one for each axis, from an argument that may be one number for all (int or list of one)."""
+    if isinstance(argument, int):
+        return (argument,) * count
+    return tuple(argument) if len(argument) == count else (argument[0],) * count
 
 
 def axis_of(dim: int, rank: int) -> int:
-    """The axis ``dim``, which may count from the end, counted from 0. A tensor without axes takes 0 and -1."""
+    """The axis that ``dim``, which may be negative, names in a tensor of ``rank`` axes; 0 if the tensor has none."""
     return dim % rank if rank else 0
 
 
 def batched(t: Tosa, x: Value, rank: int) -> Value:
-    """x with ``rank`` axes: torch lets images and signals go without the batch axis. [C,H,W] -> [1,C,H,W]"""
+    """x with a batch axis of size 1 if it has ``rank`` - 1 axes, which torch allows: [C,H,W] -> [1,C,H,W]"""
     return t.ranked(x, rank) if x.rank == rank - 1 else x
 
 
 def unbatched(t: Tosa, y: Value, x: Value) -> Value:
-    """The result ``y`` without the batch axis, if the operand ``x`` had none."""
+    """The result ``y`` without the axis that ``batched`` added, if the operand ``x`` has no batch axis."""
     return t.reshape(y, y.shape[y.rank - x.rank :])

@@ -1,4 +1,4 @@
-"""Picking elements at positions that are known when a program is lowered: one GATHER with constant indices."""
+"""Elements at constant positions, by one GATHER."""
 
 from __future__ import annotations
 
@@ -12,32 +12,29 @@ from ...ir.types import DType
 from ..builder import Tosa
 
 LARGEST = 1 << 20
-"""The most positions that one operator may have; more would make too large a constant in the file."""
+"""The most positions of one GATHER: they are a constant in the file."""
 
 
 def picked(t: Tosa, x: Value, axis: int, positions: Any) -> Value:
-    """The elements of ``x`` at constant ``positions`` along ``axis``: x [*A,N,*B], positions [*P] -> [*A,*P,*B]"""
+    """x [*A,N,*B], numpy ``positions`` [*P] along ``axis`` -> [*A,*P,*B]; raises Unsupported for more than LARGEST"""
     places = np.asarray(positions)
     t.require(places.size <= LARGEST, f"{places.size} constant positions are more than the {LARGEST} that are lowered")
-    if x.dtype is DType.BOOL:  # which GATHER does not take
+    if x.dtype is DType.BOOL:  # GATHER takes numbers only
         return t.cast(picked(t, t.cast(x, DType.INT8), axis, places), DType.BOOL)
     before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
-    # GATHER takes rows of the middle axis: bring the axis there, with all others behind it
+    # GATHER reads rows [1,N,C] along the middle axis: ``axis`` becomes the middle one, all others the last one
     rows = t.transpose(t.reshape(x, (before, x.shape[axis], after)), (1, 0, 2))
     index = literal(places.reshape(1, -1), DType.INT32, np.int32)
-    chosen = t.gather(t.reshape(rows, (1, x.shape[axis], before * after)), index)
-    columns = t.transpose(t.reshape(chosen, (places.size, before, after)), (1, 0, 2))
-    return t.reshape(columns, (*x.shape[:axis], *places.shape, *x.shape[axis + 1 :]))
+    selected = t.gather(t.reshape(rows, (1, x.shape[axis], before * after)), index)
+    y = t.transpose(t.reshape(selected, (places.size, before, after)), (1, 0, 2))
+    return t.reshape(y, (*x.shape[:axis], *places.shape, *x.shape[axis + 1 :]))
 
 
 def rearranged(t: Tosa, x: Value, positions: Any) -> Value:
-    """The elements of ``x`` at ``positions``, counted in the order of memory: x [*S], positions [*P] -> [*P]"""
+    """x [*S], numpy ``positions`` [*P], flat indices into x -> [*P]"""
     return picked(t, t.reshape(x, (math.prod(x.shape),)), 0, positions)
 
 
 def numbered(shape: tuple[int, ...]) -> Any:
-    """0, 1, 2, .. in the tensor's shape.
-
-    Numpy moves them about, and ``rearranged`` then does the same to the elements.
-    """
+    """numpy 0, 1, 2, .. in ``shape``. After numpy has moved them, ``rearranged`` moves a tensor in the same way."""
     return np.arange(math.prod(shape)).reshape(shape)

@@ -1,6 +1,7 @@
-"""Sliding windows. torch ignores what does not fill a last step.
+"""Sliding windows of convolutions and pools.
 
-TOSA wants the last window to end exactly at the edge.
+torch ignores trailing elements that do not fill a last step. TOSA wants the last window to end exactly at the edge of
+the padded input.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Window(NamedTuple):
 
     @property
     def reach(self) -> int:
-        """The elements from the first to the last one of a window, both included."""
+        """The distance from the first to the last element of a window, both included."""
         return self.dilation * (self.kernel - 1) + 1
 
     def count(self, size: int) -> int:
@@ -43,13 +44,13 @@ class Window(NamedTuple):
         if not self.ceil:
             return room // self.stride + 1
         count = -(-room // self.stride) + 1
-        # with ceil_mode no window starts behind the input and the padding before it
+        # as in torch, a window of ceil_mode has to begin inside of the input or of the padding before it
         return count - 1 if (count - 1) * self.stride >= size + self.before else count
 
     def trailing(self, size: int) -> int:
-        """The padding behind ``size`` elements with which the last window ends at the edge.
+        """The padding after ``size`` elements with which the last window ends at the edge.
 
-        Negative: so many elements at the end are in no window.
+        A negative number counts trailing elements that are in no window.
         """
         return (self.count(size) - 1) * self.stride + self.reach - size - self.before
 
@@ -57,24 +58,24 @@ class Window(NamedTuple):
 def windows(
     kernel: Ints, stride: Ints, padding: Ints, dilation: Ints | None = None, ceil: bool = False
 ) -> list[Window]:
-    """One window for each axis, with torch's symmetric padding. ``ceil`` is its ceil_mode."""
+    """One window for each axis, with torch's symmetric padding; no ``dilation`` is 1, ``ceil`` is ceil_mode."""
     dilation = (1,) * len(kernel) if dilation is None else dilation
     return [Window(k, s, p, p, d, ceil) for k, s, p, d in zip(kernel, stride, padding, dilation, strict=True)]
 
 
 def exact(t: Tosa, x: Value, axes: Sequence[Window], fill: float | None = None) -> tuple[Value, Pad]:
-    """x [N,*S,C] as an input x' and a padding (before, after) of each axis with which TOSA's windows are torch's.
+    """x [N,*S,C] -> an input and a padding, (before, after) for each axis, for which TOSA's windows are ``axes``.
 
-    What no window of torch's reaches is taken off the trailing padding, and, where that is not enough, off the input.
-    If run time alone says how much that is, the trailing padding is made part of the input, as elements ``fill``;
-    without ``fill``, or for integers, that raises Unsupported.
+    Trailing elements that are in no window are removed, first from the padding and then from the input. If
+    their number is known at run time only, the trailing padding becomes part of the input, as elements ``fill``. Raises
+    Unsupported in that case if ``fill`` is None or x has integers, and for a window that has only padding.
     """
     x, axes = _with_trailing_inside(t, x, axes, fill)
     size, pad = list(x.shape), []
     for axis, window in enumerate(axes, start=1):
-        last = (window.count(x.shape[axis]) - 1) * window.stride - window.before
-        whole = (is_dynamic(last) and not window.ceil) or last < x.shape[axis]
-        t.require(whole, "ceil_mode makes a window of padding only, for which TOSA has no value")
+        start_of_last = (window.count(x.shape[axis]) - 1) * window.stride - window.before
+        has_elements = (is_dynamic(start_of_last) and not window.ceil) or start_of_last < x.shape[axis]
+        t.require(has_elements, "ceil_mode makes a window of padding only, for which TOSA has no value")
         trailing = window.trailing(x.shape[axis])
         if window.ceil and is_dynamic(trailing):
             x = _with_ceil_inside(t, x, axis, trailing, fill)
@@ -86,18 +87,25 @@ def exact(t: Tosa, x: Value, axes: Sequence[Window], fill: float | None = None) 
 def _with_trailing_inside(
     t: Tosa, x: Value, axes: Sequence[Window], fill: float | None
 ) -> tuple[Value, Sequence[Window]]:
-    """x with trailing padding made part of it along axes where run time says how much is used, and the windows left."""
-    padding, moved = [0] * (2 * x.rank), list(axes)
+    """x with trailing padding as elements ``fill``, and the windows without it.
+
+    This is done along axes for which the number of padding elements in windows is known at run time only. It raises
+    Unsupported if ``fill`` is None or x has integers.
+    """
+    padding, windows = [0] * (2 * x.rank), list(axes)
     for axis, window in enumerate(axes, start=1):
         if window.after and is_dynamic(window.trailing(x.shape[axis])):
             why = f"where windows of stride {window.stride} end in {x.shape[axis]} elements is known at run time only"
             t.require(fill is not None and x.dtype in FLOATS, why)
-            padding[2 * axis + 1], moved[axis - 1] = window.after, window._replace(after=0)
-    return t.pad(x, padding, fill or 0), moved
+            padding[2 * axis + 1], windows[axis - 1] = window.after, window._replace(after=0)
+    return t.pad(x, padding, fill or 0), windows
 
 
 def _with_ceil_inside(t: Tosa, x: Value, axis: int, trailing: int, fill: float | None) -> Value:
-    """x with as many elements ``fill`` behind ``axis`` as the windows of ceil_mode reach beyond it."""
+    """x with max(trailing, 0) elements ``fill`` after ``axis``: so far do windows of ceil_mode reach beyond it.
+
+    Raises Unsupported if ``fill`` is None or x has integers.
+    """
     why = f"how far ceil_mode reaches behind {x.shape[axis]} elements is known at run time only"
     t.require(fill is not None and x.dtype in FLOATS, why)
     padding = [0] * (2 * x.rank)
@@ -106,7 +114,7 @@ def _with_ceil_inside(t: Tosa, x: Value, axis: int, trailing: int, fill: float |
 
 
 def framed(t: Tosa, x: Value, frame: Sequence[tuple[int, int]], number: Operand = 0) -> Value:
-    """x [*S] with a frame of ``number``: (before, after) elements along each axis; negative ones are cut off."""
+    """x [*S] padded with ``number``: (before, after) elements for each axis; a negative number cuts elements off."""
     start = [largest(-before, 0) for before, _ in frame]
     size = [n + smallest(before, 0) + smallest(after, 0) for n, (before, after) in zip(x.shape, frame, strict=True)]
     return t.pad(t.slice(x, start, size), [largest(n, 0) for both in frame for n in both], number)
@@ -118,7 +126,7 @@ def spread(t: Tosa, x: Value, axis: int, step: int) -> Value:
     if step == 1 or size == 1:
         return x
     before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
-    # zeros behind each element, in an axis of its own; then that axis joins the other
-    apart = t.pad(t.reshape(x, (before, size, 1, after)), (0, 0, 0, 0, 0, step - 1, 0, 0))
-    rows = t.slice(t.reshape(apart, (before, size * step, after)), (0, 0, 0), (before, (size - 1) * step + 1, after))
-    return t.reshape(rows, (*x.shape[:axis], (size - 1) * step + 1, *x.shape[axis + 1 :]))
+    # [.,N,1,.] is padded with zeros to [.,N,step,.], reshaped to [.,N*step,.], and cut after the last element
+    padded = t.pad(t.reshape(x, (before, size, 1, after)), (0, 0, 0, 0, 0, step - 1, 0, 0))
+    y = t.slice(t.reshape(padded, (before, size * step, after)), (0, 0, 0), (before, (size - 1) * step + 1, after))
+    return t.reshape(y, (*x.shape[:axis], (size - 1) * step + 1, *x.shape[axis + 1 :]))

@@ -1,4 +1,1 @@
-"""The walk over a torch program.
-
-It binds each call to its rule and applies it, for real or as a trial (the dry run).
-"""
+"""The walk over a torch program: each call is bound to its rule, which is applied for real or as a dry run."""

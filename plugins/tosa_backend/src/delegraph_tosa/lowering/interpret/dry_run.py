@@ -1,4 +1,4 @@
-"""The support check: the same rules, applied to facts (what is known before the program runs) in place of values."""
+"""The support check: rules are applied to facts (what is known of values at compile time); operators are discarded."""
 
 from __future__ import annotations
 
@@ -31,31 +31,34 @@ from .templates import ABSENT
 
 
 class Fact(NamedTuple):
-    """All that a rule may know of a value before the program runs; with equal facts a rule does the same."""
+    """All that a rule may read of a value at compile time. For operands with equal facts, a rule does the same.
+
+    ``range`` of None: no range is known.
+    """
 
     type: Type
     constant: bool
     range: Range | None
     number: float | None = None
-    """The element of a constant that is a single float."""
+    """The element of a constant of one float; None for other values."""
 
     @staticmethod
     def of(value: Value) -> Fact:
-        """What is known of ``value``. Floats have a range only if something limited them (``saturation``)."""
+        """The fact of ``value``. Floats have a range only if ``saturation`` clamped them."""
         range = None if value.dtype is DType.BOOL else range_of(value) if value.dtype in INTEGERS else value.range
         return Fact(value.type, value.constant is not None, range)
 
     def value(self) -> Value:
-        """A value of which exactly this is known, to call a rule with."""
-        known = None if self.number is None else Literal(np.full(self.type.shape, self.number, np.float32))
-        made = Value(self.type, known or (ABSENT if self.constant else None))
-        made.range = self.range
-        return made
+        """A value with this fact, as an operand of a rule; the elements of a constant cannot be read."""
+        literal = None if self.number is None else Literal(np.full(self.type.shape, self.number, np.float32))
+        value = Value(self.type, literal or (ABSENT if self.constant else None))
+        value.range = self.range
+        return value
 
     def why_not_result(self, spec: TosaSpec) -> str | None:
         """Why a delegate cannot return the value; None if it can.
 
-        Where the target has no int64, the delegate returns int32, and the core casts it outside.
+        For an int64, a target without int64 returns int32, which the core casts outside of the delegate.
         """
         if self.type.dtype is not DType.INT64 or self.range is None or spec.has_int64:
             return spec.why_not_tensor(self.type)
@@ -63,7 +66,7 @@ class Fact(NamedTuple):
 
 
 def _why_not_32_bits(range: Range) -> str | None:
-    """The reason against an int64 that may be out of int32's range; None if it fits."""
+    """Why an int64 with this range cannot be int32; None if it fits."""
     if inside(range, INT32):
         return None
     return f"an int64 that may be from {range[0]} to {range[1]}, which 32 bits do not hold"
@@ -74,7 +77,7 @@ Constants = Callable[[Node], Fact | None]
 
 
 def facts_of_constants(program: ExportedProgram) -> Constants:
-    """A function from a constant placeholder to its fact; each is made once, and reads elements of ``READ`` types."""
+    """A function from a constant placeholder to its fact, with the range of elements for types in ``READ``; cached."""
     constant, specs = constant_placeholders(program), dict(placeholders(program))
     facts: dict[Node, Fact] = {}
 
@@ -91,9 +94,10 @@ def facts_of_constants(program: ExportedProgram) -> Constants:
 
 
 def _fact_of(type: Type, tensor: torch.Tensor) -> Fact:
-    """What is known of a constant.
+    """The fact of a constant.
 
-    A single float is read, because it often is a limit, a factor or the fill value of a mask. Other floats are not.
+    A single float is read, because it often is a limit, a factor or the fill value of a mask; other floats are not.
+    Nothing is read of a tensor without elements in memory (exported without weights).
     """
     is_number = type.dtype is DType.FP32 and set(type.shape) <= {1}
     if not (is_number or type.dtype in READ) or isinstance(tensor, FakeTensor) or why_no_bytes(tensor):
@@ -106,9 +110,9 @@ def _fact_of(type: Type, tensor: torch.Tensor) -> Fact:
 class DryRun(Interpreter):
     """Applies rules to facts.
 
-    What a rule did is kept in ``memo``: with the same facts and arguments it is not asked again. ``arriving`` gives the
-    range of an int64 that is computed outside and crosses the border as int32; if it is None, the range is what the
-    uses of the value prove. ``nodes`` are those to lower.
+    ``memo`` caches the result of each call by facts and arguments. ``arriving`` returns the range of an int64 input of
+    the delegate, which is int32 there, or None if no range is known; ``arriving`` of None uses the range that the uses
+    of the value prove (``bounds``). ``nodes`` are the calls to lower.
     """
 
     def __init__(
@@ -123,19 +127,19 @@ class DryRun(Interpreter):
         self.arriving, self.memo = arriving or self.bounds.get, memo
 
     def input(self, node: Node) -> Value:
-        """As in a lowering. An int64 that is known to fit into 32 bits arrives as int32, and may be any of these."""
+        """As in a lowering. An int64 that is known to fit into 32 bits is an int32 input, with the range of int32."""
         val = node.meta.get("val")
         if not isinstance(val, torch.Tensor) or val.dtype is not torch.int64 or self.t.has_int64:
             return super().input(node)
-        arrives, range = type_of(val, f"the input {node.name}", node), self.arriving(node)
+        type, range = type_of(val, f"the input {node.name}", node), self.arriving(node)
         why = "an int64 that nothing proves to fit into 32 bits" if range is None else _why_not_32_bits(range)
         if why is not None:
             raise refused(int64_value(node, why))
-        self.expect_tensor(node, Type(arrives.shape, DType.INT32))
-        return Fact(arrives, False, INT32).value()
+        self.expect_tensor(node, Type(type.shape, DType.INT32))
+        return Fact(type, False, INT32).value()
 
     def run(self, node: Node) -> Result | float:
-        """Apply the rule of ``node`` to the facts of its operands; Unsupported says why it cannot be lowered."""
+        """Apply the rule of ``node`` to the facts of its operands; raises Unsupported if it cannot be lowered."""
         if is_unpacking(node) or is_size(node):
             return super().run(node)
         if node.target in CONTROL:
@@ -148,32 +152,32 @@ class DryRun(Interpreter):
             return self._run_quantized(rule, node, arguments)
         key = (node.target, *map(_key, arguments))
         try:
-            kept = self.memo[key]
+            outcome = self.memo[key]
         except KeyError:
-            kept = self._attempt(node, arguments)
-            if not isinstance(kept, Lazy):
-                self.memo[key] = kept
-        # a refusal is kept as its text
-        if isinstance(kept, str):
-            raise refused(kept)
-        result: Result = _results_of(kept)
+            outcome = self._attempt(node, arguments)
+            if not isinstance(outcome, Lazy):
+                self.memo[key] = outcome
+        # the text of a refusal
+        if isinstance(outcome, str):
+            raise refused(outcome)
+        result: Result = _results_of(outcome)
         self.values[node] = self.bounded(node, result)
         return result
 
     def _run_control(self, node: Node) -> Result:
         """Lower a branch or a loop.
 
-        It is not kept in ``memo`` as a whole: it depends on all nodes of its subgraphs, whose calls are kept one by
-        one.
+        Its result is not in ``memo``, because it depends on all nodes of its subgraphs; the calls in these are.
         """
         try:
-            made = apply_control(self, node)
-            result = self.values[node] = tuple([v if isinstance(v, Lazy) else Fact.of(v).value() for v in made])
-            return result
+            results = apply_control(self, node)
+            facts = self.values[node] = tuple([v if isinstance(v, Lazy) else Fact.of(v).value() for v in results])
+            return facts
         finally:
             self.t.operators.clear()
 
     def lower(self, node: Node) -> None:
+        """Lower one call; the reason of a refusal begins with the operator's name."""
         try:
             self.run(node)
         except Unsupported as refusal:
@@ -182,7 +186,7 @@ class DryRun(Interpreter):
     def _run_quantized(self, rule: Rule, node: Node, arguments: list[Any]) -> Result:
         """Apply a rule to lazy operands.
 
-        It is not kept in ``memo``: a lazy value knows the integers that it comes from, which facts do not say.
+        The result is not in ``memo``: a lazy value knows the integers that it stands for, which a fact does not.
         """
         try:
             call = apply_lazy if any_lazy(arguments) else apply
@@ -192,7 +196,7 @@ class DryRun(Interpreter):
         return result
 
     def _attempt(self, node: Node, arguments: list[Any]) -> Any:
-        """What to keep of a call: the reason of its refusal, or the facts of its results."""
+        """The outcome of a call for ``memo``: the reason of its refusal, or the facts of its results."""
         try:
             return _facts_of(self.templates.outline(self.t, rule_of(node), node, arguments))
         except Unsupported as refusal:
@@ -210,35 +214,33 @@ class DryRun(Interpreter):
 
 
 def _constant(node: Node, fact: Fact | None) -> Value | None:
-    """A constant of which only ``fact`` is known."""
+    """The value of the constant ``node`` with the fact ``fact``; None if ``node`` is no constant."""
     if fact is None:
         return None
     return Bytes(fact.value()) if is_bytes(node.meta["val"]) else fact.value()
 
 
 def _key(argument: Any) -> Hashable:
-    """What a rule may see of an argument, as a key of ``memo``.
-
-    Python takes 1, 1.0 and True for equal, rules do not.
-    """
+    """An argument as a part of a key of ``memo``: the facts of values, everything else as it is."""
     if isinstance(argument, Value):
         return Fact.of(argument)
     if isinstance(argument, (list, tuple)):
         return tuple([_key(a) for a in argument])
+    # in Python 1, 1.0 and True are equal, but rules treat them differently
     return type(argument), argument
 
 
 def _facts_of(result: Result) -> Any:
-    """The facts of a rule's results, in the same structure; a tuple becomes a list."""
+    """The facts of a rule's results: a list for several results; None and lazy values stay as they are."""
     if isinstance(result, tuple):
         return [_facts_of(value) for value in result]
     return result if result is None or isinstance(result, Lazy) else Fact.of(result)
 
 
-def _results_of(kept: Any) -> Any:
-    """The reverse of ``_facts_of``: results of which only the facts are known."""
-    if isinstance(kept, list):
-        return tuple([_results_of(one) for one in kept])
-    if isinstance(kept, Lazy):
-        return kept
-    return None if kept is None else kept.value()
+def _results_of(facts: Any) -> Any:
+    """The reverse of ``_facts_of``: values with these facts."""
+    if isinstance(facts, list):
+        return tuple([_results_of(fact) for fact in facts])
+    if isinstance(facts, Lazy):
+        return facts
+    return None if facts is None else facts.value()

@@ -56,7 +56,7 @@ class Origin(NamedTuple):
 
     @staticmethod
     def of(node: Node) -> Origin:
-        """The origin that the metadata of ``node`` tells."""
+        """The origin of ``node``, from its metadata."""
         modules = node.meta.get("nn_module_stack") or {"": ("", None)}
         path = next(reversed(modules.values()))[0]
         return Origin(node.name, str(node.target), node.meta.get("debug_handle"), path, source_of(node))
@@ -74,10 +74,9 @@ class Origin(NamedTuple):
 class Interpreter:
     """Maps the nodes of a program to values, and lowers its calls one by one.
 
-    An operand that was not lowered here is an input: it arrives at run time with the type that torch recorded.
-    ``constant`` makes the value of a constant placeholder, and returns None for other nodes; for a placeholder of a
-    subgraph it may return a size. ``nodes`` are the calls to lower. ``bounds`` are ranges of integers that the uses of
-    a node prove (``bounds_of``).
+    An operand that is not lowered here is an input of the graph, with the type that torch recorded. ``constant``
+    returns the value of a constant placeholder, and None for other nodes; for a placeholder of a subgraph it may return
+    a size. ``nodes`` are the calls to lower. ``bounds`` are ranges of integers that uses prove (``bounds_of``).
     """
 
     def __init__(
@@ -92,64 +91,64 @@ class Interpreter:
         self.bounds = bounds_of(nodes, indexes_of) if bounds is None else bounds
         self.casts = saturating_casts(nodes, self.bounds)
         self.values: dict[Node, Result | float] = {}
-        """What each node stands for; an int is a size."""
+        """Node -> its lowered value or values; a number if the node computes with sizes."""
         self.templates = templates_for(t.spec)
 
     def value_of(self, node: Node) -> Value:
-        """The value that ``node`` stands for as an operand; Unsupported if it has none."""
-        found = self.values.get(node)
-        if found is None:
-            found = self.values[node] = self._first_use(node)
-        if found is UNKNOWN:
+        """The value of ``node`` as an operand; raises Unsupported if the node is not lowered and cannot be an input."""
+        value = self.values.get(node)
+        if value is None:
+            value = self.values[node] = self._first_use(node)
+        if value is UNKNOWN:
             raise refused(no_tensor(node.meta["val"], f"the operand {node.name}"))
-        return found  # type: ignore[return-value]
+        return value  # type: ignore[return-value]
 
     def _first_use(self, node: Node) -> Value | int:
-        """The value of a node that nothing has lowered yet: one of several results, a constant, or an input."""
+        """The value of a node that is not in ``values`` yet: one of several results of a call, a constant, or an input.
+
+        Raises Unsupported if the rule of the call does not lower this result.
+        """
         producer, index = self._unpacked_call(node)
-        several = self.values.get(producer)
-        if several is None:
-            known = self.constant(node)
-            return self.bounded(node, self.input(node) if known is None else known)
-        found: Value | None = several[index]  # type: ignore[index]
-        if found is None:
+        results = self.values.get(producer)
+        if results is None:
+            constant = self.constant(node)
+            return self.bounded(node, self.input(node) if constant is None else constant)
+        result: Value | None = results[index]  # type: ignore[index]
+        if result is None:
             raise refused(f"result {index} of {producer.target} is not lowered")
-        return self.bounded(node, found)
+        return self.bounded(node, result)
 
     def _unpacked_call(self, node: Node) -> tuple[Any, Any]:
-        """For a node that picks one of several results: the call that returned them, and which one.
-
-        Else (None, None).
-        """
+        """(call, index) of a getitem node, which picks one of the results of ``call``; (None, None) for other nodes."""
         return node.args[:2] if is_unpacking(node) else (None, None)  # type: ignore[return-value]
 
     def bounded(self, node: Node, result: R) -> R:
-        """``result`` of ``node``, its range narrowed by what the uses of ``node`` prove."""
+        """``result`` of ``node``, with its range narrowed to the bounds that the uses of ``node`` prove."""
         if node in self.bounds and isinstance(result, Value):
             result.range = meet(range_of(result), self.bounds[node])
         return result
 
     def type_of_operand(self, node: Node) -> Type:
-        """The type of an operand whose elements the rule does not read.
+        """The type of an operand of which the rule reads the type only.
 
-        If the host computes it, it is an input of the delegate all the same, so the target must have tensors of its
-        type.
+        If the host computes the operand, it is still an input of the delegate. So this raises Unsupported if the target
+        has no tensors of its type.
         """
-        found = type_of(node.meta.get("val"), f"the input {node.name}", node)
+        type = type_of(node.meta.get("val"), f"the input {node.name}", node)
         if node not in self.values:
-            self.expect_tensor(node, self.t.held_type(found))
-        return found
+            self.expect_tensor(node, self.t.held_type(type))
+        return type
 
     def input(self, node: Node) -> Value:
-        """The value of a node that arrives at run time; Unsupported if the target has no such tensor."""
+        """The value of a node that is an input of the graph; raises Unsupported if the target has no such tensor."""
         val, what = node.meta.get("val"), f"the input {node.name}"
-        arrives = type_of_bytes(val, what) if is_bytes(val) else type_of(val, what, node)
-        self.expect_tensor(node, arrives)
-        value = Value(arrives, name=node.name)
+        type = type_of_bytes(val, what) if is_bytes(val) else type_of(val, what, node)
+        self.expect_tensor(node, type)
+        value = Value(type, name=node.name)
         return Bytes.arriving(self.t, value) if is_bytes(val) else value
 
     def expect_tensor(self, node: Node, type: Type) -> None:
-        """Raise Unsupported unless the target has inputs of ``type``, which is how ``node`` would arrive."""
+        """Raise Unsupported unless the target has inputs of ``type``, the type that ``node`` would have as an input."""
         if type.is_dynamic and not self.t.spec.takes_dynamic:
             raise refused(dynamic(node.meta["val"], f"the input {node.name}", node))
         why = self.t.spec.why_not_tensor(type)
@@ -158,9 +157,12 @@ class Interpreter:
             raise refused(other_target(self.t.spec, f"the input {node.name}: {why}", ways))
 
     def run(self, node: Node) -> Result | float:
-        """Lower one call; Unsupported says why it cannot be lowered."""
+        """Lower one call and return its result; raises Unsupported if it cannot be lowered.
+
+        None stands for a result without elements, and for a getitem.
+        """
         if is_unpacking(node):
-            # lowered when it is used: results that nothing uses may be missing
+            # ``value_of`` picks the result when it is used: unused results may not be lowered
             return None
         if is_size(node):
             return self.size(node)
@@ -181,16 +183,13 @@ class Interpreter:
     def arguments(self, rule: Rule, node: Node) -> list[Any]:
         """The arguments for the rule of ``node``, in the schema's order."""
         arguments = bind(rule, node, self.value_of, self.type_of_operand)
-        # a cast of floats to int64 whose operand may be limited first (``saturation``)
+        # a cast of floats to int64 whose operand may be clamped first (``saturation``)
         if node in self.casts:
             arguments[0] = saturated(self.t, arguments[0], self.casts[node])
         return arguments
 
     def lower(self, node: Node) -> None:
-        """Lower one call. Unsupported carries the node and the user's line.
-
-        In a branch or loop, those of the innermost call.
-        """
+        """Lower one call. Unsupported has the node and the user's line, in a branch or loop those of the inner call."""
         self.t.source = origin = Origin.of(node)
         try:
             self.run(node)
@@ -199,17 +198,17 @@ class Interpreter:
                 raise
             raise Unsupported(error.code, f"{node.target}: {error.message}", node, origin.source) from error
 
-    def enter(self, nodes: Collection[Node], given: Callable[[Node], Value | int]) -> Interpreter:
-        """An interpreter for the nodes of a subgraph. ``given`` maps the subgraph's placeholders to values or sizes."""
+    def enter(self, nodes: Collection[Node], operand_of: Callable[[Node], Value | int]) -> Interpreter:
+        """An interpreter for the nodes of a subgraph. ``operand_of`` maps its placeholders to values or sizes."""
         inner = copy(self)
         inner.values, inner.bounds = {}, bounds_of(nodes, indexes_of)
         inner.casts = saturating_casts(nodes, inner.bounds)
-        inner.constant = lambda node: given(node) if node.op == "placeholder" else _tensor_of(node)
+        inner.constant = lambda node: operand_of(node) if node.op == "placeholder" else _tensor_of(node)
         return inner
 
     def read_variable(self, buffer: Node, name: str, initial: torch.Tensor) -> None:
-        """Let ``buffer``, a placeholder that the program writes, stand for what its variable holds at first."""
-        # the variable is read on behalf of the first call that uses it
+        """Declare and read the variable ``name``; its value is that of ``buffer``, a placeholder that is written."""
+        # the operators belong to the first call that uses the buffer
         first = next((user for user in buffer.users if user.op == "call_function"), buffer)
         self.t.source = Origin.of(first)
         self.values[buffer] = self.t.variable(name, constant_of(name, initial))
@@ -220,23 +219,23 @@ class Interpreter:
         self.t.variable_write(name, self.value_of(value))
 
     def size(self, node: Node) -> float:
-        """The number that a call on sizes computes.
+        """The number that a call on sizes computes; raises Unsupported if it depends on data.
 
-        No operator is made: torch recorded the number as an expression of symbols, and those symbols are read off the
-        shapes of inputs.
+        No operator is emitted: torch recorded the number as an expression of symbols, which the graph reads off the
+        shapes of its inputs.
         """
         if depends_on_data([node.meta["val"]]):
             raise refused(no_rule(node.target))
         for operand in node.all_input_nodes:
             self._expect_inside(operand)
         val = node.meta["val"]
-        found = self.values[node] = size_of(val) if isinstance(val, torch.SymInt) else number_of(val)
-        return found
+        number = self.values[node] = size_of(val) if isinstance(val, torch.SymInt) else number_of(val)
+        return number
 
     def _expect_inside(self, node: Node) -> None:
-        """Raise Unsupported if ``node``, an operand of a call on sizes, cannot be in the delegate.
+        """Raise Unsupported if ``node``, an operand of a call on sizes, cannot be a tensor of the delegate.
 
-        Its elements are not read, but its shape is.
+        The delegate reads its shape, though not its elements.
         """
         val, producer = node.meta.get("val"), self._unpacked_call(node)[0]
         if not isinstance(val, torch.Tensor):
@@ -247,12 +246,13 @@ class Interpreter:
     def returned(self, nodes: Sequence[Node], inputs: Iterable[Value]) -> list[Value]:
         """The results of the graph for the returned ``nodes``.
 
-        An IDENTITY makes a result of its own of what is an input, a constant or another result already.
+        If the value of a node is an input, a constant or another result, an IDENTITY copies it: each result is a tensor
+        of its own.
         """
         return self.kept_apart([(node, self.value_of(node)) for node in nodes], inputs)
 
     def kept_apart(self, returned: Iterable[tuple[Node, Value]], inputs: Iterable[Value]) -> list[Value]:
-        """As ``returned``, for pairs of a node and the value that the graph holds for it."""
+        """As ``returned``, for pairs of a node and its value. Raises Unsupported if the target has no such tensor."""
         taken, results = set(inputs), []
         for position, (node, value) in enumerate(returned):
             self.t.source = Origin.of(node)
@@ -269,9 +269,10 @@ class Interpreter:
 def lower_program(program: ExportedProgram, spec: TosaSpec, t: Tosa | None = None) -> Graph:
     """The TOSA graph of a functional program, before the passes.
 
-    Inputs are the user's, in order, named as their placeholders; results are named as the returned nodes. Parameters,
-    buffers and constants are referred to, and read when the graph is written. Buffers that the program writes are
-    variables: the graph reads them first and writes them last. Raises Unsupported with the node and the user's line.
+    Its inputs are the user inputs, in order, with the names of their placeholders; results have the names of the
+    returned nodes. Parameters, buffers and constants are kept by reference and read when the graph is written. Buffers
+    that the program writes are variables: the graph reads them first and writes them last. Raises Unsupported with the
+    node and the user's line.
     """
     interpreter = Interpreter(t or Tosa(spec), _constants(program), program.graph.nodes)
     inputs = [_graph_input(interpreter.value_of(node)) for node in user_inputs(program)]
@@ -291,14 +292,14 @@ def lower_program(program: ExportedProgram, spec: TosaSpec, t: Tosa | None = Non
 
 
 def _graph_input(value: Value) -> Value:
-    """The input of the graph that ``value`` is, or that it is made of."""
+    """The graph's input for the value of a user input: the int8 tensor of a uint8 value, else ``value`` itself."""
     return value.held if isinstance(value, Bytes) and value.held is not None else value
 
 
 def _name_results(results: Iterable[Value], nodes: Iterable[Node], taken: set[str]) -> None:
-    """Name results as their nodes, so that a file of one delegate says which values it returns.
+    """Name results after their nodes, so that the file of a delegate says which values it returns.
 
-    A name that is taken gets _.
+    A ``_`` is appended to names that are ``taken``.
     """
     for value, node in zip(results, nodes, strict=True):
         value.name = node.name
@@ -308,10 +309,14 @@ def _name_results(results: Iterable[Value], nodes: Iterable[Node], taken: set[st
 
 
 def _constants(program: ExportedProgram) -> Callable[[Node], Value | None]:
-    """A function that makes the value of a constant placeholder, by reference to its tensor; tied weights share one."""
+    """A function that returns the value of a constant placeholder, and None for other nodes.
+
+    The value refers to its tensor; tied weights share one value. The function raises Unsupported for a tensor whose
+    elements cannot be read.
+    """
     constant = constant_placeholders(program)
     specs = dict(placeholders(program))
-    made: dict[Any, Value] = {}
+    values: dict[Any, Value] = {}
 
     def value(node: Node) -> Value | None:
         if node not in constant:
@@ -322,20 +327,23 @@ def _constants(program: ExportedProgram) -> Callable[[Node], Value | None]:
             raise refused(f"the constant {specs[node].target}: {why}")
         make = constant_bytes if is_bytes(tensor) else constant_of
         value = make(str(specs[node].target), tensor)
-        return made.setdefault(memory_of(tensor), value)
+        return values.setdefault(memory_of(tensor), value)
 
     return value
 
 
 def _tensor_of(node: Node) -> Value | None:
-    """The constant tensor that a ``get_attr`` node of a subgraph fetches; None for other nodes."""
+    """The constant tensor of a get_attr node of a subgraph; None for other nodes."""
     if node.op != "get_attr":
         return None
     return constant_of(node.name, getattr(node.graph.owning_module, str(node.target)))
 
 
 def _returned_nodes(program: ExportedProgram) -> list[Node]:
-    """The nodes that the program returns to its caller, without those that only update buffers."""
+    """The nodes that the program returns to its caller, without outputs that only update buffers.
+
+    Raises Unsupported if the program returns a Python value.
+    """
     specs = zip(program.graph_signature.output_specs, output_values(program), strict=True)
     returned = [value for spec, value in specs if spec.kind not in STATE_WRITES]
     for position, item in enumerate(returned):

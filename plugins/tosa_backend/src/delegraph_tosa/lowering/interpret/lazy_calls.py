@@ -1,4 +1,4 @@
-"""Calls with lazy operands: those on complex numbers and on uint8 have their own rules, all others are quantized."""
+"""Calls with lazy operands: complex numbers and uint8 have rules of their own, all other lazy values are quantized."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from ..torch_values.hints import no_operand
 from ..torch_values.types import refused
 
 LACKING: dict[type[Lazy], torch.dtype] = {Complex: torch.complex64, Bytes: torch.uint8}
-"""Kinds of lazy values whose element type TOSA lacks -> that type. Only their own rules compute with them."""
+"""Lazy values whose element type TOSA lacks -> this type. Only rules on these kinds take them."""
 
 
 def apply_lazy(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
-    """The result of a call with a complex, an unsigned or a quantized operand.
+    """The result of a call with a complex, uint8 or quantized operand; ``rule`` is the operator's rule on ``Value``.
 
-    ``rule`` is the operator's rule on ``Value``.
+    Raises Unsupported if the operator has no rule on complex or uint8 values, or if its rule refuses the call.
     """
     kind: type[Lazy] = next(kind for kind in (Complex, Bytes, Lazy) if any_lazy(arguments, kind))
     if kind is not Complex:
-        # it imports the rules for integers and uint8, which few programs need
+        # imported here, because it imports all rules for integers and uint8, which few programs need
         from . import quantized_calls
     if kind is Lazy:
         return quantized_calls.apply_quantized(t, rule, node, arguments)
-    own = RULES.get((node.target, kind))  # type: ignore[arg-type]
-    if own is None:
+    rule_on_kind = RULES.get((node.target, kind))  # type: ignore[arg-type]
+    if rule_on_kind is None:
         raise refused(no_operand(LACKING[kind]))
-    return checked(own, node, lambda: own.function(t, *arguments))
+    return checked(rule_on_kind, node, lambda: rule_on_kind.function(t, *arguments))

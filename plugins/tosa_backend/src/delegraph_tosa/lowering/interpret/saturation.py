@@ -1,9 +1,9 @@
-"""Floats that are cast to int64: in which range the integers need to be right, given how they are used.
+"""Casts of floats to int64 whose operand may be clamped, so that the result fits into int32.
 
-A cast turns infinity into the least int64, which 32 bits do not hold. Often nothing depends on it: the program goes on
-with the smaller of it and a number, or uses it as an index only where a condition holds, as T5 does to sort distances
-into buckets. If every use of an integer treats all numbers beyond the end of a range as it treats that end, or fails
-there, then the floats may be limited to that range before the cast.
+torch casts infinity to the smallest int64, which int32 cannot hold. Often no result depends on it: the program takes
+the minimum with a number, or uses the integer as an index only where a condition is true, as T5 does to sort distances
+into buckets. If every use of an integer treats all numbers beyond an end of a range like this end, or raises for them,
+then the floats may be clamped to this range before the cast.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..registry import RULES, indexes_of
 
 aten = torch.ops.aten
 EXACT = (-(1 << 24), 1 << 24)
-"""Integers that fp32 has all of."""
+"""The range of integers that fp32 holds exactly."""
 
 _CASTS = {aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.to.other}
 _CASTS |= {aten._to_copy.default, aten.type_as.default}
@@ -35,18 +35,19 @@ _MONOTONOUS = {
     **dict.fromkeys((aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default), (0,)),
 }
 _PASSED = {**_CHOICES, **_MONOTONOUS}
-"""Operators whose result is one of their operands, or a number that lies between -> the positions of those operands."""
+"""Operator that returns one of its operands or clamps them -> the positions of these operands."""
 
 
 def saturating_casts(nodes: Collection[Node], bounds: Mapping[Node, Range]) -> dict[Node, Range]:
-    """The casts of floats to int64 whose operand may be limited to a range -> that range.
+    """Cast of floats to int64 -> the range to which its operand may be clamped; other casts are left out.
 
     ``bounds`` are the ranges that uses of ``nodes`` prove (``bounds_of``).
     """
     casts = [n for n in nodes if n.target in _CASTS and _is_from_float(n)]
     uses = _Uses(nodes, bounds) if casts else None
-    found = {n: range for n in casts if uses and (range := uses.range_of(n)) is not None}
-    return {n: range for n, range in found.items() if inside(range, EXACT)}
+    ranges = {n: range for n in casts if uses and (range := uses.range_of(n)) is not None}
+    # CLAMP has the limits as floats
+    return {n: range for n, range in ranges.items() if inside(range, EXACT)}
 
 
 def _is_from_float(cast: Node) -> bool:
@@ -58,7 +59,7 @@ def _is_from_float(cast: Node) -> bool:
 
 
 def saturated(t: Tosa, x: Value, range: Range) -> Value:
-    """Floats [*S], each limited to ``range``; NaN becomes its least number."""
+    """Floats [*S] clamped to ``range``; NaN becomes its lower end. A lazy x, or one without floats, as it is."""
     if x.dtype not in FLOATS or type(x) is not Value:
         return x
     low, high = map(float, range)
@@ -68,30 +69,27 @@ def saturated(t: Tosa, x: Value, range: Range) -> Value:
 
 
 class _Uses:
-    """Finds for integers in which range their uses, among ``nodes``, tell them apart."""
+    """Finds, for integer tensors, the range outside of which their uses among ``nodes`` do not tell elements apart."""
 
     def __init__(self, nodes: Iterable[Node], bounds: Mapping[Node, Range]) -> None:
         self._nodes, self._bounds = set(nodes), bounds
         self._known: dict[Node, Range | None] = {}
 
     def range_of(self, node: Node) -> Range | None:
-        """The range beyond which every use treats an element as it treats the end of the range.
-
-        None if there is none.
-        """
+        """A range such that every use treats an element beyond it like the end of the range; None if none is known."""
         if node in self._bounds:
             return self._bounds[node]
         if node not in self._known:
-            # no answer while the uses are asked, which may lead back here
+            # the recursion over uses may ask for this node again
             self._known[node] = None
-            found = [self._of_use(user, node) for user in node.users if not _reads_type(user, node)]
-            known = [range for range in found if range is not None]
-            if known and len(known) == len(found):
+            by_use = [self._of_use(user, node) for user in node.users if not _reads_type(user, node)]
+            known = [range for range in by_use if range is not None]
+            if known and len(known) == len(by_use):
                 self._known[node] = _union(known)
         return self._known[node]
 
     def _of_use(self, user: Node, node: Node) -> Range | None:
-        """The range in which the call ``user`` tells elements of ``node`` apart; None if that is not known."""
+        """As ``range_of``, for the only use ``user``."""
         if user not in self._nodes:
             return None
         indexes = indexes_of(user)
@@ -108,7 +106,7 @@ class _Uses:
 
 
 def _reads_type(user: Node, node: Node) -> bool:
-    """Whether the call ``user`` takes only the type and shape of ``node``, not its elements, as full_like does."""
+    """Whether the call ``user`` reads only the type and shape of ``node``, not its elements, as full_like does."""
     rule = RULES.get((user.target, Value))  # type: ignore[arg-type]
     return rule is not None and all(k in rule.types for k, a in enumerate(user.args) if a is node)
 
@@ -121,11 +119,11 @@ def _union(ranges: Iterable[Range]) -> Range:
     return first
 
 
-def _range_proven_by(node: Node, found: Iterable[tuple[Any, Range]], user: Node) -> Range | None:
-    """The range that ``found`` gives for ``node``.
+def _range_proven_by(node: Node, argument_ranges: Iterable[tuple[Any, Range]], user: Node) -> Range | None:
+    """The union of the ranges of ``node`` in ``argument_ranges``, pairs of an argument of ``user`` and its range.
 
-    None unless it covers every place where ``user`` has it as an operand.
+    None unless there is a range for each time that ``user`` has ``node`` as an argument.
     """
-    ranges = [range for argument, range in found if argument is node]
+    ranges = [range for argument, range in argument_ranges if argument is node]
     places = sum(a is node for a in tree_leaves((user.args, user.kwargs)))
     return _union(ranges) if ranges and len(ranges) == places else None

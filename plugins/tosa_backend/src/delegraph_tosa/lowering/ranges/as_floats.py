@@ -1,8 +1,8 @@
-"""Integers for a target without PRO-INT: within 24 bits fp32 holds them exactly, so arithmetic on them can run in fp32.
+"""Integers on a target without PRO-INT: fp32 holds integers of 24 bits exactly, so operators on them can run in fp32.
 
-PRO-FP can add and multiply int32, use it as an index, and make it of a maximum's place; it cannot move, compare or
-select it. An integer that is proven to lie within 24 bits (token ids, positions, counts) is cast to fp32 once for that,
-and back where an index, a sum or a result needs it. A pass later drops casts that nothing needs.
+PRO-FP can add and multiply int32, use it as an index, and return it from ARGMAX; it cannot move, compare or select
+int32. An integer that is proven to fit into 24 bits (token ids, positions, counts) is cast to fp32 for such operators,
+and back to int32 where an index, a sum or a result needs it. A pass later removes unnecessary casts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ...ir.types import DType
 from .ranges import Range, inside, range_of
 
 EXACT: Range = (-(2**24), 2**24)
-"""The integers between which fp32 has every one."""
+"""The range of integers that fp32 holds exactly."""
 
 COMPUTED_AS_FLOATS: frozenset[type[Operator]] = frozenset(
     {
@@ -22,16 +22,16 @@ COMPUTED_AS_FLOATS: frozenset[type[Operator]] = frozenset(
         *(tosa.GREATER_EQUAL, tosa.REDUCE_MAX, tosa.REDUCE_MIN, tosa.REDUCE_SUM, tosa.CAST),
     }
 )
-"""Operators that compute the same integers on fp32, as long as each operand and the result is exact there.
+"""Operators that compute the same integers in fp32, as long as operands and results are in EXACT.
 
-A sum is exact if its result is: partial sums lie between zero and the bounds of the whole one.
+This holds for REDUCE_SUM too: its partial sums lie between 0 and the bounds of the result.
 """
 INDICES = {tosa.GATHER: 1, tosa.SCATTER: 1}
-"""Operator -> position of the operand that has to stay an integer, because it is an index."""
+"""Operator -> position of the index operand, which has to stay int32."""
 
 
 def runs_as_floats(operator: Operator) -> bool:
-    """Whether fp32 can replace int32 in the operands and results of ``operator`` without changing a number."""
+    """Whether ``operator`` computes the same numbers with fp32 in place of int32 in its operands and results."""
     types = [value.dtype for value in (*operator.inputs, *operator.outputs)]
     if type(operator) not in COMPUTED_AS_FLOATS or (type(operator) is tosa.CAST and DType.BOOL not in types):
         return False

@@ -1,8 +1,8 @@
 """Ranges of integers that follow from how a program uses them later.
 
-Eager raises for an index that is out of range, so in a program that runs each index is inside. The proof goes
-backwards, from the index to what it is made of: token ids lie inside of the embedding's table, also before the program
-adds an offset to them.
+Eager raises for an index that is out of range, so in a program that runs without error each index is in range. The
+proof walks backwards from an index to the tensors from which it is computed. For example, token ids are rows of the
+embedding's table, and so the program's input is in that range too, less the offset that the program adds to it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def bounds_of(nodes: Iterable[Node], indexes_of: Callable[[Node], ArgumentRanges
     parts: dict[Node, list[Part]] = {}
     for node in reversed(list(nodes)):
         _narrow_each(bounds, indexes_of(node))
-        # of a tensor without elements, no element proves anything of the operands
+        # a tensor without elements has no element in its range, and proves nothing of its operands
         if node not in bounds or 0 in _shape(node):
             continue
         if node.target in PASSING:
@@ -45,9 +45,9 @@ def bounds_of(nodes: Iterable[Node], indexes_of: Callable[[Node], ArgumentRanges
     return bounds
 
 
-def _narrow_each(bounds: dict[Node, Range], found: ArgumentRanges) -> None:
-    """Narrow ``bounds`` of each argument that is an integer tensor by the range that was found for it."""
-    for argument, range in found:
+def _narrow_each(bounds: dict[Node, Range], argument_ranges: ArgumentRanges) -> None:
+    """Narrow ``bounds`` of each argument that is an integer tensor to its range in ``argument_ranges``."""
+    for argument, range in argument_ranges:
         if isinstance(argument, Node) and _dtype(argument) in (torch.int32, torch.int64):
             bounds[argument] = meet(bounds[argument], range) if argument in bounds else range
 
@@ -59,10 +59,12 @@ def _dtype(node: Node) -> torch.dtype | None:
 
 
 def _shape(node: Node) -> list[Any]:
+    """The sizes of the tensor ``node``; some may be known at run time only."""
     return list(shape_of_tensor(node.meta["val"].shape))
 
 
 def _argument(node: Node, position: int, name: str, default: Any = None) -> Any:
+    """The argument of a call by position or name; ``default`` if the call does not pass it."""
     return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
 
 
@@ -77,37 +79,38 @@ def _each_listed(node: Node, range: Range) -> ArgumentRanges:
 
 
 def _operand_of_cast(node: Node, range: Range) -> ArgumentRanges:
-    """(self, ..): the operand, if the new type holds all values of the old one and so changes no element."""
+    """(self, ..): the operand, if the new type holds all values of the old one, so that no element changes."""
     before, after = (DTYPES.get(_dtype(n)) for n in (node.args[0], node))  # type: ignore[arg-type]
-    whole = before in COUNTED and after in COUNTED and inside(range_of_type(before), range_of_type(after))
-    return [(node.args[0], range)] if whole else []
+    is_lossless = before in COUNTED and after in COUNTED and inside(range_of_type(before), range_of_type(after))
+    return [(node.args[0], range)] if is_lossless else []
 
 
 def _source_of_copy(node: Node, range: Range) -> ArgumentRanges:
-    """(self, src): the source, if the copy does not convert it."""
+    """(self, src): the source, if it has the type of the result."""
     return [(node.args[1], range)] if _dtype(node) is _dtype(node.args[1]) else []  # type: ignore[arg-type]
 
 
 def _operands_of_sum(sign: int) -> Callable[[Node, Range], ArgumentRanges]:
-    """For ``x + c`` (sign 1) or ``x - c`` (sign -1), where the program knows c beforehand: x lies as far off as c says.
+    """The rule for ``x + c`` (sign 1) or ``x - c`` (sign -1), where c does not depend on the program's inputs.
 
-    int64 sums that wrap around change nothing: a wrapped one is outside of the result's range.
+    If the result is in ``range``, x is in ``range`` shifted by -c or c. This holds also where int64 wraps around: a
+    wrapped sum is outside of ``range``.
     """
 
     def rule(node: Node, range: Range) -> ArgumentRanges:
         if _dtype(node) is not torch.int64 or _argument(node, 2, "alpha", 1) != 1:
             return []
         left, right = node.args
-        found = [(left, right, sign)] if sign < 0 else [(left, right, 1), (right, left, 1)]
-        return [pair for x, c, s in found for pair in _operand_of_sum(x, _range_known_beforehand(c), s, range)]
+        cases = [(left, right, sign)] if sign < 0 else [(left, right, 1), (right, left, 1)]
+        return [pair for x, c, s in cases for pair in _operand_of_sum(x, _range_known_beforehand(c), s, range)]
 
     return rule
 
 
 def _operand_of_sum(x: Any, numbers: Range | None, sign: int, range: Range) -> ArgumentRanges:
-    """The range of ``x`` such that ``x + sign * c`` is in ``range`` for every c in ``numbers``.
+    """[(x, range of x)], such that ``x + sign * c`` is in ``range`` for every c in ``numbers``.
 
-    [] if c is not known.
+    [] if ``numbers`` is None (c is not known), or if no range of int64 has this property.
     """
     if numbers is None:
         return []
@@ -117,9 +120,9 @@ def _operand_of_sum(x: Any, numbers: Range | None, sign: int, range: Range) -> A
 
 
 def _range_known_beforehand(argument: Any) -> Range | None:
-    """The range of a number or tensor that does not depend on the program's inputs, such as an arange.
+    """The range of an int or integer tensor that does not depend on the program's inputs, such as an arange; else None.
 
-    None for others.
+    A bool tensor, whose range is 0 .. 1, may depend on them.
     """
     if type(argument) is int:
         return argument, argument
@@ -127,39 +130,36 @@ def _range_known_beforehand(argument: Any) -> Range | None:
         return None
     if _dtype(argument) is torch.bool:
         return 0, 1
-    made = _KNOWN_BEFOREHAND.get(argument.target) if _dtype(argument) is torch.int64 else None
-    if made is not None:
-        return made(argument)
-    # a view has the elements of what it views
+    rule = _KNOWN_BEFOREHAND.get(argument.target) if _dtype(argument) is torch.int64 else None
+    if rule is not None:
+        return rule(argument)
+    # a view has the elements of its base
     return _range_known_beforehand(argument.args[0]) if PASSING.get(argument.target) is _first_argument else None
 
 
 def _range_of_arange(node: Node) -> Range | None:
-    """The range of the elements of arange(end) or arange(start, end), which have no step; None if an end is not known.
+    """The range of arange(end) or arange(start, end), which have no step; None if a bound is neither int nor size.
 
-    Of one that may be empty the start stands for them.
+    It has at least one number, ``start``, although an arange may be empty: a Range cannot be.
     """
-    start, end = [_range_of_number(given) for given in [0, *node.args[:2]][-2:]]
+    start, end = [_range_of_number(argument) for argument in [0, *node.args[:2]][-2:]]
     return (start[0], max(end[1] - 1, start[0])) if start and end else None
 
 
-def _range_of_number(given: Any) -> Range | None:
+def _range_of_number(argument: Any) -> Range | None:
     """The range of an int or of a symbolic size; None for anything else."""
-    number = given.meta.get("val") if isinstance(given, Node) else given
+    number = argument.meta.get("val") if isinstance(argument, Node) else argument
     return range_of(size_of(number)) if type(number) is int or isinstance(number, torch.SymInt) else None
 
 
 def _range_of_product(node: Node) -> Range | None:
-    """The range of a product of two operands that are known beforehand.
-
-    None if one is not, or if int64 may overflow.
-    """
+    """The range of a product; None if an operand depends on the program's inputs, or if int64 may overflow."""
     left, right = map(_range_known_beforehand, node.args)
     if left is None or right is None:
         return None
     corners = [x * y for x in left for y in right]
-    found = min(corners), max(corners)
-    return found if inside(found, range_of_type(DType.INT64)) else None
+    range = min(corners), max(corners)
+    return range if inside(range, range_of_type(DType.INT64)) else None
 
 
 _KEEP_ALL_ELEMENTS = (
@@ -171,7 +171,7 @@ _KEEP_ALL_ELEMENTS = (
 
 
 def _overloads(name: str) -> list[Any]:
-    """The overloads of the operator ``name``, but for the view that reinterprets the bits as another dtype."""
+    """The overloads of the operator ``name``, without view.dtype, which reinterprets the bits as another type."""
     packet = getattr(aten, name)
     return [getattr(packet, overload) for overload in packet.overloads() if (name, overload) != ("view", "dtype")]
 
@@ -184,7 +184,7 @@ PASSING: dict[Any, Callable[[Node, Range], ArgumentRanges]] = {
     **{overload: _operands_of_sum(-1) for overload in _overloads("sub")},
     aten.copy.default: _source_of_copy,
 }
-"""Operator -> function of a call and the range of its result, which gives the ranges of its operands."""
+"""Operator -> function of a call and the range of its result, which returns the ranges of its operands."""
 
 _KNOWN_BEFOREHAND: dict[Any, Callable[[Node], Range | None]] = {
     **dict.fromkeys((aten.arange.default, aten.arange.start), _range_of_arange),
@@ -194,14 +194,14 @@ _KNOWN_BEFOREHAND: dict[Any, Callable[[Node], Range | None]] = {
     },
     **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), _range_of_product),
 }
-"""Operator -> the range of an int64 that it makes of numbers that the program knows beforehand, or None."""
+"""Operator with an int64 result -> its rule for ``_range_known_beforehand``."""
 
 
-# ---- a tensor of which all parts are known, as where a row of token ids is split, is known itself
+# ---- parts: if the ranges of all parts of a tensor are known, so is its own, as where a row of token ids is split
 
 
 class Part(NamedTuple):
-    """A part that a call takes of a tensor: the positions along one axis, and the range of the elements there."""
+    """A part of a tensor that a call returns: its ``positions`` along ``axis``, and the range of the elements there."""
 
     axis: int
     positions: range
@@ -209,9 +209,9 @@ class Part(NamedTuple):
 
 
 def _whole_from_parts(node: Node, bound: Range, parts: dict[Node, list[Part]]) -> ArgumentRanges:
-    """The range of the tensor that the call ``node`` takes a part of, once all parts of it are known; until then [].
+    """[(base, range)] for the tensor of which the call ``node`` returns a part, once all its parts are known; else [].
 
-    ``parts`` collects the parts of each tensor that were met so far, to which this one is added.
+    ``bound`` is the range of this part, which is added to ``parts``, the parts of each tensor that are known so far.
     """
     base, dim, positions = _TAKING[node.target](node)
     if not positions:
@@ -220,14 +220,14 @@ def _whole_from_parts(node: Node, bound: Range, parts: dict[Node, list[Part]]) -
     known = parts.setdefault(base, [])
     known.append(Part(axis, positions, bound))
     along, size = [part for part in known if part.axis == axis], _shape(base)[axis]
-    # the second test counts positions that two parts share once
+    # the first test is cheap; the second one does not count a position twice that two parts share
     if sum(len(part.positions) for part in along) < size or len({p for part in along for p in part.positions}) < size:
         return []
     return [(base, (min(part.range[0] for part in along), max(part.range[1] for part in along)))]
 
 
 Taken = tuple[Any, int, range]
-"""A tensor, an axis of it, and the positions along it that a call takes; no positions if they are not known."""
+"""(tensor, axis, positions along this axis that a call returns); the positions are empty if they are not known."""
 
 
 def _taken_by_select(node: Node) -> Taken:
@@ -249,7 +249,7 @@ def _taken_by_narrow(node: Node) -> Taken:
 
 
 def _taken_by_getitem(node: Node) -> Taken:
-    """The part that is one tensor of the list into which a call, such as ``split``, has cut its operand."""
+    """The part that one result of ``split`` or another call of ``_CUTTING`` is; ``node`` is its getitem."""
     arguments: Any = node.args
     call, index = arguments
     if call.target not in _CUTTING:
@@ -260,17 +260,14 @@ def _taken_by_getitem(node: Node) -> Taken:
 
 
 def _positions_from(base: Any, dim: int, start: Any, length: Any) -> range:
-    """``length`` positions from ``start`` on. ``start`` may count from the end; empty if one of both is not an int."""
+    """``length`` positions from ``start`` on; empty if ``start`` or ``length`` is not an int."""
     known = type(start) is int and type(length) is int
-    # an end of 0 would mean the tensor's start: None is its end
+    # if a negative ``start`` plus length is 0, the slice's end is None: 0 would be the first element
     return _positions(base, dim, start, (start + length) or None) if known and length else range(0)
 
 
 def _positions(base: Any, dim: int, start: Any, stop: Any, step: Any = None) -> range:
-    """The positions of the slice start:stop:step along ``dim``.
-
-    Empty if one of the numbers is known at run time only.
-    """
+    """The positions of the slice start:stop:step along ``dim``; empty if one of them, or the size, is no int."""
     size = _shape(base)[dim]
     known = all(end is None or type(end) is int for end in (size, start, stop, step))
     return range(size)[start:stop:step] if known else range(0)
@@ -287,4 +284,4 @@ _TAKING: dict[Any, Callable[[Node], Taken]] = {
     aten.narrow.default: _taken_by_narrow,
     operator.getitem: _taken_by_getitem,
 }
-"""Operators whose result is a part of a tensor -> which part."""
+"""Operator whose result is a part of a tensor -> function that returns this part as ``Taken``."""

@@ -1,7 +1,4 @@
-"""What the condition of a loop proves of integers in the loop's body.
-
-``i < n`` proves that ``i`` is at most ``n - 1``.
-"""
+"""Ranges of integers in a loop's body that follow from the loop's condition: after ``i < n``, i is at most n - 1."""
 
 from __future__ import annotations
 
@@ -25,19 +22,19 @@ ValueOf = Callable[[Node], Value | int]
 def assumed(nodes: Sequence[Node], value_of: ValueOf) -> dict[Node, Range]:
     """Placeholder -> the range in which its elements lie whenever the condition returns true.
 
-    ``nodes`` are those of the condition's graph, which returns one truth value. ``value_of`` gives the value or size
-    that a node stands for.
+    ``nodes`` are the nodes of the condition's graph, which returns one bool. ``value_of`` returns the lowered value, or
+    the size, of a node.
     """
     result: Any = nodes[-1].args[0]
     (truth,) = result if isinstance(result, (tuple, list)) else (result,)
-    known: dict[Node, Range] = {}
+    bounds: dict[Node, Range] = {}
     for node, bound in _conjuncts(truth, value_of):
-        known[node] = meet(known[node], bound) if node in known else bound
-    return known
+        bounds[node] = meet(bounds[node], bound) if node in bounds else bound
+    return bounds
 
 
 def _conjuncts(truth: Any, value_of: ValueOf) -> Iterator[tuple[Node, Range]]:
-    """The bounds that follow from ``truth`` being true: those of each comparison in it that is joined by ``and``."""
+    """(placeholder, range) for each comparison in ``truth``, if ``truth`` is true: comparisons joined by ``and``."""
     truth = _same_element(truth)
     if not isinstance(truth, Node):
         return
@@ -52,14 +49,17 @@ def _conjuncts(truth: Any, value_of: ValueOf) -> Iterator[tuple[Node, Range]]:
 
 
 def _negated(distance: int | None) -> int | None:
-    """The distance seen from the other operand."""
+    """-distance; None stays None. left <= right + d is right >= left - d."""
     return None if distance is None else -distance
 
 
 def _bounds_of_left(
     left: Any, right: Any, below: int | None, above: int | None, value_of: ValueOf
 ) -> Iterator[tuple[Node, Range]]:
-    """The range of ``left``, given left <= right + below and left >= right + above; None: there is no such bound."""
+    """(left, its range), given left <= right + below and left >= right + above, where None is no bound.
+
+    Nothing unless ``left`` is a placeholder of one integer and the range of ``right`` is known.
+    """
     numbers = _range_of_operand(right, value_of)
     if isinstance(left, Node) and left.op == "placeholder" and _is_one_integer(left) and numbers is not None:
         low, high = range_of_type(DType.INT64)
@@ -89,7 +89,7 @@ def _is_one_integer(node: Node) -> bool:
 
 
 def _same_element(argument: Any) -> Any:
-    """``argument``, a node of one element, traced back through views and copies to the node that made the element."""
+    """The node that computed the element of ``argument``, which may be a view or a copy; not a Node: as it is."""
     while isinstance(argument, Node) and argument.target in _COPIES:
         argument = argument.args[0]
     return argument
@@ -101,7 +101,7 @@ _COPIES = frozenset(
     for overload in getattr(aten, name).overloads()
     if (name, overload) != ("view", "dtype")
 )
-"""Operators that, of a tensor with one element, return that element; ``all`` and ``any`` do of one truth value."""
+"""Operators that return the same element if their operand has one element; for ``all`` and ``any`` it is a bool."""
 _BOTH = frozenset({aten.logical_and.default, aten.bitwise_and.Tensor, aten.__and__.Tensor})
 _COMPARISONS: dict[Any, tuple[int | None, int | None]] = {
     **dict.fromkeys((aten.lt.Scalar, aten.lt.Tensor), (-1, None)),

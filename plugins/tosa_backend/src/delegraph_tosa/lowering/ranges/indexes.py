@@ -1,8 +1,9 @@
-"""Which indices an operator takes: eager raises for any other, so a program that runs has none.
+"""The indices that eager accepts, for each operator: for any other index eager raises.
 
-A rule says it for its arguments, by name: ``@lowers(aten.embedding.default, indexes={"indices": rows("weight")})``. The
-functions here make such a bound. A bound is called with a function that returns a call's argument by name. It returns
-the range of the indices, a list of ranges if the argument is a list of tensors, or None if nothing is known.
+A rule declares them for its arguments, by name:
+``@lowers(aten.embedding.default, indexes={"indices": rows("weight")})``. The functions here return such a bound, which
+is called with a function that returns a call's argument by name. The bound returns the range of the indices, a list of
+ranges if the argument is a list of tensors, or None if no range is known.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..torch_values.sizes import shape_of_tensor
 from .ranges import Range
 
 Arguments = Callable[[str], Any]
-"""Returns the argument of a call that has a name."""
+"""Returns the argument of a call by its name in the schema."""
 
 Bound = Callable[[Arguments], Range | list[Range] | None]
 
@@ -29,9 +30,9 @@ def rows(table: str) -> Bound:
 
 
 def positions(tensor: str, dim: str, from_end: bool = False) -> Bound:
-    """Indices into the axis of ``tensor`` that the argument ``dim`` gives; into all its elements if that is None.
+    """Indices into the axis ``dim`` of ``tensor``, both names of arguments; into all elements if ``dim`` is None.
 
-    ``from_end``: whether negative ones count from the end, so that -1 is the last one.
+    ``from_end``: whether negative indices count from the end.
     """
 
     def bound(argument: Arguments) -> Range:
@@ -42,25 +43,22 @@ def positions(tensor: str, dim: str, from_end: bool = False) -> Bound:
 
 
 def each_axis(tensor: str) -> Bound:
-    """For a list of index tensors, one for each axis of ``tensor``.
-
-    Indices into that axis, where -1 is the last one.
-    """
+    """For a list of index tensors: indices into the axis of ``tensor`` with the same position; -1 is the last one."""
     return lambda argument: [_range_below(size, True) for size in _shape(argument(tensor))]
 
 
 def elements(tensor: str) -> Bound:
-    """Indices into all elements of ``tensor``, where -1 is the last one."""
+    """Indices into all elements of ``tensor``, flattened; -1 is the last one."""
     return lambda argument: _range_below(math.prod(_shape(argument(tensor))), True)
 
 
 def beginnings(row: str) -> Bound:
-    """Indices at which parts of ``row`` begin; an empty part may begin at its end."""
+    """Positions in ``row`` at which its parts begin: 0 .. its size, where only an empty part can begin."""
     return lambda argument: (0, range_of(math.prod(_shape(argument(row))))[1])
 
 
 def places(size: str) -> Bound:
-    """Indices into a plane or volume whose sizes the argument ``size`` lists; None if one is known at run time only."""
+    """Flat indices into a plane or volume with the sizes in the argument ``size``; not known unless all are ints."""
 
     def bound(argument: Arguments) -> Range | None:
         sizes = argument(size)
@@ -70,7 +68,7 @@ def places(size: str) -> Bound:
 
 
 def classes(count: str) -> Bound:
-    """Numbers below the argument ``count``. With -1 torch counts the classes itself, and nothing is known."""
+    """0 .. count - 1 for the argument ``count``; not known for -1, with which torch takes the largest class."""
 
     def bound(argument: Arguments) -> Range | None:
         number = argument(count)
@@ -80,7 +78,7 @@ def classes(count: str) -> Bound:
 
 
 def labels(scores: str, ignored: str) -> Bound:
-    """Numbers of classes, of which ``scores`` [N,C,*S] or [C] has C, or the number ``ignored`` that marks no class."""
+    """0 .. C - 1 for the argument ``scores`` [N,C,*S] or [C], or the number in the argument ``ignored``."""
 
     def bound(argument: Arguments) -> Range:
         shape, number = _shape(argument(scores)), argument(ignored)
@@ -91,10 +89,11 @@ def labels(scores: str, ignored: str) -> Bound:
 
 
 def _range_below(size: Any, from_end: bool = False) -> Range:
-    """The indices of an axis of this size. Even an empty one has the index 0 here, since a range cannot be empty."""
+    """The indices of an axis of this size. An empty axis gets the index 0, since a Range cannot be empty."""
     _, most = range_of(size)
     return (-most if from_end else 0), max(most - 1, 0)
 
 
 def _shape(node: Node) -> list[Any]:
+    """The sizes of the tensor ``node``; some may be known at run time only."""
     return list(shape_of_tensor(node.meta["val"].shape))

@@ -1,7 +1,7 @@
-"""Ranges of integers: the least and the greatest element that a value can have.
+"""Ranges of integers: the smallest and the largest element that a value can have.
 
-TOSA 1.0 has no int64, so torch's int64 runs as int32 where every element is proven to fit. The proof is interval
-arithmetic: ``RANGES`` has one row for each operator, and an operator without a row proves nothing.
+TOSA 1.0 has no int64, so torch's int64 is computed as int32 where every element is proven to fit. The proof is interval
+arithmetic: ``RANGES`` has a rule for each operator; the result of an operator without a rule has the range of its type.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...ir.graph import Deferred, Literal, Operator, Value
 from ...ir.types import ARRAY_DTYPES, BYTES, INTEGERS, DType
 
 Range = tuple[int, int]
-"""(least, greatest), both included."""
+"""(smallest, largest), both included."""
 
 COUNTED = INTEGERS | {DType.BOOL}
 """Types whose values have a range."""
@@ -26,7 +26,7 @@ COUNTED = INTEGERS | {DType.BOOL}
 
 @cache
 def range_of_type(dtype: DType) -> Range:
-    """Everything that an integer type can hold."""
+    """The smallest and the largest number of an integer type; (0, 1) for BOOL."""
     if dtype is DType.BOOL:
         return 0, 1
     limits = np.iinfo(ARRAY_DTYPES[dtype])
@@ -45,7 +45,7 @@ def inside(inner: Range, outer: Range) -> bool:
 
 
 def meet(first: Range, second: Range) -> Range:
-    """The numbers in both ranges; ``second`` where they have none in common, as in code that always fails."""
+    """The intersection of both ranges; ``second`` if it is empty, as in a program that always raises."""
     low, high = max(first[0], second[0]), min(first[1], second[1])
     return (low, high) if low <= high else second
 
@@ -56,52 +56,49 @@ def union(first: Range, second: Range) -> Range:
 
 
 def range_of(value: Value) -> Range:
-    """The range of an integer value, kept in ``value.range``.
+    """The range of an integer value, cached in ``value.range``.
 
-    Constants of int32 and int64 are read for it, even weights: the range of such a type says too little.
+    The elements of int32 and int64 constants are read for it, even of weights: the range of their type is too wide.
     """
     if value.range is None:
-        value.range = _range_read(value) or range_of_type(value.dtype)
+        value.range = _range_of_elements(value) or range_of_type(value.dtype)
     return value.range
 
 
-def _range_read(value: Value) -> Range | None:
-    """The range of a constant's elements.
-
-    None for what is computed at run time, and for weights of types not in ``READ``.
-    """
-    weight = isinstance(value.constant, Deferred) and value.dtype in READ
-    if not weight and not isinstance(value.constant, Literal):
+def _range_of_elements(value: Value) -> Range | None:
+    """The range of a constant's elements; None for computed values, and for weights of types not in ``READ``."""
+    is_read_weight = isinstance(value.constant, Deferred) and value.dtype in READ
+    if not is_read_weight and not isinstance(value.constant, Literal):
         return None
     elements = value.constant.materialize()  # type: ignore[union-attr]
     return int(elements.min()), int(elements.max())
 
 
 def result_range(operator: Operator, dtype: DType) -> Range:
-    """The range of an operator's integer result.
+    """The range of an operator's integer result of type ``dtype``.
 
-    If its type cannot hold all of that, it wraps around and may be anything.
+    It is the range of the type if the operator has no rule, or if its results do not fit and wrap around.
     """
-    rule, whole = RANGES.get(type(operator)), range_of_type(dtype)
-    found = whole if rule is None else rule(operator)
-    return found if inside(found, whole) else whole
+    rule, type_range = RANGES.get(type(operator)), range_of_type(dtype)
+    range = type_range if rule is None else rule(operator)
+    return range if inside(range, type_range) else type_range
 
 
 # ---- rows of ``RANGES``: each gives the range of an operator's result
 
 
 def _operands(operator: Operator) -> list[Range]:
-    """The ranges of those operands that have one."""
+    """The ranges of the operands that are integers or bools."""
     return [range_of(value) for value in operator.inputs if value.dtype in COUNTED]
 
 
 def _first_operand(operator: Operator) -> Range:
-    """The first operand's range: its elements only move, or some are dropped."""
+    """The first operand's range, for operators that move or select its elements."""
     return range_of(operator.inputs[0])
 
 
 def _union_of(*positions: int) -> Callable[[Operator], Range]:
-    """The union of the ranges of the operands at ``positions``; of all operands if none is given."""
+    """The rule for operators whose result has elements of the operands at ``positions``, or without any of all."""
 
     def joined(operator: Operator) -> Range:
         values = [operator.inputs[p] for p in positions] if positions else operator.inputs
@@ -111,18 +108,18 @@ def _union_of(*positions: int) -> Callable[[Operator], Range]:
 
 
 def _corners(combine: Callable[[int, int], int]) -> Callable[[Operator], Range]:
-    """For a function of two operands that rises or falls in each of them: its extremes are where theirs are."""
+    """The rule for a function monotonic in each of two operands: its extremes are at the ends of their ranges."""
 
     def spanned(operator: Operator) -> Range:
         left, right = _operands(operator)[:2]
-        found = [combine(x, y) for x in left for y in right]
-        return min(found), max(found)
+        results = [combine(x, y) for x in left for y in right]
+        return min(results), max(results)
 
     return spanned
 
 
 def _product(operator: Operator) -> Range:
-    """MUL, whose third operand says by how many bits the product is shifted right, rounding half up."""
+    """MUL, whose third operand is the number of bits by which the product is shifted right, rounding half up."""
     shift = operator.inputs[2].constant
     bits = int(shift.array.item()) if isinstance(shift, Literal) else 0
     half = 1 << bits >> 1
@@ -130,11 +127,13 @@ def _product(operator: Operator) -> Range:
 
 
 def _abs(operator: Operator) -> Range:
+    """ABS."""
     low, high = range_of(operator.inputs[0])
     return (0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
 
 
 def _negated(operator: Operator) -> Range:
+    """NEGATE."""
     low, high = range_of(operator.inputs[0])
     return -high, -low
 
@@ -146,10 +145,10 @@ def _size_range(size: int) -> Range:
 
 
 def _sum(operator: Operator) -> Range:
-    """REDUCE_SUM: as many times the least and the greatest element as the axis is long."""
-    least, most = _size_range(operator.inputs[0].shape[operator.axis])  # type: ignore[attr-defined]
+    """REDUCE_SUM: the smallest and the largest element, times the size of the axis."""
+    shortest, longest = _size_range(operator.inputs[0].shape[operator.axis])  # type: ignore[attr-defined]
     low, high = range_of(operator.inputs[0])
-    return min(low * least, low * most), max(high * least, high * most)
+    return min(low * shortest, low * longest), max(high * shortest, high * longest)
 
 
 def _position(operator: Operator) -> Range:
@@ -158,13 +157,13 @@ def _position(operator: Operator) -> Range:
 
 
 def _cast(operator: Operator) -> Range:
-    """CAST: of integers and truth values their own range; of floats nothing is known, so without end."""
+    """CAST: the operand's range if it has integers or bools; infinite for floats, so that the type's range counts."""
     value = operator.inputs[0]
     return range_of(value) if value.dtype in COUNTED else (-math.inf, math.inf)  # type: ignore[return-value]
 
 
 def _quotient(operator: Operator) -> Range:
-    """INTDIV, which rounds towards zero: the result is no larger than the dividend."""
+    """INTDIV, which rounds towards zero: the magnitude of the result is at most that of the dividend."""
     low, high = range_of(operator.inputs[0])
     if range_of(operator.inputs[1])[0] > 0:
         return min(low, 0), max(high, 0)
@@ -172,27 +171,28 @@ def _quotient(operator: Operator) -> Range:
 
 
 def _bits(operator: Operator) -> Range:
-    """BITWISE_OR and BITWISE_XOR: no more bits than the longer operand, negative only if an operand may be."""
+    """BITWISE_OR and BITWISE_XOR: no more bits than the longer operand, and negative only if an operand may be."""
     ranges = _operands(operator)
     most = 1 << max(max(high, ~low).bit_length() for low, high in ranges)
     return (0 if min(low for low, _ in ranges) >= 0 else -most), most - 1
 
 
 def _masked(operator: Operator) -> Range:
-    """BITWISE_AND: not more than an operand that is never negative; else as ``_bits``."""
+    """BITWISE_AND: 0 up to the smallest operand that is never negative; as ``_bits`` if both may be negative."""
     masks = [high for low, high in _operands(operator) if low >= 0]
     return (0, min(masks)) if masks else _bits(operator)
 
 
 def _inverted(operator: Operator) -> Range:
+    """BITWISE_NOT: ~x is -x - 1."""
     low, high = range_of(operator.inputs[0])
     return ~high, ~low
 
 
 def _shifted(combine: Callable[[int, int], int]) -> Callable[[Operator], Range]:
-    """A rule for the range of a shift: by 0 to 31 bits ``combine`` gives it, because int32 and int64 do the same.
+    """The rule for a shift, computed by ``combine`` if the amount is 0 to 31 bits; else the range of the type.
 
-    Of any other shift nothing is known.
+    By up to 31 bits int32 and int64 give the same result. By more, only int64 is defined.
     """
 
     def spanned(operator: Operator) -> Range:

@@ -1,1 +1,1 @@
-"""What torch recorded about a value, in TOSA's terms: types, sizes and numbers; and the reasons why TOSA has none."""
+"""Types, sizes and numbers that torch recorded, in TOSA's terms; and reasons to refuse what TOSA does not have."""

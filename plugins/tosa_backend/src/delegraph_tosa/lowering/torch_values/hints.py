@@ -1,7 +1,8 @@
-"""Reasons of refusals with a hint that says what the user can do. All are worded here, so that they sound alike.
+"""Reasons of refusals with a hint that says what the user can do. All hints are worded in this module.
 
-Each function returns a ``Reason``: its text, the hint, and a ``cause``, a key by which the report joins refusals that
-one change would lift. ``of`` is the operand that is to blame, ``unless`` is the change (another dtype, or fixed sizes).
+Each function returns a ``Reason``: its text, the hint, and a ``cause``, a key by which the report groups refusals that
+one change would remove. ``of`` is the operand because of which the call is refused, ``unless`` is the change (another
+dtype, or static sizes).
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from ...spec.target import ways_of
 
 _MEANT = "TOSA wants every shape beforehand"
 _CHOOSES = "quantized_decomposed::choose_qparams"
-"""How the names of the operators begin that choose a scale from the data at run time."""
+"""The beginning of the names of operators that compute a scale from the data at run time."""
 _INSTEAD: dict[torch.dtype, tuple[str, torch.dtype]] = {
     torch.float64: (".float()", torch.float32),
     torch.uint8: (".int()", torch.int32),
     torch.uint16: (".int()", torch.int32),
 }
-"""Element types that TOSA lacks -> how to write another that it has."""
+"""Element type that TOSA lacks -> a cast to a type that it has, and this type."""
 
 
 def dynamic(val: torch.Tensor, what: str, of: Node | None = None) -> Reason:
-    """The reason why ``what``, a tensor like ``val``, is refused: it has sizes that are known at run time only.
+    """The reason to refuse the tensor ``val``, named ``what``: it has sizes that are known at run time only.
 
-    ``of`` is the node that has it. Sizes that depend on the data (as of nonzero) are another cause, with another hint:
-    exporting with static sizes does not help there.
+    ``of`` is its node. Sizes that depend on data (as of nonzero) have another cause and hint, because exporting with
+    static sizes does not help there.
     """
     if any(free_unbacked_symbols(size) for size in val.shape):
         return data_dependent(f"{what} has a shape that depends on the data, {list(val.shape)}; {_MEANT}", of)
@@ -40,10 +41,7 @@ def dynamic(val: torch.Tensor, what: str, of: Node | None = None) -> Reason:
 
 
 def needs_sizes(text: str, wider: str = "TOSA-1.1+FP+INT+shape") -> Reason:
-    """The reason for what only a target with sizes at run time takes.
-
-    ``wider`` is such a target, which the hint names.
-    """
+    """The reason for a call that takes a target that computes with sizes; the hint names ``wider``, such a target."""
     hint = (
         f"lower for spec={wider}, which computes with sizes, or export with static sizes (without these"
         " dynamic_shapes), once for each size that you need (delegraph.lower_buckets)"
@@ -52,7 +50,7 @@ def needs_sizes(text: str, wider: str = "TOSA-1.1+FP+INT+shape") -> Reason:
 
 
 def data_dependent(text: str = f"the shape of its result depends on the data, and {_MEANT}", of: Any = None) -> Reason:
-    """The reason for a result whose number of elements depends on the data. ``of`` is the node that has it."""
+    """The reason for a tensor whose number of elements depends on the data. ``of`` is its node."""
     hint = (
         "keep the shape: torch.where(mask, x, 0) or the best by torch.topk instead of x[mask] and nonzero; or do it"
         " before or after the model"
@@ -61,7 +59,7 @@ def data_dependent(text: str = f"the shape of its result depends on the data, an
 
 
 def int64_value(node: Node, why: str) -> Reason:
-    """The reason for an int64 that the host computes and that may not fit into the 32 bits of a delegate."""
+    """The reason for an int64 input ``node`` of a delegate that may not fit into int32; ``why`` says which range."""
     cast = "write .int() behind what makes it"
     if node.op == "placeholder":
         cast = f"{_give_other_dtype(node.name, torch.int32, '.int()')}; a mask can be bool"
@@ -69,40 +67,40 @@ def int64_value(node: Node, why: str) -> Reason:
     return Reason(text, hint=hint, cause="int64", of=node, unless=torch.int32)
 
 
-def _give_other_dtype(given: str, other: torch.dtype, cast: str) -> str:
-    """The hint for ``given``, an input or a buffer.
+def _give_other_dtype(input: str, other: torch.dtype, cast: str) -> str:
+    """The hint to give the ``input`` (or buffer) the dtype ``other``.
 
-    A cast in the model would not help, since it stays on the host itself.
+    A ``cast`` in the model would not help: no delegate takes the cast's operand, so the host computes the cast.
     """
     name = str(other).removeprefix("torch.")
-    return f"let {given} be {name} from the start ({given}{cast} in the model stays on the host)"
+    return f"let {input} be {name} from the start ({input}{cast} in the model stays on the host)"
 
 
-def cast_of_bytes(dtype: torch.dtype | None, given: str | None) -> Reason:
-    """The reason for a cast of uint8 to another integer type.
+def cast_of_bytes(dtype: torch.dtype | None, input: str | None) -> Reason:
+    """The reason for a cast of uint8 to another type than float32.
 
-    ``given`` is the input that is cast, by name, if it is one.
+    ``input`` is the name of the input that is cast; None if the operand is no input.
     """
     cast, other = _INSTEAD[torch.uint8]
-    hint = _give_other_dtype(given, other, cast) if given else "as float32 it is taken"
+    hint = _give_other_dtype(input, other, cast) if input else "as float32 it is taken"
     return Reason(f"uint8 is not converted to {dtype}, only to float32", hint=hint, cause="uint8")
 
 
 def int64_result(text: str) -> Reason:
-    """The reason for an int64 that a delegate computes, and that may not fit into 32 bits."""
+    """The reason for an int64 that a delegate computes and that may not fit into int32; ``text`` says which."""
     how = ".int() on its operands, or dtype=torch.int32 where it takes that"
     return Reason(text, hint=f"if its values fit into 32 bits, compute it in int32: {how}", cause="int64")
 
 
 def int64_carried(text: str) -> Reason:
-    """The reason for an int64 that a loop hands from one step to the next."""
+    """The reason for an int64 that a loop carries from one step to the next."""
     hint = "if its values fit into 32 bits, start from int32 (dtype=torch.int32), or write while_loop with `i < n`"
     return Reason(text, hint=hint, cause="int64")
 
 
 def no_dtype(dtype: torch.dtype, what: str = "", of: Node | None = None) -> Reason:
-    """The reason for a tensor whose dtype TOSA lacks. ``what`` names the tensor, ``of`` is the node that has it."""
-    # the float64 is a scale chosen at run time: the cause is dynamic quantization, not the type
+    """The reason for a tensor whose dtype TOSA lacks. ``what`` names it; ``of`` is its node if it is an operand."""
+    # a scale that is computed at run time is float64: the cause is dynamic quantization, not the type
     if of is not None and _is_chosen_scale(of):
         return scale_at_run_time()
     name = str(dtype).removeprefix("torch.")
@@ -111,18 +109,15 @@ def no_dtype(dtype: torch.dtype, what: str = "", of: Node | None = None) -> Reas
     if other is not None and of is None:
         hint = f"let it be {other}: without casts to {dtype}, and without buffers or constants of it"
     elif other is not None and of is not None:
-        given = of.op == "placeholder"
-        hint = _give_other_dtype(of.name, other, cast) if given else f"write {cast} behind what makes it"
+        is_input = of.op == "placeholder"
+        hint = _give_other_dtype(of.name, other, cast) if is_input else f"write {cast} behind what makes it"
     if dtype.is_complex:
         hint = "compute real and imaginary parts apart, as torch.view_as_real gives them"
     return Reason(f"{what}: {text}" if what else text, hint=hint, cause=name, of=of, unless=other)
 
 
 def no_operand(dtype: torch.dtype) -> Reason:
-    """The reason for an operand that a delegate can move and convert, but not compute with.
-
-    Uint8 and complex numbers.
-    """
+    """The reason for a uint8 or complex operand of an operator without a rule on such values."""
     reason = no_dtype(dtype, "its operand")
     if dtype is not torch.uint8:
         return reason
@@ -131,25 +126,25 @@ def no_operand(dtype: torch.dtype) -> Reason:
 
 
 def within(what: str, why: str) -> str:
-    """The reason ``why`` of a call that is inside of ``what`` (a branch, a composite); its hint stays."""
+    """The reason ``why`` of a call inside of ``what`` (a branch, a composite), with ``what`` before it and its hint."""
     if not isinstance(why, Reason):
         return f"{what}: {why}"
     return Reason(f"{what}: {why}", hint=why.hint, cause=why.cause, unless=why.unless)
 
 
 def number_crosses(text: str) -> Reason:
-    """The reason for a Python number or a size where a branch or a loop takes or returns tensors only."""
+    """The reason for a Python number or a size that a branch or a loop takes or returns: they can be tensors only."""
     return Reason(text, hint="let it be a tensor: torch.full((), number) in place of the number")
 
 
 def number_at_run_time(text: str) -> Reason:
-    """The reason for a Python number that is computed from sizes at run time, which TOSA has no operators for."""
+    """The reason for a number that is computed from sizes at run time and has to be a tensor for TOSA."""
     hint = "compute it with tensors: torch.full((), x.shape[0]) in place of the size, and torch.log or the like of that"
     return Reason(f"{text}; TOSA takes and returns tensors", hint=hint, cause="number", unless="static")
 
 
 def undecided(text: str) -> Reason:
-    """The reason for a call whose rule has to know a size that is known at run time only."""
+    """The reason for a call whose rule needs a size at compile time that is known at run time only."""
     hint = (
         "export with static sizes (without these dynamic_shapes), once for each that you need (delegraph.lower_buckets)"
     )
@@ -157,12 +152,12 @@ def undecided(text: str) -> Reason:
 
 
 def by_size(text: str, instead: str) -> Reason:
-    """The reason for a call that needs other operators for each size. ``instead``: a call that does not."""
+    """The reason for a call that takes other operators for each size. The hint has ``instead``, a call that does not."""
     return Reason(text, hint=f"{instead}, or export with static sizes", cause="dynamic", unless="static")
 
 
 def untold_size(text: str) -> Reason:
-    """The reason for a partition that computes with a size which none of its inputs has, so that it cannot learn it."""
+    """The reason for a partition that computes with a size that no shape of its inputs has."""
     hint = "delegate what is before it as well, or use there an input of the model that has this size, such as a mask"
     return Reason(text, hint=hint, cause="dynamic", unless="static")
 
@@ -173,7 +168,7 @@ def too_large(text: str) -> Reason:
 
 
 def too_many_comparisons(text: str) -> Reason:
-    """The reason for sorting or searching, in which TOSA compares each element with each other one."""
+    """The reason for sorting or searching too many elements: TOSA has to compare each element with each other one."""
     hint = (
         "take the best alone, x.topk(k) of k up to 64, found one after the other; sort fewer elements, or sort"
         " before or after the model"
@@ -182,10 +177,10 @@ def too_many_comparisons(text: str) -> Reason:
 
 
 def other_target(spec: TosaSpec, text: str, ways: list[frozenset[str]]) -> Reason | str:
-    """The reason ``text`` for what ``spec`` refuses and another target takes.
+    """The reason ``text`` for a call that the target ``spec`` refuses, with a hint to another target that takes it.
 
-    ``ways`` are sets of profiles and extensions, any of which is enough. The hint names the target that adds the
-    fewest.
+    ``ways`` are sets of profiles and extensions, any of which is enough. The hint names the target that adds the fewest
+    names to ``spec``. If ``ways`` is empty, or ``spec`` has one already, no target helps: the text has no hint.
     """
     if not ways or any(names <= spec.names for names in ways):
         return text
@@ -207,17 +202,18 @@ def scale_at_run_time() -> Reason:
 
 
 def _is_chosen_scale(node: Node) -> bool:
-    """Whether ``node`` is a result of an operator that chooses a scale from the data."""
+    """Whether ``node`` is a result of an operator that computes a scale from the data."""
     source = node.args[0] if node.target is operator.getitem else None
     return isinstance(source, Node) and _chooses_scale(source.target)
 
 
 def _chooses_scale(target: Any) -> bool:
+    """Whether the operator ``target`` computes a scale from the data."""
     return isinstance(target, torch._ops.OpOverload) and target._schema.name.startswith(_CHOOSES)
 
 
 def neither(in_integers: str, in_floats: str) -> str:
-    """The reason for a call on quantized values that can be computed neither as integers nor as floats."""
+    """The reason for a call on quantized values that is refused in integers and in floats, from both reasons."""
     text = f"in integers: {in_integers}; in floats: {in_floats}"
     if not isinstance(in_integers, Reason):
         return text
@@ -225,9 +221,9 @@ def neither(in_integers: str, in_floats: str) -> str:
 
 
 def at_border(spec: TosaSpec, node: Node, why: str) -> str:
-    """``why``, with a hint if ``node`` quantizes an input or dequantizes a result of the program.
+    """``why`` with a hint, if ``node`` quantizes an input or dequantizes a result of the program; else ``why``.
 
-    A target without floats leaves those to the host, unless the program takes and returns integers itself.
+    On a target without floats the host computes these, unless the program takes and returns integers.
     """
     name = node.target._schema.name if isinstance(node.target, torch._ops.OpOverload) else ""
     arrives = name == "quantized_decomposed::quantize_per_tensor" and node.all_input_nodes[0].op == "placeholder"
@@ -239,7 +235,7 @@ def at_border(spec: TosaSpec, node: Node, why: str) -> str:
 
 
 def no_rule(target: Any) -> Reason:
-    """The reason for an operator that has no rule here."""
+    """The reason for an operator without a rule; its tags tell why TOSA cannot have one."""
     if _chooses_scale(target):
         return scale_at_run_time()
     tags = getattr(target, "tags", ())

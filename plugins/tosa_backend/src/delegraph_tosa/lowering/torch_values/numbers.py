@@ -1,4 +1,4 @@
-"""Numbers that torch computes from symbolic sizes and that are no sizes themselves: floats and truth values."""
+"""Numbers that torch computes from symbolic sizes and that are no sizes: floats and bools."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ...ir.sizes import waits
 from .sizes import size_of_expression
 
 UNKNOWN = math.nan
-"""Stands for a number that TOSA cannot compute from sizes, such as a logarithm.
+"""A number that TOSA cannot compute from sizes, such as a logarithm.
 
-It may be a step on the way to a number that is never used, so it is refused only where an operand is asked for.
+It is refused when it is used as an operand of a call on tensors: a number that only other numbers use does not matter.
 """
 _RELATIONS: dict[str, tuple[str, bool, bool]] = {
     "StrictGreaterThan": (">", False, False),
@@ -25,18 +25,15 @@ _RELATIONS: dict[str, tuple[str, bool, bool]] = {
     "Equality": ("==", False, False),
     "Unequality": ("==", False, True),
 }
-"""Name of a sympy class -> how to write it as a ``Relation``.
-
-Function, whether to swap the sides, whether to negate.
-"""
+"""Name of a sympy class -> a ``Relation``: its function, whether its sides are swapped, whether it is negated."""
 
 
 def number_of(val: torch.SymFloat | torch.SymBool) -> Any:
-    """A symbolic float as a ``Formula``, a symbolic truth value as a ``Relation``; ``UNKNOWN`` where there is none."""
+    """A symbolic float as a ``Formula``, a symbolic bool as a ``Relation``; ``UNKNOWN`` if TOSA cannot compute it."""
     expression, ranges = val.node.expr, val.node.shape_env.var_to_range
     if isinstance(val, torch.SymFloat):
-        found = _float_of(expression, ranges)
-        return found if waits(found) else UNKNOWN
+        number = _float_of(expression, ranges)
+        return number if waits(number) else UNKNOWN
     function, swapped, not_ = _RELATIONS.get(type(expression).__name__, ("", False, False))
     if not function:
         return UNKNOWN
@@ -45,7 +42,10 @@ def number_of(val: torch.SymFloat | torch.SymBool) -> Any:
 
 
 def _float_of(expression: Any, ranges: Any) -> Any:
-    """A sympy expression as a number, a size or a ``Formula``; ``UNKNOWN`` if a part of it is."""
+    """A sympy expression as a number, a size or a ``Formula``; ``UNKNOWN`` if TOSA cannot compute a part of it.
+
+    ``ranges`` has the range of each symbol.
+    """
     name = type(expression).__name__
     if expression.is_Symbol or expression.is_integer:
         return size_of_expression(expression, ranges)

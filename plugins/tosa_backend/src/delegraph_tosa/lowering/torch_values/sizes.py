@@ -1,7 +1,7 @@
-"""torch's symbolic sizes as sizes of the TOSA graph: the same expressions, of symbols in the ranges that torch knows.
+"""torch's symbolic sizes as sizes of the TOSA graph: the same expressions, with the ranges that torch has for symbols.
 
-When torch compares a dynamic size while it traces, it takes it to be at least 2, and the rules here follow what was
-traced. What they make is right for a size of 1 as well: it is what broadcasting and the like do in general.
+When torch traces a comparison of a dynamic size, it assumes that the size is at least 2, and rules here follow what was
+traced. Their operators are right for a size of 1 as well.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ...ir.illegal import Undecided
 from ...ir.sizes import LARGEST_SIZE, is_dynamic, largest, range_of, smallest, symbol
 
 _TRIED = 1 << 12
-"""Up to this size, each product with a scale is checked to be rounded as torch rounds it."""
+"""For all sizes up to this one, ``scaled`` checks that its result is rounded as in torch."""
 _FOLDED: dict[str, Callable[[int, int], int]] = {
     "Add": lambda x, y: x + y,
     "Mul": lambda x, y: x * y,
     "Max": largest,
     "Min": smallest,
 }
-"""sympy classes of any number of operands -> the function that joins two of them."""
+"""Name of a sympy class with any number of operands -> the function of two of them."""
 _CALLED: dict[str, Callable[[int, int], int]] = {
     "FloorDiv": lambda x, y: x // y,
     "CleanDiv": lambda x, y: x // y,
@@ -36,13 +36,13 @@ _CALLED: dict[str, Callable[[int, int], int]] = {
     "Mod": lambda x, y: x % y,
     "PythonMod": lambda x, y: x % y,
 }
-"""Functions of torch.utils._sympy, by name; IntTrueDiv stands inside of FloorToInt only."""
+"""Name of a function of torch.utils._sympy -> the function of its two operands; IntTrueDiv is in FloorToInt only."""
 
 
 def size_of(size: int | torch.SymInt) -> int:
-    """A size of a fake tensor as a number or a ``Size``.
+    """A size of a fake tensor as an int or a ``Size``.
 
-    An expression that TOSA's shape operators cannot compute becomes a symbol by itself, which no input can tell.
+    An expression that TOSA's shape operators cannot compute becomes a symbol of its own, which is in no input's shape.
     """
     if type(size) is int:
         return size
@@ -51,7 +51,7 @@ def size_of(size: int | torch.SymInt) -> int:
 
 
 def size_of_expression(expression: Any, ranges: Any) -> int:
-    """The size that a sympy expression stands for. ``ranges``: the range of each of its symbols."""
+    """A sympy expression as an int or a ``Size``, as in ``size_of``. ``ranges`` has the range of each symbol."""
     try:
         return _of_expression(expression, ranges)
     except Undecided:
@@ -65,14 +65,14 @@ def is_size(node: Node) -> bool:
 
 
 def sizes_in(number: Any) -> list[int]:
-    """The symbols in a symbolic number; [] for anything else."""
+    """The symbols in a symbolic number of torch; [] for anything else."""
     if not isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return []
     return [_symbol(one, number.node.shape_env.var_to_range) for one in number.node.expr.free_symbols]
 
 
 def is_dynamic_shape(shape: Sequence[int | torch.SymInt]) -> bool:
-    """Whether a fake tensor has a size that is known at run time only."""
+    """Whether the shape of a fake tensor has a size that is known at run time only."""
     return not all([type(n) is int for n in shape])
 
 
@@ -90,7 +90,7 @@ def is_empty_tensor(val: torch.Tensor) -> bool:
 
 
 def depends_on_data(shape: Sequence[int | torch.SymInt]) -> bool:
-    """Whether a size comes from the data and not from an input's shape, so that it may be 0."""
+    """Whether a size depends on data (as of nonzero) and not only on shapes of inputs; such a size may be 0."""
     return is_dynamic_shape(shape) and any(free_unbacked_symbols(n) for n in shape)
 
 
@@ -100,9 +100,9 @@ def shape_of_tensor(shape: Sequence[int | torch.SymInt]) -> tuple[int, ...]:
 
 
 def _of_expression(expression: Any, ranges: Any) -> int:
-    """As ``size_of_expression``, but raises Undecided for an expression of too many terms.
+    """As ``size_of_expression``, but raises Undecided for an expression with too many terms.
 
-    Classes of sympy are recognized by their names, so that sympy need not be imported.
+    Classes of sympy are recognized by name, because importing sympy is slow.
     """
     if isinstance(expression, int) or expression.is_Integer:
         return int(expression)
@@ -116,16 +116,16 @@ def _of_expression(expression: Any, ranges: Any) -> int:
         return _CALLED[name](*parts)
     if name == "Pow" and type(parts[1]) is int and parts[1] > 0:
         return math.prod([parts[0]] * parts[1])
-    if name in ("FloorToInt", "TruncToInt") and (found := _scaled_size(expression.args[0], ranges)) is not None:
-        return found
-    # a true division that is floored: ``_CALLED`` has floored it already
+    if name in ("FloorToInt", "TruncToInt") and (size := _scaled_size(expression.args[0], ranges)) is not None:
+        return size
+    # ``_CALLED`` has floored the IntTrueDiv already
     if name == "FloorToInt" and type(expression.args[0]).__name__ == "IntTrueDiv":
         return parts[0]
     return symbol(str(expression), 0)
 
 
 def _scaled_size(product: Any, ranges: Any) -> int | None:
-    """The size that a scale makes, as in interpolate. None if ``product`` is no product of a size and a float."""
+    """size * scale, rounded down, as in interpolate; None if ``product`` is no product of a size and a float."""
     factors = dict.fromkeys(type(factor).__name__ for factor in product.args)
     if type(product).__name__ != "Mul" or list(factors) != ["Float", "ToFloat"]:
         return None
@@ -134,10 +134,10 @@ def _scaled_size(product: Any, ranges: Any) -> int | None:
 
 
 def scaled(size: int, scale: float) -> int:
-    """``int(size * scale)`` as torch computes it, in float64; ``size`` may be known at run time only.
+    """``int(size * scale)``, computed in float64 as in torch.
 
-    Then it is a fraction whose products agree for every size up to the largest, or up to _TRIED of them. Raises
-    Undecided if there is no such fraction.
+    For a size known at run time only, the scale becomes a fraction that gives the same results for all sizes up to
+    _TRIED. Raises Undecided if there is no such fraction.
     """
     if not is_dynamic(size):
         return int(size * scale)
@@ -149,23 +149,23 @@ def scaled(size: int, scale: float) -> int:
 
 @cache
 def _ratio(scale: float, most: int) -> Fraction | None:
-    """A fraction whose products, rounded down, are those of ``scale`` in float64, for sizes up to ``most``.
+    """A fraction with floor(size * fraction) == int(size * scale) for sizes up to ``most``; None if there is none.
 
-    None if none is. float64 rounds: 10 * 1.7 is 17 there, although the float is a little less than 1.7. Sizes are
-    computed in integers.
+    The exact value of ``scale`` may give other results: in float64, 10 * 1.7 is rounded to 17, although the float 1.7
+    is a little less than 1.7.
     """
     sizes = np.arange(most + 1)
-    wanted = (sizes * scale).astype(np.int64)
+    expected = (sizes * scale).astype(np.int64)
     for ratio in (Fraction(scale).limit_denominator(1 << 20), Fraction(scale)):
-        if [size * ratio.numerator // ratio.denominator for size in sizes.tolist()] == wanted.tolist():
+        if [size * ratio.numerator // ratio.denominator for size in sizes.tolist()] == expected.tolist():
             return ratio
     return None
 
 
 def _symbol(one: Any, ranges: Any) -> int:
-    """The symbol of a size, in the range that torch knows for it, without numbers that no size of a file can be."""
-    known = ranges.get(one)
-    if known is None:
+    """The size for a sympy symbol, with torch's range for it, clamped to 0 .. LARGEST_SIZE."""
+    range = ranges.get(one)
+    if range is None:
         return symbol(str(one))
-    low, high = max(known.lower, 0), min(known.upper, LARGEST_SIZE)
+    low, high = max(range.lower, 0), min(range.upper, LARGEST_SIZE)
     return symbol(str(one), int(low), int(high))

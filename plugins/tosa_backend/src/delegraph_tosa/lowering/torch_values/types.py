@@ -36,28 +36,29 @@ TORCH_DTYPES: dict[DType, torch.dtype] = {tosa: torch_dtype for torch_dtype, tos
 
 
 def refused(why: str) -> Unsupported:
-    """The error for what this target cannot express; ``why`` is in the user's terms, and may be a ``Reason``."""
+    """The Unsupported error with the reason ``why``, a text in the user's terms or a ``Reason`` with a hint."""
     return Unsupported("unsupported", why)
 
 
 def dtype_of(dtype: torch.dtype) -> DType:
-    """The TOSA element type of a torch dtype; Unsupported where there is none."""
-    found = DTYPES.get(dtype)
-    if found is not None:
-        return found
+    """The TOSA element type of a torch dtype; raises Unsupported if there is none."""
+    element = DTYPES.get(dtype)
+    if element is not None:
+        return element
     raise refused(no_dtype(dtype))
 
 
 def type_of(val: Any, what: str = "a value", of: Node | None = None, dtype: torch.dtype | None = None) -> Type:
-    """The type of a fake (or real) tensor; Unsupported if it is no dense tensor with elements that TOSA has.
+    """The type of a fake (or real) tensor.
 
-    ``what`` names the tensor in the reason, ``of`` is its node if it is an operand. ``dtype`` replaces the tensor's own
-    where the graph holds it as another.
+    Raises Unsupported if it is no dense tensor, is empty, has an element type that TOSA lacks, or a shape that depends
+    on data. ``what`` names the tensor in the reason; ``of`` is its node if it is an operand. ``dtype``, if not None,
+    replaces the tensor's element type.
     """
     if not isinstance(val, torch.Tensor):
         raise refused(no_tensor(val, what))
     dtype = dtype or val.dtype
-    # by far the commonest case, kept apart because a lowering asks thousands of times
+    # fast path for nearly all tensors: a lowering calls this thousands of times
     if val.layout is torch.strided and not is_dynamic_tensor(val):
         known = _known_type(val.shape, dtype)
         if known is not None:
@@ -77,29 +78,30 @@ def type_of(val: Any, what: str = "a value", of: Node | None = None, dtype: torc
 
 @lru_cache(maxsize=4096)
 def _known_type(shape: torch.Size, dtype: torch.dtype) -> Type | None:
-    """The type of a dense tensor whose sizes are all numbers; equal calls share one object. None if TOSA has none."""
-    found = DTYPES.get(dtype)
-    return None if found is None or 0 in shape else Type(tuple(shape), found)
+    """The type of a dense tensor with static sizes, cached; None if it is empty or TOSA lacks its element type."""
+    element = DTYPES.get(dtype)
+    return None if element is None or 0 in shape else Type(tuple(shape), element)
 
 
 def dtype_of_number(number: float) -> torch.dtype:
-    """The dtype that torch gives a tensor made of ``number``, which may be known at run time only."""
+    """torch's default dtype for a tensor of ``number``; at run time, a size is int64 and any other number a float."""
     if waits(number):
         return torch.int64 if is_dynamic(number) else torch.get_default_dtype()
     return torch.tensor(number).dtype
 
 
 def no_tensor(val: Any, what: str) -> str:
-    """The reason why ``val``, a Python number or another object, is refused where ``what`` has to be a tensor."""
+    """The reason to refuse ``val``, a Python number or another object, as ``what``, which has to be a tensor."""
     if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return number_at_run_time(f"{what} is {val}, a number that is known at run time only")
     return f"{what} is {val!r}, not a tensor"
 
 
 def constant_of(name: str, tensor: torch.Tensor) -> Value:
-    """A parameter, buffer or constant as a constant that refers to its tensor; the file's writer reads the elements.
+    """A parameter, buffer or constant as a constant that refers to ``tensor``, which is read when a file is written.
 
-    Writing raises ContractViolation if the tensor was changed in place after the lowering.
+    Reading raises ContractViolation if the tensor was changed in place after this call. Raises Unsupported if the
+    program was exported without weights.
     """
     value_type = type_of(tensor, f"the constant {name}")
     if isinstance(tensor, FakeTensor):
@@ -108,29 +110,29 @@ def constant_of(name: str, tensor: torch.Tensor) -> Value:
 
 
 def _read(name: str, tensor: torch.Tensor, version: int | None) -> Array:
-    """The elements for the file; ContractViolation unless the tensor still has the ``version`` that was lowered."""
+    """The elements of ``tensor``; raises ContractViolation unless it still has the ``version`` that was lowered."""
     if _version(tensor) != version:
         raise ContractViolation("contract-violation", f"the weights of {name} changed between lowering and writing")
     return array_of(tensor)
 
 
 def finfo(dtype: DType) -> torch.finfo:
-    """The limits of a float type."""
+    """The limits of a float type: largest and smallest normal number, epsilon."""
     return torch.finfo(TORCH_DTYPES[dtype])
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """The elements as constants have them (numpy, ``ARRAY_DTYPES``); no copy if the tensor is on the host."""
+    """The elements as a numpy array of ``ARRAY_DTYPES``, where bf16 is uint16; no copy if the tensor is on the host."""
     plain = tensor.detach().cpu().resolve_neg()
     array: Array = (plain.view(torch.uint16) if plain.dtype is torch.bfloat16 else plain).numpy()
     return array
 
 
 def memory_of(tensor: torch.Tensor) -> Hashable:
-    """A key that is equal for tensors which are the same elements of the same memory, as tied weights are."""
+    """A key that is equal for tensors with the same memory, type, shape and strides, such as tied weights."""
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _version(tensor: torch.Tensor) -> int | None:
-    """How often the tensor was written in place, as torch counts it; None for inference tensors, which do not count."""
+    """torch's count of in-place writes to the tensor; None for inference tensors, which have no count."""
     return None if tensor.is_inference() else tensor._version
