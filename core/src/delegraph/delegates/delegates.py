@@ -153,7 +153,7 @@ class DelegateInfo:
 
     @property
     def figures(self) -> dict[Any, dict[str, int | float]]:
-        """The backend's debug identifier -> amounts that it expects, by name, such as cycles."""
+        """The backend's debug identifier -> amounts that the backend expects, by name, such as cycles."""
         return dict(self.module.meta.get("figures", {}))
 
     @property

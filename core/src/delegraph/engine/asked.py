@@ -37,7 +37,7 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class Asked:
-    """Asks the backends of one lowering again. ``keep`` stores what that takes.
+    """Asks the backends of one lowering again. ``keep`` stores what is needed for that.
 
     ``_kept``: (method, backend) -> the partitioned program, the partitioner, and the debug handles of the operators
     that only the compiler refused.
@@ -127,7 +127,7 @@ class _FixedSizes:
 
 
 def _fixed_number(number: Any) -> Any:
-    """The number with which torch traced a symbolic one (_Impossible if there is none); others as they are."""
+    """The number with which torch traced a symbolic one; others as they are. Raises _Impossible if it has none."""
     if not isinstance(number, _SYMBOLIC):
         return number
     if number.node.hint is None:
@@ -169,7 +169,7 @@ def _value_of_call(node: Node) -> Any:
 
 
 def _program_of_copies(program: ExportedProgram, graph: Graph, copies: dict[Node, Any]) -> ExportedProgram:
-    """A program like ``program`` whose graph is ``graph``. ``copies``: node -> its copy in ``graph``."""
+    """``program`` with ``graph`` in place of its own. ``copies``: node -> its copy in ``graph``."""
     values: Any = torch.fx.map_arg(output_values(program), copies.__getitem__)
     graph.output(tuple(values)).meta["val"] = None
     outputs = name_outputs(program.graph_signature.output_specs, values)

@@ -24,10 +24,10 @@ def extract_partition(
 ) -> ExportedProgram:
     """The program that ``preprocess`` would get for a partition of ``nodes``, calls of ``exported_program``.
 
-    For a support check, in ``Support.partition_why_not(nodes)``, with the program that ``begin`` was given. The calls
-    keep the names and debug handles of ``nodes``. Tensors, and subgraphs of branches and loops, are shared: only read
-    them. Buffers that the program writes are inputs. ``boundary_types`` are those of the ``PartitionResult``. Takes
-    time linear in the program.
+    For a support check that asks its compiler in ``Support.partition_why_not(nodes)``; ``exported_program`` is the one
+    that ``begin`` got. The calls keep the names and debug handles of ``nodes``. Buffers that the program writes become
+    inputs. ``boundary_types``: those of the ``PartitionResult``. The result shares tensors and subgraphs with the
+    program, so only read them. Takes time linear in the program.
     """
     constant = constant_placeholders(exported_program)
     used = {n for call in nodes for n in call.all_input_nodes if n in constant}

@@ -26,6 +26,7 @@ def settle_checks(plan: Plan) -> tuple[bool, str]:
     # ``hidden``: delegated values that only their own delegate and checks use
     provided = {n: provider[n] for n in provider if n not in checks}
     hidden = {n for n, at in provided.items() if all(u in checks or provider.get(u) is at for u in n.users)}
+    # the host cannot compute a check of a hidden value, nor one that uses a dropped check
     dropped: set[Node] = set()
     for node in (n for n in program.graph.nodes if n in checks):
         if any(used in dropped or used in hidden for used in node.all_input_nodes):

@@ -50,8 +50,8 @@ class _Kept:
     def handles(self) -> dict[int, int]:
         """Debug handle of the canonical program -> that of the partition's own program.
 
-        A backend that lowers its program through another one gets calls of delegates, which have the handles after
-        those of the program, in both.
+        A backend that lowers its program through another one adds calls of delegates. In both programs, the handles of
+        these follow those of the program's own calls.
         """
         own = self.form.handles
         behind = max(own, default=0) - len(own)

@@ -60,7 +60,7 @@ class Composites:
             self._decomposed.append(Composite(*call, parts, results))
 
     def restore(self, taken: Collection[Node], named: Collection[str], refusals: Sequence[Refusal]) -> list[Refusal]:
-        """Restore calls of which no part is delegated; returns the refusals for the restored graph.
+        """Restore the calls none of whose parts is delegated; returns the refusals for the restored graph.
 
         ``taken``: the nodes that partitions compute. ``named``: names of nodes for which a partitioner asked for a
         boundary type. The refusals of the parts of a call become one refusal of the call.

@@ -17,7 +17,7 @@ from torch.fx import Node
 from ..exported.call_names import is_operator
 from ..exported.constant_values import ConstantValues, ancestors, constant_calls, constants_of, elements_read
 from ..exported.node_sets import find_root
-from ..exported.shared_memory import near
+from ..exported.shared_memory import overlapping
 from ..exported_program import (
     CONSTANT_KINDS,
     add_constant,
@@ -39,10 +39,10 @@ aten = torch.ops.aten
 
 
 def compute_constants(plan: Plan, taken_too: bool) -> str:
-    """Replace calls on constants alone that ``plan`` leaves to the host by their values.
+    """Replace calls on constants alone by their values, if ``plan`` leaves them to the host.
 
-    ``taken_too``: also replace such calls that the backend takes. That is for a partitioner without a support check:
-    its backend would compute them in every call, and would see no constant weights behind them. Returns a note for the
+    ``taken_too``: also replace calls that the backend takes. That is for a partitioner without a support check: its
+    backend would compute them in every call, and would see no constant weights behind them. Returns a note for the
     report; "" if nothing was replaced. If something was, the program has to be planned again.
     """
     program, constants = plan.program, constant_placeholders(plan.program)
@@ -70,12 +70,12 @@ def compute_constants(plan: Plan, taken_too: bool) -> str:
 def _constant_bytes(program: ExportedProgram) -> dict[Node, int]:
     """Constant -> its bytes; 0 for constants that share memory, which a file stores only once."""
     tensors = {n: constant_tensor(program, s) for n, s in placeholders(program) if s.kind in CONSTANT_KINDS}
-    shared = {n for pair in near(tensors) for n in pair if tensors[n].numel()}
+    shared = {n for pair in overlapping(tensors) for n in pair if tensors[n].numel()}
     return {n: 0 if n in shared else t.numel() * t.element_size() for n, t in tensors.items()}
 
 
 def _worth_computing(ends: Sequence[Node], sizes: Mapping[Node, int]) -> list[Node]:
-    """Those of ``ends`` whose values take no more bytes than what becomes unneeded once they are computed.
+    """The ``ends`` whose values take at most as many bytes as the nodes that become unneeded with them.
 
     ``ends``: calls whose values are used elsewhere. ``sizes``: the bytes of constants. Ends that share a call or a
     constant are weighed together first, because the shared node becomes unneeded only with all of them. Small values
@@ -91,7 +91,7 @@ def _worth_computing(ends: Sequence[Node], sizes: Mapping[Node, int]) -> list[No
             if sum(map(_bytes, candidates)) <= sum(sizes.get(n, CALL * is_operator(n)) for n in freed):
                 chosen.update(candidates)
                 removed |= freed
-    room = sum(sizes.values()) // SHARE
+    room = sum(sizes.values()) // SHARE  # bytes for small values that free nothing
     for end in sorted(set(ends) - chosen, key=lambda end: (_bytes(end), end)):
         if _bytes(end) <= room and _bytes(end) < sum(sizes.get(n, 0) for n in ancestors(end)):
             chosen.add(end)

@@ -74,6 +74,7 @@ class _Build:
         self.inputs = [InputSpec(s.kind, argument_of(n), s.target, s.persistent) for n, s in constants]
         self.inputs += [self._input(n) for n in partition.inputs]
         for node in partition.nodes:
+            # fetch the subgraphs that the call takes
             for owner in (i for i in node.all_input_nodes if i.op == "get_attr" and i not in self.env):
                 self.env[owner] = copy_node(self.graph, owner, self.env.__getitem__)
             self.env[node] = new = copy_node(self.graph, node, self.env.__getitem__)

@@ -84,6 +84,7 @@ class _HostProgram:
             return False
         if not node.users:  # unused in the model, or no longer passed by calls
             return node not in self.dropped
+        # every user is in partitions that own the constant: the host needs none of it
         tags = self.plan.tags
         owners = {*tags.get(node, ())}
         return not all(user in tags and {*tags[user]} <= owners for user in node.users)

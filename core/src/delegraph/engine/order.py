@@ -22,7 +22,7 @@ from .partition import Partition, Plan, Unit
 
 
 def order(plan: Plan) -> list[Unit]:
-    """The host's nodes and the partitions, each after what it needs; graph order decides otherwise.
+    """The host's nodes and the partitions, each after what it needs, and in graph order where there is a choice.
 
     Calls that draw random numbers keep graph order wherever partitions allow that. Raises ContractViolation, with the
     path, if a partition would need its own result.

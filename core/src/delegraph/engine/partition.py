@@ -55,10 +55,10 @@ Unit = Partition | Node
 class Plan:
     """The partitions of one program, and what stays on the host.
 
-    ``tags``: where each node is computed; None stands for the host, next to tags if partitions have copies of a
-    constant. ``provider``: delegated node -> the partition that returns its value. ``snapshot``: the program as the
-    partitioner got it. ``units``: partitions and nodes of the host, in the order in which they run. ``inner``:
-    subgraphs of calls that the host makes, with their plans. ``composites``: calls that were decomposed for this plan.
+    ``tags``: where each node is computed; None stands for the host. A constant may have several tags, and None as well.
+    ``provider``: delegated node -> the partition that returns its value. ``snapshot``: the program as the partitioner
+    got it. ``units``: partitions and nodes of the host, in the order in which they run. ``inner``: subgraphs of calls
+    that the host makes, with their plans. ``composites``: calls that were decomposed for this plan.
 
     A buffer that the program writes stays with the host, which passes it to delegates and stores what they return,
     unless the partitioner tagged its placeholder. Then the one delegate that reads and writes the buffer owns it: the

@@ -58,7 +58,8 @@ from .state import shared_state_notes
 class Round(NamedTuple):
     """One backend's turn: its name in the report, and its partitioner for each method that it is asked about.
 
-    ``own``: the partitioners were made for this lowering, and not by the caller. Its report may ask such ones again.
+    ``own``: the partitioners were made for this lowering, and not by the caller. Only then may the report ask them
+    again.
     """
 
     name: str
@@ -359,15 +360,15 @@ def lower_programs(
     whole: bool = False,
     registry: Registry | None = None,
 ) -> dict[str, ExportedProgram]:
-    """Method -> its program, normalized, with everything that partitioners tag delegated. For faces beside ``lower``.
+    """Lower ``programs`` without a report; returns method -> lowered program. For entry points other than ``lower``.
 
-    ``turns``: for each backend, in order of preference, the partitioner of each method that it is asked about; without
-    any, the programs are only normalized. ``transforms``: run on the normalized program, by method. ``decompose``:
-    operators that no backend keeps are decomposed for the backends, and in the end what is left to the host becomes
-    core ATen, apart from operators to ``keep`` whole. ``whole``: the one delegate of a method takes all inputs of its
-    program, in their order. The programs that are given never change.
+    ``turns``: for each backend, in order of preference, the partitioner of each method that it is asked about; if
+    empty, the programs are only normalized. ``transforms``: by method, run on the normalized program. ``decompose``:
+    decompose operators that no backend keeps, and bring what is left to the host into core ATen, except operators to
+    ``keep`` whole. ``whole``: the one delegate of a method takes all inputs of its program, in their order.
+    ``registry`` None: the default one. The given programs never change.
 
-    There is no report: a partition that its compiler refuses is an error, and so is everything else that goes wrong.
+    Raises an error for a partition that its compiler refuses, since no report could tell of it.
     """
     lowering = Lowering(
         registry or default_registry(),

@@ -106,6 +106,7 @@ def _tags(program: ExportedProgram, valid: Mapping[str, Any], who: str) -> Tags:
         if node.op == "placeholder" and node not in ownable:
             kind = "placeholder node for non-params, non-buffer, and non-tensor constants"
             raise broken(f"{who}: {kind} should not be tagged: {node.name}")
+        # None in the first place: the host computes the call as well
         for tag in node_tags[1:] if node_tags[0] is None and node.op == "call_function" else node_tags:
             if tag not in valid:
                 text = f"{who}: tag {tag!r} of {node.name} is not in partition_tags {list(valid)}"

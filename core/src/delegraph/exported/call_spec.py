@@ -103,9 +103,9 @@ class Arguments:
         return flat
 
     def _wrong(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> InputError:
-        """The error for arguments of which at least one does not fit.
+        """The error for a call whose arguments do not fit.
 
-        It is about their structure if that is wrong, else about the first that does not fit.
+        It describes their structure if that is wrong, otherwise the first argument that does not fit.
         """
         flat = flat_arguments(self._spec, args, kwargs, self._arguments)
         rows = zip(input_names(self._program), self._leaves, self._fits, flat, strict=True)

@@ -19,9 +19,9 @@ ASSERTIONS |= {aten.sym_constrain_range_for_size.default}
 
 
 def find_checks(graph: Graph) -> set[Node]:
-    """The calls of a graph that only check something.
+    """The calls of a graph that only check something: assertions, and pure calls that only assertions need.
 
-    These are assertions, and calls without effects whose results only such calls use, or nothing.
+    A pure call whose result nothing uses counts, too.
     """
     checks: set[Node] = set()
     for node in reversed(graph.nodes):

@@ -44,7 +44,7 @@ def constant_calls(program: ExportedProgram) -> set[Node]:
 
 
 def elements_read(node: Node) -> list[Node]:
-    """The operands of which a call reads the elements, and not just the shape."""
+    """The operands whose elements a call reads; not an operand of which it reads only the shape."""
     return node.all_input_nodes[1:] if node.target in _BY_SHAPE else node.all_input_nodes
 
 
@@ -130,7 +130,7 @@ class ConstantValues:
 def _is_repeatable(node: Node, largest: int | None) -> bool:
     """Whether a call is pure and gives the same result every time.
 
-    Its result, and operands of which it reads the shape, must have at most ``largest`` bytes (None: any number).
+    Its result, and an operand whose shape alone it reads, must have at most ``largest`` bytes (None: any number).
     """
     if node.op != "call_function":
         return False

@@ -120,6 +120,7 @@ def _sources(places: Sequence[Place]) -> dict[str, tuple[Place, str]]:
         unknown = [s for s in place.expression.free_symbols if str(s) not in sources]
         factor = place.expression.diff(unknown[0]) if len(unknown) == len(place.expression.free_symbols) == 1 else None
         if factor is not None and factor.is_Integer:
+            # the size is factor * symbol + offset
             offset = place.expression.subs(unknown[0], 0)
             sources[str(unknown[0])] = place, f"({place.code} - {offset}) // {factor}"
     return sources
@@ -160,6 +161,7 @@ def _multiples(program: ExportedProgram, places: Sequence[Place]) -> Iterator[Co
     known = {f"{_guarded(names[p.position])}.size()[{p.dim}]": p for p in places if names}
     for factor, size, divisor in (match.groups() for match in matches):
         if size in known:
+            # factor * size is a multiple of divisor exactly if size is a multiple of this
             number = int(divisor) // math.gcd(int(factor or 1), int(divisor))
             yield Condition(f"{known[size].code} % {number} == 0", known[size], f"multiples of {number}")
 

@@ -238,8 +238,9 @@ def memory_root(value: Node) -> Node:
 def _check_memory(reader: Node, root: Node, state: Collection[Node]) -> None:
     """Raise Unsupported if ``reader`` reads memory between or around the elements of ``root``.
 
-    A lowered program has the elements alone of the result of a delegate and of a buffer (``state``). Of a tensor with
-    gaps that a call computed, eager may have copied what lies in the gaps, which the recorded value does not show.
+    In a lowered program, results of delegates and buffers (``state``) have no memory besides their elements. Between
+    the elements of a computed tensor with gaps, eager may have copied other values, which the recorded value does not
+    show.
     """
     has_gaps = root.op == "call_function" and dense_order(root.meta["val"]) is None
     if (root in state or _is_opaque_result(root) or has_gaps) and not _is_covered(root.meta["val"], reader.meta["val"]):

@@ -29,12 +29,12 @@ def expect_written_apart(inputs: Sequence[Node], flat: Sequence[Any], written: S
                 raise InputError("input-invalid", text, hint=f"give {theirs} memory of its own: clone()")
 
 
-def near(tensors: Mapping[Key, torch.Tensor]) -> Iterator[tuple[Key, Key]]:
+def overlapping(tensors: Mapping[Key, torch.Tensor]) -> Iterator[tuple[Key, Key]]:
     """Pairs of keys whose tensors' address ranges overlap. No other two tensors can share memory."""
     spans = [(span, key) for key, tensor in tensors.items() if (span := addresses(tensor)) is not None]
     reaching: list[tuple[int, Key]] = []
     for (first, end), key in sorted(spans, key=lambda pair: pair[0]):
-        # tensors that reach beyond where this one begins
+        # in order of first addresses, an earlier tensor overlaps this one if it ends after this one begins
         reaching = [(last, other) for last, other in reaching if last > first]
         yield from ((other, key) for _, other in reaching)
         reaching.append((end, key))
@@ -43,21 +43,23 @@ def near(tensors: Mapping[Key, torch.Tensor]) -> Iterator[tuple[Key, Key]]:
 def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether an element of ``a`` and an element of ``b`` overlap in memory.
 
+    Also True, without a closer look, if their elements differ in size or alignment and their address ranges overlap.
     Comparing storages is not enough: two storages made of one numpy array are two views of its memory.
     """
-    ours, theirs = addresses(a), addresses(b)
-    if ours is None or theirs is None or a.device != b.device:
+    span_a, span_b = addresses(a), addresses(b)
+    if span_a is None or span_b is None or a.device != b.device:
         return False
-    (first, end), (start, last) = ours, theirs
-    if end <= start or last <= first:
+    (first_a, end_a), (first_b, end_b) = span_a, span_b
+    if end_a <= first_b or end_b <= first_a:
         return False
-    if a.element_size() != b.element_size() or (start - first) % a.element_size():
-        return True
-    origin = min(first, start)
+    size = a.element_size()
+    if size != b.element_size() or (first_b - first_a) % size:
+        return True  # elements overlap in part, or may do so
+    origin = min(first_a, first_b)
     # mark the elements of ``a`` in an array that stands for the memory, and look whether ``b`` has one of them
-    occupied = torch.zeros((max(end, last) - origin) // a.element_size(), dtype=torch.bool)
-    occupied.as_strided(a.shape, a.stride(), (first - origin) // a.element_size()).fill_(True)
-    return bool(occupied.as_strided(b.shape, b.stride(), (start - origin) // a.element_size()).any())
+    occupied = torch.zeros((max(end_a, end_b) - origin) // size, dtype=torch.bool)
+    occupied.as_strided(a.shape, a.stride(), (first_a - origin) // size).fill_(True)
+    return bool(occupied.as_strided(b.shape, b.stride(), (first_b - origin) // size).any())
 
 
 def addresses(tensor: torch.Tensor) -> tuple[int, int] | None:

@@ -127,9 +127,9 @@ def subgraphs_of(call: Node) -> list[GraphModule]:
 
 
 def _calls(graph: Graph) -> Iterable[Node]:
-    """The nodes of ``graph``, among which calls with subgraphs may be.
+    """All nodes of ``graph``; none if it fetches no attribute, because it then has no call with subgraphs.
 
-    Empty if the graph fetches no attribute, as most do, since such a graph has no calls with subgraphs.
+    Most graphs fetch none, which saves looking through them.
     """
     return graph.nodes if graph.find_nodes(op="get_attr", sort=False) else ()
 
@@ -257,7 +257,7 @@ def _align_placeholders(subgraph: Subgraph, graph: Graph, dropped: set[int]) -> 
     for name in (subgraph.names[k] for k in dropped):
         if name in present:
             graph.erase_node(present[name])
-    before = next(iter(graph.nodes))
+    before = next(iter(graph.nodes))  # the node before which the next placeholder belongs
     for name in (name for k, name in enumerate(subgraph.names) if k not in dropped):
         if name not in present:
             with graph.inserting_before(before):

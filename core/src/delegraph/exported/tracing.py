@@ -17,9 +17,9 @@ class Turn:
     """A re-entrant lock around work that a fork may interrupt.
 
     If a process forks while another thread holds the lock, no thread of the new process will ever release it. ``work``
-    says what the lock guards, as in "this thread is <work>", and that this is left half done by such a fork: acquiring
-    the lock in the new process then raises a DelegraphError instead of waiting forever. If ``work`` is None, the
-    guarded data is consistent at any moment, and the new process gets a free lock.
+    says what a thread does while it holds the lock ("lowering"). The fork leaves that work half done, so acquiring the
+    lock in the new process raises a DelegraphError instead of waiting forever. If ``work`` is None, the guarded data is
+    consistent at any moment, and the new process gets a free lock.
     """
 
     def __init__(self, work: str | None = None) -> None:

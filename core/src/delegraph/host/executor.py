@@ -40,9 +40,10 @@ _TURN_OF_RUNTIME: WeakKeyDictionary[type[BackendRuntime], Turn] = WeakKeyDiction
 
 
 class Delegates:
-    """The delegates of a program, each loaded at most once. Those that keep state belong to one instance.
+    """The delegates of a program, each loaded at most once.
 
-    ``on_missing``: what happens if a backend has no runtime.
+    Delegates that keep state are loaded again for each instance (``fresh``). ``on_missing``: if a backend has no
+    runtime, raise NoRuntime ("error") or run the original operators ("eager").
     """
 
     def __init__(self, registry: Registry, on_missing: OnMissingRuntime = "error") -> None:
@@ -305,7 +306,7 @@ class Executable:
         return Executable(self._method, self._delegates)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Executable:
-        """An instance whose buffers have the present values.
+        """A copy whose buffers have the present values of this one's.
 
         Raises InputError if a delegate keeps state, which only its runtime has.
         """

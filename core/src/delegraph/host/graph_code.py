@@ -21,7 +21,7 @@ VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
 
 def eager_target(node: Node) -> Any:
-    """The function that computes what eager PyTorch did for ``node``, on values of any strides."""
+    """The function that computes what eager PyTorch did for ``node``, for values with any strides."""
     return RESHAPE if node.target in VIEWS else node.target
 
 

@@ -30,10 +30,11 @@ _RUNS = [(what, share, sign) for share in SHARES for what, sign in product(_WHAT
 def settle(
     found: Sequence[OutputStatistics], got: Any, eager: Any, run: Callable[[OtherRounding], Any]
 ) -> tuple[OutputStatistics, ...]:
-    """``found``, in which outputs that differ are compared with the nearest result that a run of eager returns.
+    """Compare outputs that differ once more, with the nearest result that any run of eager returns.
 
-    ``got`` and ``eager`` are the results that ``found`` compares. ``run(mode)`` calls eager again, rounding otherwise:
-    up to twelve times, but only four if a difference has another cause than rounding.
+    Returns ``found`` with these comparisons. ``got`` and ``eager`` are the results that ``found`` compares.
+    ``run(mode)`` calls eager again, with other rounding: up to twelve times, but only four if a difference has another
+    cause.
     """
     gots, eagers = (list(map(_tensor_of, pytree.tree_leaves(v))) for v in (got, eager))
     if any(a.shape != b.shape or a.dtype != b.dtype for a, b in zip(gots, eagers, strict=True)):
@@ -41,6 +42,7 @@ def settle(
     groups = [_Items(outputs, found, gots, eagers) for outputs in _items([e.shape for e in eagers])]
     groups = [group for group in groups if group.differs.any()]
     for what, share, sign in _RUNS:
+        # a difference at a place where the runs with the largest share agree has another cause: more runs do not help
         if all(g.is_explained for g in groups) or (share < SHARES[0] and any(g.is_hopeless for g in groups)):
             break
         try:
@@ -57,7 +59,7 @@ def settle(
 
 
 def _tensor_of(value: Any) -> torch.Tensor:
-    """An output as a tensor; an empty one for what is no number, whose comparison rounding cannot change."""
+    """An output as a tensor; an empty one for an output that is no number, since that is never rounded."""
     if isinstance(value, torch.Tensor):
         return value.detach()
     return torch.tensor(value) if isinstance(value, (bool, int, float, complex)) else torch.empty(0)
@@ -85,9 +87,9 @@ class _Items:
     """A group of outputs that list the same items, and eager's item nearest to ours at each place.
 
     ``grouped``: the number of places, and the positions of the outputs (``_items``). ``gots`` are our outputs,
-    ``eagers`` those of eager's first run. ``differs``: places where our item is not eager's. ``_wavers``: those of them
-    where runs of eager differ from each other. ``_ours`` and ``_theirs``: how often the item that we have at a place
-    occurs among our items, and among eager's.
+    ``eagers`` those of eager's first run. ``differs``: places where our item is not eager's. ``_wavers``: such places
+    where runs of eager differ from each other. ``_ours`` and ``_theirs``: how often our item at a place occurs among
+    all of our items, and among eager's.
     """
 
     def __init__(

@@ -64,8 +64,8 @@ class CapabilityPartitioner(Partitioner):
     ``groups(exported_program)`` lists calls that share a partition or all stay on the host, for example calls that are
     fused; groups that overlap count as one. With ``connected_only`` a partition is a connected part of the graph.
     ``largest`` limits its number of operators. Without ``allows_single_node_partition``, an operator alone is no
-    partition unless it is in ``allowed_single_node_partition_ops``. Operators in ``non_compute_ops`` do not count for
-    that, and are never a partition by themselves.
+    partition unless it is in ``allowed_single_node_partition_ops``. Operators in ``non_compute_ops`` do not count as
+    operators here, and are never a partition by themselves.
     """
 
     def __init__(

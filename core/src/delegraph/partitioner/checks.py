@@ -60,7 +60,7 @@ class DontPartitionModule:
 def _reason(names: Sequence[str], wanted: Iterable[str | None], exact: bool, kind: str) -> str | None:
     """Why a node stays on the host, if one of its ``names`` is ``wanted``; None if none is.
 
-    ``kind``: what the names are names of, for the text.
+    ``kind``: the kind of thing that has the name, for the text.
     """
     for name in filter(None, wanted):
         match = next((n for n in names if n == name or (not exact and name in n)), None)

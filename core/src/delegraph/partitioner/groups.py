@@ -53,15 +53,16 @@ class Groups:
         return reasons
 
     def units(self, calls: Sequence[Node], accepted: Collection[Node]) -> tuple[list[Unit], dict[Node, str]]:
-        """The units of ``calls``, each after the units that it needs; and the calls that groups keep out of partitions.
+        """The units of ``calls``, each after the units that it needs; and call -> why its group gives way.
 
-        A group whose calls are ``accepted`` is one unit, unless it has to give way: then its calls are refused, with
-        the reason. Calls that are not accepted are units by themselves.
+        A group of ``accepted`` calls is one unit, unless it gives way: then its calls are refused. Calls that are not
+        accepted are units by themselves.
         """
         if not self.groups:
             return units(calls), {}
         merged: dict[int, Unit] = {}
         for unit in units(calls):
+            # the calls of a group become one unit; a refused call, of any group, stays by itself
             merged_unit = self._group_of.get(unit[0], unit) if unit[0] in accepted else unit
             merged.setdefault(id(merged_unit), []).extend(unit)
         ordered: list[Unit] = []
@@ -126,13 +127,13 @@ def _strongly_connected(listed: Sequence[Unit]) -> list[list[Unit]]:
     index = {n: k for k, unit in enumerate(listed) for n in unit}
     needs = [list(dict.fromkeys(index[i] for n in unit for i in n.all_input_nodes if i in index)) for unit in listed]
     components: list[list[int]] = []
-    order: dict[int, int] = {}
-    low: dict[int, int] = {}
-    open_: dict[int, None] = {}
+    order: dict[int, int] = {}  # unit -> when it was visited
+    low: dict[int, int] = {}  # unit -> the earliest visited open unit that it is known to need
+    open_: dict[int, None] = {}  # visited units whose component is not complete, a stack
     for start in range(len(needs)):
         path = [] if start in order else [(start, iter(needs[start]))]
         while path:
-            k, rest = path[-1]
+            k, rest = path[-1]  # the unit, and those of its needs that are not walked yet
             if k not in order:
                 order[k] = low[k] = len(order)
                 open_[k] = None

@@ -45,14 +45,16 @@ def size(unit: Unit) -> int:
 
 
 def levels(listed: Iterable[Unit], accepted: Collection[Node]) -> Levels:
-    """The level of every call in ``listed``, units that each come after what they need.
+    """Call -> its level.
 
-    An operand without a level (a placeholder, or a constant that is placed later) is available at level 0.
+    ``listed``: units, each after the units that it needs. ``accepted``: the calls that the backend takes. An operand
+    without a level (a placeholder, or a constant that is placed later) is available at level 0.
     """
     level: Levels = {}
     for unit in listed:
         is_accepted = unit[0] in accepted
         operands = [i for node in unit for i in node.all_input_nodes if i in level]
+        # a step from an accepted operand to a refused unit raises the level by one
         highest = max((level[i] + (not is_accepted and i in accepted) for i in operands), default=0)
         level.update(dict.fromkeys(unit, highest))
     return level

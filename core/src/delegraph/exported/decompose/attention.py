@@ -37,9 +37,9 @@ def is_attention(op: Any) -> bool:
 def sees_every_row(node: Node, constants: ConstantValues | None) -> bool:
     """Whether every query position of the attention ``node`` is known to see at least one key.
 
-    That is so without a mask, and with a causal one, by which each sees the first key. A float mask hides a key where
-    it is at most half of the smallest number, because a score plus such a number may overflow to minus infinity.
-    ``constants`` has the values of masks; without it (None) no mask is known.
+    That is so without a mask, and with a causal one, where each position sees the first key. A float mask hides a key
+    if its value there is at most half of the dtype's smallest number: a score plus such a number may overflow to minus
+    infinity. ``constants`` has the values of masks; if it is None, no mask is known.
     """
     mask = bound_arguments(node).get("attn_mask")
     if not isinstance(mask, Node):

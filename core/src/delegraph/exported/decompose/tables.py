@@ -63,7 +63,7 @@ def core_table(kept: frozenset[Any]) -> Mapping[OpOverload, Decompose]:
 
 @cache
 def beyond_core(op: Any) -> Decompose | None:
-    """The function that computes ``op`` by simpler operators, where ``to_core`` has none; None if there is none."""
+    """The function that computes ``op`` by simpler operators if ``to_core`` leaves it whole; None if there is none."""
     if op in _BEYOND:
         return _BEYOND[op]
     if op in _IN_PRIMS_ONLY or not _may_be_decomposed(op) or to_core(op):

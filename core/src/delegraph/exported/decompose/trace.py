@@ -111,10 +111,11 @@ class Tracer:
         self._constants = ConstantValues(constants_of(program))
 
     def decompose(self, node: Node, how: Decompose | None, whole: frozenset[Any] = LINEAR) -> Decomposition | None:
-        """The decomposition of ``node`` by one step of the function ``how``; None if it has none that fits.
+        """The decomposition of ``node`` by one step of the function ``how``.
 
-        Operators in ``whole`` are not decomposed further, even if torch would do so by itself. ``failures`` gets a line
-        if ``to_core`` has the operator and there is no decomposition. ``how`` None gives None.
+        None if ``how`` is None, or if no decomposition can replace ``node``; if ``to_core`` has the operator,
+        ``failures`` then says why. Operators in ``whole`` stay whole in it, even if torch would decompose them by
+        itself.
         """
         return None if how is None else self._recall(node, how, whole)
 
@@ -148,7 +149,7 @@ class Tracer:
         return known if known is not None and known.can_replace(node) else None
 
     def _simpler_parts(self, node: Node) -> Table:
-        """Simpler decompositions than torch's, for use in ``node``: attention of which no row is masked out."""
+        """Decompositions to use inside of ``node`` in place of torch's: simpler ones, if no row is hidden."""
         return SEEN_ROWS if is_attention(node.target) and sees_every_row(node, self._constants) else {}
 
     def signature(self, node: Node) -> Hashable:
@@ -158,6 +159,7 @@ class Tracer:
         """
         flat, spec = pytree.tree_flatten((node.args, node.kwargs))
         operands = [leaf for leaf in flat if isinstance(leaf, Node)]
+        # reversed, so that the first position of a repeated operand wins
         first = {leaf: k for k, leaf in reversed(list(enumerate(operands)))}
         same = tuple(first[leaf] for leaf in operands)
         return (node.target, id(_fake_mode(node)), str(spec), same, *(_key_of(leaf) for leaf in flat))
@@ -253,7 +255,7 @@ def _trace(node: Node, how: Decompose, mode: Any, whole: frozenset[Any], table: 
     not in ``whole``. ``mode``: the fake tensor mode of the recorded values.
     """
     call, vals = _as_function(node, how), _recorded_values(node)
-    single: list[bool] = []
+    single: list[bool] = []  # filled by ``flat``: whether the call returned one value
     recorded: Any = node.meta.get("val")
 
     def flat(*values: Any) -> tuple[Any, ...]:
@@ -280,7 +282,10 @@ def _trace(node: Node, how: Decompose, mode: Any, whole: frozenset[Any], table: 
 
 
 def operands(node: Node) -> list[Node]:
-    """What a call passes for each placeholder of its decomposition. An operand that is passed twice is there twice."""
+    """The nodes among a call's arguments, one for each placeholder of its decomposition.
+
+    An operand that is passed twice is listed twice.
+    """
     return [leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, Node)]
 
 
@@ -346,8 +351,8 @@ def _plain_list(argument: Any) -> Any:
 def _avoid_cpu_libraries(node: Node) -> Iterator[None]:
     """A block in which torch traces ``node`` as if it were built without mkldnn and nnpack, if that matters.
 
-    Recurrent layers would otherwise become one call of mkldnn. For a convolution, torch compares the batch size with a
-    number to see whether nnpack pays, which fails if the size is known at run time only.
+    Recurrent layers would otherwise become one call of mkldnn. For a convolution, torch decides by the batch size
+    whether to use nnpack, which fails if that size is known at run time only.
     """
     recurrent = isinstance(node.target, OpOverload) and node.target._schema.name in RECURRENT
     if not recurrent and not any(_is_dynamic(operand.meta["val"]) for operand in operands(node)):

@@ -39,9 +39,9 @@ class Unproven(Exception):
 class Aliases:
     """How the members of each written family share memory.
 
-    ``source``: view -> the member of which it shows a part. ``name_of``: member -> the member that represents the same
-    tensor; views and their sources represent themselves. ``root_of``: member -> the tensor of which all members of its
-    family are views.
+    ``source``: view -> the member that it is a view of. ``name_of``: member -> the member that represents the same
+    tensor; views and their sources represent themselves. ``root_of``: member -> the tensor that all members of its
+    family are views of.
     """
 
     def __init__(self, nodes: Iterable[Node], written: Collection[Node], state: Collection[Node]) -> None:
@@ -54,7 +54,7 @@ class Aliases:
         self.root_of: dict[Node, Node] = {}
         self._state = state
         for family in families(nodes, written):
-            owners: dict[int, Node] = {}
+            owners: dict[int, Node] = {}  # storage -> the root of the tensors in it
             for node in family:
                 self._enter(node)
                 for storage in storages(node.meta.get("val")) if self._is_memory(node) else ():
@@ -66,7 +66,7 @@ class Aliases:
 
         Raises Unproven if it shares memory with an argument in any other way.
         """
-        # Arguments that the schema names come first: they are likelier than others that are in the family by chance.
+        # Arguments that the schema calls aliased come first; others may be in the family by chance.
         inputs = [*aliased_arguments(node), *node.all_input_nodes] if node.op == "call_function" else []
         candidates = dict.fromkeys(inputs)
         base = next((n for n in candidates if n in self.root_of and self._shares(node, n)), None)

@@ -28,7 +28,7 @@ _STATISTICS: dict[Any, str] = {aten.batch_norm.default: "training", aten.instanc
 class Effects(NamedTuple):
     """What a schema says about memory.
 
-    ``writes``: names of the arguments that are written. ``views``: names of those whose memory results may share.
+    ``writes``: names of the written arguments. ``views``: names of the arguments whose memory the results may share.
     """
 
     writes: tuple[str, ...]
@@ -61,9 +61,9 @@ def written_arguments(node: Node) -> list[Node]:
 
 
 def aliased_arguments(node: Node) -> list[Node]:
-    """The arguments whose memory the results of ``node`` may share, as far as its operator tells.
+    """The arguments whose memory the results of ``node`` may share, according to the operator's schema.
 
-    For a call of a function that is no operator, such as ``getitem``, that is the first argument.
+    The first argument, if ``node`` calls a function that is no operator, such as ``getitem``.
     """
     if isinstance(node.target, OpOverload):
         return _nodes_named(node, effects(node.target).views)

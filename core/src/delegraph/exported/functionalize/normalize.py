@@ -35,7 +35,7 @@ from ...exported_program import (
 from ...source import source_of
 from ..call_names import EXPORTED, LEFT
 from ..node_sets import reachable
-from ..shared_memory import near, share_memory
+from ..shared_memory import overlapping, share_memory
 from ..subgraphs import next_handles, rewrite_subgraphs, subgraphs_of
 from .aliases import storages
 from .effects import aliased_arguments
@@ -125,7 +125,7 @@ def _expect_state_apart(program: ExportedProgram, specs: Mapping[Node, InputSpec
     """
     tensors = {n: constant_tensor(program, s) for n, s in specs.items() if s.kind in CONSTANT_KINDS}
     changed = mutations.last_value.keys() & tensors.keys()
-    for pair in near(tensors) if changed else ():
+    for pair in overlapping(tensors) if changed else ():
         for written, node in (pair, pair[::-1]):
             if written not in changed or not node.users:
                 continue
@@ -253,10 +253,10 @@ def _why_retrace(node: Node) -> Reason | None:
 
 
 def _record_expanded_copies(graph: Graph) -> None:
-    """Make casts and dropouts that may return their argument into clones, if torch recorded them as copies.
+    """Turn casts and dropouts that return an expanded argument into clones, where torch recorded a dense copy.
 
-    Eager returns an expanded argument itself, whose elements share memory. torch recorded a dense copy, and chose later
-    views by the strides of that copy. No write can tell the two apart, since eager refuses writes to expanded tensors.
+    In eager, such a call returns the expanded tensor itself, whose elements share memory. torch chose later views by
+    the strides of the copy. No write can tell the two apart, since eager refuses writes to expanded tensors.
     """
     for node in graph.nodes:
         if _is_inactive_dropout(node) or (node.target in _CASTS and "memory_format" not in node.kwargs):

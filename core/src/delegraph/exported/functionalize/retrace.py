@@ -128,7 +128,10 @@ def _why_not_run(program: ExportedProgram) -> str | None:
 
 
 def _compare(program: ExportedProgram, retraced: ExportedProgram) -> tuple[str | None, str | None]:
-    """(what differs, None), (None, why the programs cannot be compared), or (None, None) if they agree."""
+    """Call both programs twice, and compare the results.
+
+    Returns (what differs, None), (None, why they cannot be compared), or (None, None) if they agree.
+    """
     try:
         wanted, wanted_state = _call_twice(program, program)
     except Exception as e:  # operators and modules of the user may raise anything
@@ -196,7 +199,7 @@ def _layouts_to_restore(program: ExportedProgram) -> dict[Node, Layout]:
 
 
 def _memory(value: Any) -> Any:
-    """The whole storage of a tensor as one row, also what lies around its elements; other values as they are."""
+    """The whole storage of a tensor as a row, including what lies around its elements; other values as they are."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return value
     return value.as_strided((value.untyped_storage().nbytes() // value.element_size(),), (1,), 0)

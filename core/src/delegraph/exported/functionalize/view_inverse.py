@@ -81,10 +81,10 @@ def insert_computed(graph: Graph, like: Node, target: Any, *args: Any, **kwargs:
 
 
 def _positions(views: Sequence[Node], val: torch.Tensor) -> torch.Tensor | None:
-    """The position among the elements of ``val`` of each element that the last of ``views`` shows.
+    """For each element that the last of ``views`` shows, its position among the elements of ``val``.
 
-    ``val`` is the value recorded for the tensor of which ``views`` are a chain of views. None if a size is symbolic or
-    a view does more than move elements.
+    ``val``: the recorded value of the tensor that the chain of views begins with. None if a size is symbolic, or if a
+    view does more than move elements.
     """
     shown = [val, *(v for view in views if isinstance(v := view.meta["val"], torch.Tensor))]
     static = all(isinstance(d, int) for v in shown for d in v.shape)
@@ -110,7 +110,7 @@ def _goes_beyond(val: torch.Tensor, end: int) -> bool:
 
 
 def _stand_in(node: Node) -> Any:
-    """A meta tensor for an operand of which views such as ``expand_as`` read the size only; a number as it is."""
+    """What stands in for an operand whose size alone a view reads (``expand_as``): a meta tensor; a number as it is."""
     val = node.meta["val"]
     return torch.empty(val.shape, device="meta") if isinstance(val, torch.Tensor) else val
 

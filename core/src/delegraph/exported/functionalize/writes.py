@@ -234,7 +234,7 @@ class _Rewrite:
         return node
 
     def _write(self, node: Node) -> None:
-        """Make the in-place call ``node`` functional, and record its result as the new value of what it wrote.
+        """Make the in-place call ``node`` functional, and record its result as the new value of the written tensor.
 
         Raises Unproven if the operator has no functional form, or if the call changes the size of the tensor.
         """
@@ -254,10 +254,11 @@ class _Rewrite:
             self._store(written, self._written_value(node, functional), node)
 
     def _reshape_in_place(self, node: Node, functional: OpOverload) -> None:
-        """Make a call such as ``unsqueeze_``, which writes no element, a plain view, and use its result from here on.
+        """Turn a call such as ``unsqueeze_``, which changes a tensor's shape but no element, into a plain view.
 
-        Raises Unproven for ``set_``. Also if something else uses the tensor, the caller or a later call under the old
-        name: its shape would have to change there too. ``detach_`` changes no shape.
+        Later calls use its result. Raises Unproven for ``set_``, and if something else uses the tensor: the caller who
+        passed it, or a later call that uses the old node. Its shape would have to change there, too; only ``detach_``
+        changes none.
         """
         (before,) = self.writers[node]
         # under another name the tensor would have to change its shape, too
@@ -305,6 +306,7 @@ class _Rewrite:
         """
         name, root = self.aliases.name_of[written], self.aliases.root_of[written]
         views = list(self._chain_of_views(name))
+        # walk from the written view to its root: each step computes the base with the part that the view shows replaced
         new_values = {name: new}
         last = self.after.prev
         with self.graph.inserting_before(self.after):

@@ -30,8 +30,8 @@ INLINE = 1 << 20
 class Memory:
     """The bytes of one or several constants of a program, by reference.
 
-    ``size``: how many. ``place``: their address; None if they are the elements of a single tensor in C order.
-    ``tensors``: the constants whose elements are among them.
+    ``size``: their number. ``place``: their address; None if they have to be computed: the elements of one tensor,
+    brought into C order. ``tensors``: the constants that consist of these bytes.
     """
 
     size: int
@@ -62,6 +62,7 @@ def written_constants(tensors: Sequence[torch.Tensor]) -> tuple[list[Any], list[
     """
     spans = [_span(tensor) for tensor in tensors]
     holder: dict[int, Memory] = {}
+    # by address: a tensor that begins before the memories so far end shares the last memory
     last, end = Memory(0, None, []), 0
     for k in sorted(range(len(tensors)), key=lambda k: spans[k] or (0, 0)):
         tensor, span = tensors[k], spans[k]

@@ -78,7 +78,7 @@ def convention_of(op: OpOverload) -> tuple[list[str], list[Any], int, int]:
 def call_of(op: OpOverload, given: list[Any], nodes: Any, symbols: SymbolsRead) -> tuple[tuple[Any, ...], Any]:
     """The positional and keyword arguments of a call of ``op``, as torch.export would have them.
 
-    ``given`` has the form of every argument. Those that equal the schema's defaults are left out, where that is
+    ``given``: the form of every argument. Arguments that equal the schema's defaults are left out where that is
     possible.
     """
     names, defaults, positional, required = convention_of(op)

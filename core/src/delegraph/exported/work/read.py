@@ -29,7 +29,7 @@ from .values import read as read_value
 
 
 def read(data: bytes | memoryview, fetch: Fetch | None = None, named: bool = False) -> ExportedProgram:
-    """The program of which ``data`` are the bytes, from ``Form.pieces``.
+    """Read a program from ``data``, the bytes of ``Form.pieces``.
 
     Nodes are called v0, v1, ..., constants c0, c1, ..., and debug handles count from 1. With ``named``, the program has
     the writer's names, debug handles and source lines instead.

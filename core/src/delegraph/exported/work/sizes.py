@@ -161,14 +161,15 @@ class SymbolsRead:
         self.constraints: dict[sympy.Symbol, ValueRanges[Any]] = {}
         for k, row in enumerate(rows):
             self._symbols.append(self._symbol(k, row, names[k] if names else None))
+        # symbols that the ShapeEnv makes later must get other names
         environment.unbacked_symint_counter += len(rows)
         environment.unbacked_symfloat_counter += len(rows)
-        for relation in map(self._expression, relations):
+        for relation in map(self._expression, relations):  # as guards, from which torch concludes what it did before
             environment.guards.append(ShapeGuard(relation, SLoc("", ""), size_oblivious=False))
             environment.axioms.update(dict(environment.get_implications(relation)))
 
     def _symbol(self, k: int, row: Sequence[Any], name: str | None) -> sympy.Symbol:
-        """Create symbol number ``k`` from its row, and tell the ShapeEnv what torch knew of it."""
+        """Create symbol number ``k`` from its row, and enter its ranges and its example into the ShapeEnv."""
         kind, positive, is_size, backed, *ranges, example = row
         assumed = {key: True for key, holds in (("integer", kind in "su"), ("positive", positive)) if holds}
         symbol = sympy.Symbol(name, **assumed) if name else make_symbol(_KINDS[kind], k, **assumed)
@@ -200,7 +201,7 @@ class SymbolsRead:
         return make(expression, hint=None)
 
     def _expression(self, written: Any) -> Any:
-        """The sympy expression that ``written`` stands for. Raises FormatError for what no size is."""
+        """The sympy expression that ``written`` stands for. Raises FormatError for one that no size has."""
         if type(written) is int and -_LARGEST < written < _LARGEST:
             return sympy.Integer(written)
         if isinstance(written, dict):
