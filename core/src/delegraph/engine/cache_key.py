@@ -29,7 +29,11 @@ def key_of_result(
     producer: tuple[str, str],
     fingerprint: str,
 ) -> str:
-    """The key of a compiled partition, given its form, its backend and that backend's ``fingerprint``."""
+    """The key of a compiled partition.
+
+    ``declared``: the declaration of the backend. ``producer``: its distribution and version. ``fingerprint``: the
+    backend's own, for ``specs``.
+    """
     settings = [(spec.key, spec.value.hex()) for spec in specs]
     names = form.names if backend.keeps_names else None
     return key_of(backend, [form.key, names, settings, producer, versions(declared.composes), fingerprint])

@@ -94,11 +94,11 @@ class Composites:
         inside, results = set(parts), set(composite.results.values())
         if any(user not in inside for part in inside - results for user in part.users):
             return False
-        computed = {n for n in map(self.now, _operands(composite)) if n.op not in ("placeholder", "get_attr")}
-        if any(n._erased for n in computed):
+        operands = {n for n in map(self.now, _operands(composite)) if n.op not in ("placeholder", "get_attr")}
+        if any(n._erased for n in operands):
             return False
         # each result with the parts that it is computed from, and with what these take from outside
-        return all(computed <= reachable([r], lambda n: n.all_input_nodes if n in inside else ()) for r in results)
+        return all(operands <= reachable([r], lambda n: n.all_input_nodes if n in inside else ()) for r in results)
 
     def _put_together(self, composite: Composite) -> Node:
         """Insert the call before its parts, let users use its results, and erase the parts; returns the call."""

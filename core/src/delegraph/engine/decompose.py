@@ -82,11 +82,11 @@ class Decomposer:
         composites = composites or Composites()
         self.tracer.begin(program)
         program = self._decompose_for_tags(program, partitioner, later, composites)
-        # The partitioner is asked again after each change, and not about the new calls alone: which nodes it
-        # takes may depend on the whole graph, since they have to form partitions. So no answer is kept between turns.
-        # A turn decomposes calls that the partitioner left, unless they were ``attempted`` before, their refusal is
-        # final, or torch cannot decompose them. Each call is attempted once. The calls of its decomposition may be
-        # refused in the next turn, so the loop goes on until no call is left to attempt.
+        # The partitioner is asked again after each change, and not about the new calls alone: which nodes it takes may
+        # depend on the whole graph, since they have to form partitions. So no answer is kept between turns. A turn
+        # decomposes calls that the partitioner left, unless they were ``attempted`` before, their refusal is final, or
+        # torch cannot decompose them. Each call is attempted once. The calls of its decomposition may be refused in the
+        # next turn, so the loop goes on until no call is left to attempt.
         attempted: set[Node] = set()
         while True:
             answer = ask(program, partitioner, self._watched, self._answers)

@@ -1,8 +1,8 @@
-"""Where the partitions of one lowering are compiled: in this process, unless somebody asks for another.
+"""Chooses where the partitions of one lowering are compiled: in this process, or in others if the user asks for that.
 
-Processes are the affair of ``delegraph-workers``, which is found when it is needed. It gives a stand-in for a backend's
-class: one that sends each partition away and returns what comes back. To everything else in a lowering, that is a
-thread-safe backend like any other.
+``delegraph-workers`` runs the processes; it is looked up when it is needed. It makes a stand-in for a backend's class,
+which sends each partition to a process and returns the result. To the rest of a lowering, a stand-in is a thread-safe
+backend.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from ..errors import OptionError
 
 
 class Elsewhere:
-    """Gives the class that compiles for a backend.
+    """Provides the class that compiles for each backend: its own class, or a stand-in that uses other processes.
 
-    ``executor`` makes calls: threads, or what the workers make of an executor of another kind. ``isolation`` is
-    "process" or None; a limit asks for isolation too. ``time_limit`` is in seconds, ``memory_limit`` in bytes, both for
-    one partition. It is a context manager, whose outermost block ends the processes that it began.
+    ``executor`` makes the calls: threads, or what the workers make of another kind of executor; None for the calling
+    thread. ``isolation`` is "process" or None; a limit implies isolation. ``time_limit`` (seconds) and ``memory_limit``
+    (bytes) are for one partition; None is no limit. Raises OptionError for other values.
+
+    It is a context manager; the end of the outermost block ends the processes. ``_of_all``: every backend compiles in
+    other processes, not just those that declare to be isolated.
     """
 
     def __init__(
@@ -58,19 +61,19 @@ class Elsewhere:
             self._workers = None
 
     def begin(self, names: Iterable[str]) -> None:
-        """Start the processes for the backends in ``names`` that need some; they get ready meanwhile."""
+        """Start processes for those of the backends ``names`` that need some, so that they are ready when used."""
         entries = [name for name in names if self._of_all or self._registry.spec(name).isolated]
         if entries or self._of_all:
             self._begun().prepare([self._registry.full_name(name) for name in entries])
 
     def open(self) -> tuple[Any, Any]:
-        """The registry whose classes compile, and the executor that makes calls of them."""
+        """A registry whose classes compile, and the executor that calls them."""
         if self._of_all:
             self._begun()
         return _WithStandIns(self._registry, self._backend), self.executor
 
     def _backend(self, name: str) -> type[BackendDetails]:
-        """The backend's class, or its stand-in. Raises what ``Registry.get_backend`` raises."""
+        """The backend's class, or its stand-in if it compiles elsewhere. Raises as ``Registry.get_backend`` does."""
         backend = self._registry.get_backend(name)
         if not (self._of_all or self._registry.spec(name).isolated):
             return backend
@@ -81,7 +84,7 @@ class Elsewhere:
         return self._stand_ins[full_name]
 
     def _begun(self) -> Any:
-        """The workers, made when they are first needed. Raises PluginUnavailable without ``delegraph-workers``."""
+        """The workers, started when first needed. Raises PluginUnavailable without ``delegraph-workers``."""
         if self._workers is None:
             what = "compiling in other processes (isolation, limits, executors that are no threads)"
             self._workers = provided("delegraph_workers:Workers", what)(*self._given)
@@ -90,7 +93,7 @@ class Elsewhere:
 
 
 class _WithStandIns:
-    """A registry whose ``get_backend`` is another function."""
+    """A registry with another ``get_backend``; everything else is that of the given one."""
 
     def __init__(self, registry: Registry, get_backend: Callable[[str], type[BackendDetails]]) -> None:
         self._registry, self.get_backend = registry, get_backend

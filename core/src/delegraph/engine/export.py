@@ -91,12 +91,12 @@ def _expect_no_data_assigned(program: ExportedProgram) -> None:
 def _export_module(module: torch.nn.Module, inputs: Any, kwargs: Any, shapes: Any) -> ExportedProgram:
     """Export a module. Raises InputError, with torch's reason and advice, if that fails."""
     kind = type(module).__name__
-    exported = "eval" in vars(module)  # torch forbids it for the module of an ExportedProgram
-    in_training = (name or kind for name, m in module.named_modules() if m.training and (exported or reads_mode(m)))
+    is_exported = "eval" in vars(module)  # the module of an ExportedProgram: torch replaces ``eval`` to forbid it
+    in_training = (name or kind for name, m in module.named_modules() if m.training and (is_exported or reads_mode(m)))
     training = next(in_training, None)
     if training is not None:
         text = f"module {training} is in training mode"
-        hint = "give the ExportedProgram that it comes from" if exported else "call .eval() on the model first"
+        hint = "give the ExportedProgram that it comes from" if is_exported else "call .eval() on the model first"
         raise InputError("training-mode", text, hint=hint)
     if inputs is None and not kwargs:
         hint = "delegraph.lower(module, (x, ...)): a tuple of tensors of the right shapes and dtypes"
@@ -107,6 +107,7 @@ def _export_module(module: torch.nn.Module, inputs: Any, kwargs: Any, shapes: An
             warnings.filterwarnings("ignore", _OF_TORCHS_RNNS, UserWarning)
             return torch.export.export(module, args, kwargs, dynamic_shapes=shapes)
     except Exception as e:  # torch and the code of the model may raise anything
+        # make one line of torch's message, and a hint of its advice
         first, _, rest = str(e).strip().partition("\n")
         first = first.removesuffix(", but expected one of:")  # torch appends a list of signatures
         if first.endswith(":"):

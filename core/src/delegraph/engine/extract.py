@@ -41,7 +41,7 @@ def extract(method: str, plan: Plan, partition: Partition) -> ExportedProgram:
     """The partition as a program. Its placeholders are its constants, then its inputs; it returns a flat tuple.
 
     A value with a boundary type crosses the border in that dtype and is cast inside. New values of buffers that the
-    partition owns and writes are returned first, as mutations; it gets copies of these buffers' tensors. ``meta`` of
+    partition owns and writes are returned first, as mutations; the partition gets copies of their tensors. ``meta`` of
     the graph module has the ``method`` and the tag (``partition``), for the backend.
     """
     build = _Build(plan, partition)
@@ -99,6 +99,7 @@ class _Build:
             recorded = placeholder.meta["val"].dtype
             placeholder.meta["val"] = as_dtype(placeholder.meta["val"], self.partition.boundary[node])
             self.env[node] = cast(self.graph, placeholder, recorded)
+            # the cast gets the debug handle of the first call that uses it
             first_use = next(n for n in self.partition.nodes if node in n.all_input_nodes)
             self.env[node].meta["debug_handle"] = first_use.meta["debug_handle"]
         return InputSpec(InputKind.USER_INPUT, argument_of(placeholder), None)

@@ -43,9 +43,10 @@ def _tags_left(node: Node, tags: tuple[str | None, ...], gone: Collection[str]) 
     If other partitions still have copies of a constant, the host now computes it as well. Those partitions are compiled
     already, so none of them can get another output to provide it.
     """
-    left = tuple(tag for tag in tags if tag is not None and tag not in gone)
-    copied = node.op != "placeholder" and len(left) < len(tags)
-    return (None, *left) if left and copied else left
+    remaining = tuple(tag for tag in tags if tag is not None and tag not in gone)
+    # also if None was among the tags, and so stays
+    lost_some = node.op != "placeholder" and len(remaining) < len(tags)
+    return (None, *remaining) if remaining and lost_some else remaining
 
 
 def _reason(work: Work) -> Reason:

@@ -33,8 +33,8 @@ def insert_delegates(plan: Plan, work: Sequence[Work], handles: Iterator[int], n
     ``work`` has the modules. ``handles`` yields debug handles for the calls. ``names`` yields names for the modules,
     first for this graph, then for its subgraphs.
     """
-    taken = {n.target for n in plan.program.graph.nodes if n.op == "get_attr"}
-    module_names = list(islice((name for name in names if name not in taken), len(plan.partitions)))
+    used_names = {n.target for n in plan.program.graph.nodes if n.op == "get_attr"}
+    module_names = list(islice((name for name in names if name not in used_names), len(plan.partitions)))
     lowered = [(subgraph, insert_delegates(inner, work, handles, names)) for subgraph, inner in plan.inner]
     dropped = put_back(plan.program, lowered)
     modules = {w.partition.tag: w.module for w in work if w.plan is plan}

@@ -170,7 +170,7 @@ def _normalize(lowering: Lowering) -> None:
 
 
 def _border(program: ExportedProgram) -> dict[str, str]:
-    """Input or output of a program, as ``input x`` or ``output 0`` -> its type as text; tensors only."""
+    """``input x`` or ``output 0`` -> its type as text, for the tensors that a program takes and returns."""
     results = zip(program.graph_signature.output_specs, output_values(program), strict=True)
     returned = [value for spec, value in results if spec.kind is OutputKind.USER_OUTPUT]
     values = {f"input {node.name}": node for node in user_inputs(program)}

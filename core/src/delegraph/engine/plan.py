@@ -158,14 +158,17 @@ def _collect(tags: Tags, result: PartitionResult) -> dict[str, Partition]:
 
 
 def _connect(partition: Partition, tags: Tags, position: Mapping[Node, int], returned: Collection[Node]) -> None:
-    """Find the inputs and outputs of a partition. ``returned``: the nodes whose values the host returns or stores."""
+    """Find the inputs and outputs of a partition.
+
+    ``position``: node -> its position in the graph. ``returned``: nodes whose values the host returns or stores.
+    """
     inside = {*partition.nodes, *partition.constants}
     incoming = (i for n in partition.nodes for i in n.all_input_nodes if i not in inside and i.op != "get_attr")
     partition.constants.sort(key=position.__getitem__)
     # The order of first use is ExecuTorch's, and device halves that count positions rely on it. In graph order, blobs
     # of equal layers could differ, because the host may compute their inputs in different orders.
     partition.inputs = list(dict.fromkeys(incoming))
-    partition.outputs = [n for n in partition.nodes if tags[n][0] == partition.tag and _leaves(n, tags, returned)]
+    partition.outputs = [n for n in partition.nodes if tags[n][0] == partition.tag and _is_output(n, tags, returned)]
 
 
 def _result_positions(program: ExportedProgram) -> dict[Node, int]:
@@ -177,7 +180,7 @@ def _result_positions(program: ExportedProgram) -> dict[Node, int]:
     return positions
 
 
-def _leaves(node: Node, tags: Tags, returned: Collection[Node]) -> bool:
+def _is_output(node: Node, tags: Tags, returned: Collection[Node]) -> bool:
     """Whether ``node`` is an output of its partition: something elsewhere needs its value and has no copy.
 
     A call with several results is never an output; the nodes that unpack them are.

@@ -92,8 +92,10 @@ def _note_refusal(work: Sequence[Work], refusal: Unsupported) -> list[Work]:
     The refusal is about the program that contains ``refusal.node``, or about all of ``work`` if it names no node.
     """
     node: Any = refusal.node if isinstance(refusal.node, Node) else None
-    about = [w for w in work if node is not None and any(n is node for n in all_nodes(w.program.graph_module))] or work
-    for item in about:
+    concerned = [
+        w for w in work if node is not None and any(n is node for n in all_nodes(w.program.graph_module))
+    ] or work
+    for item in concerned:
         # not the error itself: its traceback would keep the program alive for as long as the report
         source = refusal.source or (node is not None and source_of(node)) or None
         item.not_compiled = NotCompiled(refusal.message, refusal.hint or "", source)

@@ -48,7 +48,8 @@ class TensorCheck:
         if value.dtype is not self.dtype or value.layout is not torch.strided:
             return False
         device = value.device.type
-        if device == "meta" if self.device is None else device != self.device:
+        wrong_device = device == "meta" if self.device is None else device != self.device
+        if wrong_device:
             return False
         if self._shape is not None:
             same: bool = value.shape == self._shape

@@ -82,23 +82,22 @@ class ConstantValues:
     def of(self, node: Node) -> torch.Tensor | None:
         """The tensor that ``node`` holds or computes from constants, or None.
 
-        It is None for a node that depends on inputs, a call with several results, one that is too large, not repeatable
-        or that fails, and a weight without data (a fake tensor). It also is None if shape or dtype differ from the
-        recorded ones.
+        None if it depends on inputs, if a weight has no data (a fake tensor), or if a call fails, is not repeatable, is
+        too large or returns several results. None also if shape or dtype differ from the recorded ones.
         """
         value, expected = self.results(node), node.meta["val"]
         fits = isinstance(value, torch.Tensor) and value.shape == expected.shape and value.dtype is expected.dtype
         return value if fits else None
 
     def results(self, node: Node) -> Any:
-        """What a call on constants returns, which may be several tensors; None where ``of`` says so."""
+        """What a call on constants returns, also if that is several tensors; None if it is not known, as in ``of``."""
         needed = self._missing(node)
         if not all(self._can_be_known(n) for n in needed):
             return None
         try:
             with torch.no_grad():
-                for operand in needed:
-                    self.by_node[operand] = self._compute(operand)
+                for step in needed:
+                    self.by_node[step] = self._compute(step)
         except (RuntimeError, ValueError, IndexError, TypeError):  # the call fails when the program runs, too
             return None
         return self.by_node[node]

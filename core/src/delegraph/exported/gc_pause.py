@@ -50,7 +50,7 @@ def _after_fork() -> None:
     """Remove the entries of other threads: they do not exist in the forked process, so their blocks never end."""
     global _LOCK
     _LOCK = threading.Lock()
-    enabled = any(was for _, was in _pauses)
+    enabled = any(was_enabled for _, was_enabled in _pauses)
     gone = [entry for entry in _pauses if entry[0] != threading.get_ident()]
     for entry in gone:
         _pauses.remove(entry)

@@ -158,12 +158,12 @@ def _multiples(program: ExportedProgram, places: Sequence[Place]) -> Iterator[Co
     """
     matches = [match for guard in program._guards_code if (match := _MULTIPLE.fullmatch(guard))]
     names = input_names(program) if matches else []
-    known = {f"{_guarded(names[p.position])}.size()[{p.dim}]": p for p in places if names}
+    place_of = {f"{_guarded(names[p.position])}.size()[{p.dim}]": p for p in places if names}
     for factor, size, divisor in (match.groups() for match in matches):
-        if size in known:
+        if size in place_of:
             # factor * size is a multiple of divisor exactly if size is a multiple of this
             number = int(divisor) // math.gcd(int(factor or 1), int(divisor))
-            yield Condition(f"{known[size].code} % {number} == 0", known[size], f"multiples of {number}")
+            yield Condition(f"{place_of[size].code} % {number} == 0", place_of[size], f"multiples of {number}")
 
 
 def _guarded(name: str) -> str:

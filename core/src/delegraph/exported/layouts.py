@@ -65,7 +65,7 @@ class Layout:
         return None if order is None else cls(None, order, offset)
 
     def strides_for(self, shape: torch.Size) -> tuple[int, ...]:
-        """The strides for a value of this shape."""
+        """The strides for a value of this shape; computed from ``order`` if ``strides`` is None."""
         if self.strides is not None:
             return self.strides
         strides, step = [0] * len(shape), 1
@@ -183,6 +183,7 @@ def pinned_inputs(program: ExportedProgram) -> dict[Node, Node]:
         if _reads(reader, module, lambda node: node.target in READ_MEMORY)
         for operand in (reader.all_input_nodes if _is_opaque(reader) else reader.all_input_nodes[:1])
     ]
+    # ``computed``: a call that is no view lies between ``node`` and ``reader``
     while waiting:
         node, reader, computed = waiting.pop()
         if (node, computed) not in seen:
@@ -266,6 +267,7 @@ def _is_covered(root: torch.Tensor, view: Any) -> bool:
     # mark the elements of ``root`` in an array that stands for the memory, and look whether ``view`` shows others
     memory = torch.zeros(max(extents), dtype=torch.bool)
     shape, strides, offset = places[0]
+    # the elements of an expanded dimension share one place
     once = [1 if s == 0 else d for d, s in zip(shape, strides, strict=True)]
     memory.as_strided(once, strides, offset).fill_(True)
     return bool(memory.as_strided(*places[1]).all())

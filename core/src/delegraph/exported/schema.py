@@ -40,9 +40,9 @@ def is_random(node: Node) -> bool:
     if not isinstance(node.target, OpOverload) or not _is_seeded(node.target):
         return False
     arguments = bound_arguments(node)
-    probability = arguments.get("p") if "dropout" in node.target._schema.name else None
-    chance = arguments.get("dropout_p", arguments.get("dropout", probability))
-    return arguments.get("train", arguments.get("training")) is not False and chance != 0
+    p = arguments.get("p") if "dropout" in node.target._schema.name else None
+    probability = arguments.get("dropout_p", arguments.get("dropout", p))
+    return arguments.get("train", arguments.get("training")) is not False and probability != 0
 
 
 @cache

@@ -157,6 +157,7 @@ class GraphCode:
             text = f"{self._text(module)}({', '.join(arguments)})"
         else:
             arguments = [self._text(a) for a in node.args]
+            # in a dictionary, because names such as ``from`` are keywords of Python
             arguments += [f"**{{{k!r}: {self._text(v)}}}" for k, v in node.kwargs.items()]
             text = f"{self._bind(RESHAPE if node.target in VIEWS else node.target)}({', '.join(arguments)})"
             text = f"expect_rank({text}, {self._bind(node)})" if expects_rank(node, self._inside) else text

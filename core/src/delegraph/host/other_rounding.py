@@ -98,15 +98,15 @@ class OtherRounding(TorchDispatchMode):
         largest = float(finite.max()) if finite.numel() else 0.0
         if largest > 2**50 and not source.is_floating_point():  # float64 does not hold the difference
             return source
-        limit = 2 * largest or 1.0  # replaces infinities, which are equal to each other, too
+        limit = 2 * largest or 1.0  # stands for infinities, which are equal to each other, too
         step = self._size(source.dtype) * limit if source.is_floating_point() else 0.25
         return wide.nan_to_num(nan=torch.nan, posinf=limit, neginf=-limit) + step * self._noise(wide, dim)
 
     def _noise(self, like: torch.Tensor, dim: int | None = None) -> torch.Tensor:
         """Factors between -1 and 1 for the elements of ``like``.
 
-        For rounding they are random, and at least 0.5 from 0. For order they rise along ``dim`` (None: along all
-        elements).
+        For rounding they are random, with absolute values of at least 0.5. For order they rise along ``dim`` (None:
+        along all elements).
         """
         if self._random is not None:
             wide = torch.float64 if like.dtype is torch.float64 else torch.float32

@@ -79,9 +79,9 @@ def compare(name: str, got: Any, wanted: Any) -> OutputStatistics:
     value, largest, mismatched = b, _largest(error), 0
     if not math.isfinite(largest):  # else everything is finite
         same = (a == b) | (a.isnan() & b.isnan())
-        both = a.isfinite() & b.isfinite()
-        error, value = (torch.where(both, x, 0.0) for x in (error, b))
-        largest, mismatched = _largest(error), int((~both & ~same).sum())
+        both_finite = a.isfinite() & b.isfinite()
+        error, value = (torch.where(both_finite, x, 0.0) for x in (error, b))
+        largest, mismatched = _largest(error), int((~both_finite & ~same).sum())
     snr = decibels(*(float(torch.linalg.vector_norm(x)) for x in (value, error))) if largest else None
     return OutputStatistics(name, tuple(b.shape), largest, _largest(value), mismatched, dtype, snr=snr)
 

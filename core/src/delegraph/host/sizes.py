@@ -60,7 +60,8 @@ def _is_counted_on(node: Node, inside: bool) -> bool:
     while waiting:
         for user in waiting.pop().users:
             pointwise = isinstance(user.target, OpOverload) and torch.Tag.pointwise in user.target.tags
-            if inside if user.op == "output" else not pointwise:
+            relies_on_rank = inside if user.op == "output" else not pointwise
+            if relies_on_rank:
                 return True
             waiting += {user} - seen
             seen.add(user)
@@ -76,7 +77,7 @@ def failed_at(program: ExportedProgram, inputs: Sequence[Any], error: Exception)
         recorded = node.meta.get("val")
         for dim, size in enumerate(recorded.shape if isinstance(recorded, torch.Tensor) else ()):
             if isinstance(size, torch.SymInt) and value.shape[dim] < 2:
-                what = f"input {node.name} has size {value.shape[dim]} in dimension {dim}, and torch traced the program"
-                text = f"{what} for sizes of at least 2 there: {type(error).__name__}: {str(error).strip()[:200]}"
+                text = f"input {node.name} has size {value.shape[dim]} in dimension {dim}, and torch traced the program"
+                text += f" for sizes of at least 2 there: {type(error).__name__}: {str(error).strip()[:200]}"
                 return InputError("input-invalid", text, hint=_HINT)
     return None

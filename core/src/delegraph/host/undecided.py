@@ -87,7 +87,7 @@ class _Items:
     """A group of outputs that list the same items, and eager's item nearest to ours at each place.
 
     ``grouped``: the number of places, and the positions of the outputs (``_items``). ``gots`` are our outputs,
-    ``eagers`` those of eager's first run. ``differs``: places where our item is not eager's. ``_wavers``: such places
+    ``eagers`` those of eager's first run. ``differs``: places where our item is not eager's. ``_varies``: such places
     where runs of eager differ from each other. ``_ours`` and ``_theirs``: how often our item at a place occurs among
     all of our items, and among eager's.
     """
@@ -105,7 +105,7 @@ class _Items:
         self._nearest = [rows.clone() for rows in self._eager]
         self._distance = self._between(self._got, self._eager)
         self.differs = self._distance > 1
-        self._wavers = torch.zeros_like(self.differs)
+        self._varies = torch.zeros_like(self.differs)
         changed = self.differs.nonzero().flatten().tolist()
         elements = sum(rows.numel() for rows in self._got)
         self._counted = changed if len(changed) * elements <= _COUNTED else []
@@ -133,10 +133,10 @@ class _Items:
         Where it differs from the first run and is nearer to ours, its items replace the nearest ones.
         """
         rows = self._rows(others)
-        wavers = self.differs & (self._between(rows, self._eager) > 1)
+        varies = self.differs & (self._between(rows, self._eager) > 1)
         distance = self._between(self._got, rows)
-        nearer = wavers & (distance < self._distance)
-        self._wavers |= wavers
+        nearer = varies & (distance < self._distance)
+        self._varies |= varies
         self._distance = torch.where(nearer, distance, self._distance)
         self._theirs = self._theirs.maximum(self._count(rows))
         for nearest, row in zip(self._nearest, rows, strict=True):
@@ -155,7 +155,7 @@ class _Items:
     @property
     def is_hopeless(self) -> bool:
         """Whether some place differs although all runs of eager agree there."""
-        return bool((self.differs & ~self._wavers).any())
+        return bool((self.differs & ~self._varies).any())
 
     def settled(self, gots: Sequence[torch.Tensor]) -> Iterator[tuple[int, OutputStatistics]]:
         """Position and figures of each output in which runs of eager differ, compared with the nearest items."""

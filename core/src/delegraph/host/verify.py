@@ -26,10 +26,9 @@ class Verification:
         return cls(tuple(compare(f"output_{k}", a, b) for k, (a, b) in enumerate(pairs)))
 
     def settled(self, got: Any, wanted: Any, run: Callable[[Any], Any]) -> Verification:
-        """The same, with outputs that differ compared again where eager disagrees with itself.
+        """Compare outputs that differ again, where eager disagrees with itself; see ``undecided.settle``.
 
         ``got`` and ``wanted`` are the results that were compared. ``run(mode)`` calls eager in a torch dispatch mode.
-        See ``undecided.settle``.
         """
         from .undecided import settle
 

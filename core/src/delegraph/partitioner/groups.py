@@ -46,9 +46,9 @@ class Groups:
         """Accepted calls in a group with a refused call -> why they stay on the host, too."""
         reasons: dict[Node, str] = {}
         for group in self.groups:
-            missing = next((n for n in group if n in refused), None)
-            if missing is not None:
-                why = f"it goes with {missing.name}, which is refused: {refused[missing]}"
+            refused_call = next((n for n in group if n in refused), None)
+            if refused_call is not None:
+                why = f"it goes with {refused_call.name}, which is refused: {refused[refused_call]}"
                 reasons.update((n, why) for n in group if n not in refused)
         return reasons
 

@@ -314,9 +314,10 @@ def _give_strides(result: Any, wanted: Any) -> Any:
     strides: Any = wanted.stride()
     if not all(isinstance(s, int) for s in strides):
         return result  # comparing symbolic strides would fix them
+    # a contiguous copy with the outermost dimension first, with the dimensions then put back in order
     outer_first = sorted(range(result.dim()), key=lambda d: -strides[d])
-    back = [outer_first.index(d) for d in range(result.dim())]
-    return result.permute(outer_first).clone(memory_format=torch.contiguous_format).permute(back)
+    inverse = [outer_first.index(d) for d in range(result.dim())]
+    return result.permute(outer_first).clone(memory_format=torch.contiguous_format).permute(inverse)
 
 
 def _strides(tensor: torch.Tensor) -> list[str]:

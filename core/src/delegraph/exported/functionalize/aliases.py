@@ -57,7 +57,7 @@ class Aliases:
             owners: dict[int, Node] = {}  # storage -> the root of the tensors in it
             for node in family:
                 self._enter(node)
-                for storage in storages(node.meta.get("val")) if self._is_memory(node) else ():
+                for storage in storages(node.meta.get("val")) if self._has_own_storage(node) else ():
                     if owners.setdefault(storage, self.root_of[node]) is not self.root_of[node]:
                         self._join_by_storage(node, owners[storage])
 
@@ -91,7 +91,7 @@ class Aliases:
             return False
         return bool(effects(node.target).writes) or node.target in LIST_VIEWS or _shares_when_called(node, base)
 
-    def _is_memory(self, node: Node) -> bool:
+    def _has_own_storage(self, node: Node) -> bool:
         """Whether the storage of the value recorded for ``node`` is really the storage of its tensor."""
         # An in-place call returns its argument. For a buffer that the module replaced, torch records the new tensor as
         # the value of the ``copy_`` that it adds, which has nothing to do with the buffer's storage.
@@ -114,10 +114,10 @@ class Aliases:
 def families(nodes: Iterable[Node], written: Collection[Node]) -> list[list[Node]]:
     """Groups of nodes that may share memory, in graph order; only groups in which a node is ``written``."""
     parent: dict[Node, Node] = {}
-    owner: dict[int, Node] = {}
+    first_with: dict[int, Node] = {}
     for node in nodes:
         parent[node] = node
-        same_storage = [owner.setdefault(s, node) for s in storages(node.meta.get("val"))]
+        same_storage = [first_with.setdefault(s, node) for s in storages(node.meta.get("val"))]
         for related in (*same_storage, *aliased_arguments(node)):
             parent[find_root(parent, node)] = find_root(parent, related)
     wanted = {find_root(parent, n) for n in written}
@@ -160,9 +160,9 @@ def _is_same_tensor(node: Node, base: Node) -> bool:
 
 
 def _geometry(node: Node) -> Any:
-    """Dtype, shape, strides, offset and lazy bits of a node's value; two names of one tensor have equal ones.
+    """Dtype, shape, strides, offset, and whether conjugation or negation is pending, of a node's value.
 
-    The node itself if its value is no tensor: it equals no other.
+    Equal for two names of one tensor. If the value is no tensor, the node itself, which equals no other.
     """
     val = node.meta.get("val")
     if not isinstance(val, torch.Tensor):

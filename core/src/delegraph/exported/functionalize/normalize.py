@@ -163,10 +163,10 @@ def number_calls(graph: Graph, handles: Iterator[int], origin: Mapping[Node, Nod
     ``origin``: added call -> the call that it was added for, whose handle it gets.
     """
     for node in (n for n in graph.nodes if n.op == "call_function"):
-        first = origin.get(node, node)
-        if "debug_handle" not in first.meta:
-            first.meta["debug_handle"] = next(handles)
-        node.meta["debug_handle"] = first.meta["debug_handle"]
+        numbered = origin.get(node, node)
+        if "debug_handle" not in numbered.meta:
+            numbered.meta["debug_handle"] = next(handles)
+        node.meta["debug_handle"] = numbered.meta["debug_handle"]
         if node.target is CALL_DELEGATE:  # what fetches the delegate is a part of its call
             node.args[0].meta["debug_handle"] = node.meta["debug_handle"]
 
@@ -186,7 +186,11 @@ class _Copy:
         return self._copies[output_node(module.graph)]
 
     def _copy(self, node: Node, module: GraphModule) -> Any:
-        """What replaces ``node`` in the copy: a node, a tuple of values for a wrapper, or None."""
+        """What replaces ``node`` in the copy.
+
+        A node; for a wrapper, and for the output of its graph, the values that it returns; None for a node that is left
+        out.
+        """
         if node.target is _GRADIENT_WRAPPER:
             return self._inline(node, module)
         if node.target is operator.getitem and isinstance(self._copies[node.args[0]], tuple):  # type: ignore[index]
@@ -200,7 +204,7 @@ class _Copy:
         if node.op == "output" and module is not self.graph.owning_module:
             return torch.fx.map_arg(node.args[0], lambda n: self._copies[n])
         copy = copy_node(self.graph, node, lambda n: self._copies[n])
-        # an earlier lowering, of which this program is a part or the result, left these
+        # an earlier lowering may have left these: the program can be its result
         for key in ("delegation_tag", LEFT):
             copy.meta.pop(key, None)
         copy.meta[EXPORTED] = node.name
@@ -224,13 +228,13 @@ def _return_mutations(
     Mutations come first, as torch requires. Returns the specs of all outputs.
     """
     old = program.graph_signature.output_specs
-    known = sum(s.kind in MUTATIONS for s in old)
+    old_count = sum(s.kind in MUTATIONS for s in old)
     written = [n for n in specs if n in mutations.last_value]
     new = [_mutation(specs[n], n, mutations.last_value[n]) for n in written]
     output = output_node(graph)
     values: Any = output.args[0]
-    output.args = ((*values[:known], *(mutations.last_value[n] for n in written), *values[known:]),)
-    return [*old[:known], *new, *old[known:]]
+    output.args = ((*values[:old_count], *(mutations.last_value[n] for n in written), *values[old_count:]),)
+    return [*old[:old_count], *new, *old[old_count:]]
 
 
 def _mutation(spec: InputSpec, node: Node, value: Node) -> OutputSpec:
@@ -242,7 +246,10 @@ def _mutation(spec: InputSpec, node: Node, value: Node) -> OutputSpec:
 
 
 def _why_retrace(node: Node) -> Reason | None:
-    """The reason to retrace the program if ``node`` affects other calls unseen by the graph; else None."""
+    """Why the program has to be retraced because of ``node``; None if it does not have to be.
+
+    It has to be if ``node`` affects other calls in a way that the graph does not show.
+    """
     if node.target is _AUTOCAST:
         # torch records no source for the wrapper itself
         inside = (source_of(n) for subgraph in subgraphs_of(node) for n in subgraph.graph.nodes)

@@ -219,6 +219,7 @@ def _private_tensors(program: ExportedProgram) -> dict[Any, Any]:
     writers: list[Node] = []
     for node in program.graph.nodes:
         writers += written_arguments(node)
+        # a write in a subgraph may reach any operand of its call
         if any(written_names(n) for subgraph in subgraphs_of(node) for n in all_nodes(subgraph)):
             writers += node.all_input_nodes
     may_be_written = {n for family in families(program.graph.nodes, writers) for n in family}

@@ -59,7 +59,10 @@ class Mutations:
 
 
 def functionalize(graph: Graph, state: Collection[Node] = ()) -> Mutations:
-    """Make ``graph`` functional, in place. ``state``: its placeholders of parameters and buffers."""
+    """Make ``graph`` functional, in place; returns what was changed. If a write is unproven, the graph is unusable.
+
+    ``state``: its placeholders of parameters and buffers.
+    """
     mutations = Mutations()
     nodes = list(graph.nodes)
     writers = {n: written_arguments(n) for n in nodes if written_names(n)}
@@ -165,7 +168,7 @@ class _Rewrite:
     def _copy_by_place(self, node: Node, member: Node) -> None:
         """Let ``node``, a call of one of ``COPIES_BY_PLACE``, read the present memory of ``member``.
 
-        Raises Unproven if that memory cannot be shown by a new value.
+        Raises Unproven if it reads memory besides the elements of the present value.
         """
         name, val = self.aliases.name_of[member], member.meta["val"]
         if node.target is aten.as_strided_copy.default:
@@ -202,6 +205,7 @@ class _Rewrite:
         for root in dict.fromkeys(memory_root(operand) for operand in reader.all_input_nodes if _is_tensor(operand)):
             order = dense_order(root.meta["val"])
             if root in self.moved and root.op == "call_function" and order:
+                # a contiguous copy with the outermost dimension first, permuted back
                 others, outer_first = list(root.users), order[::-1]
                 inner_last = self._insert_permuted(root, outer_first)
                 packed = self._insert_packed(inner_last.next, inner_last)
@@ -240,7 +244,7 @@ class _Rewrite:
         """
         op: Any = node.target
         functional = functional_form(op)
-        if not effects(op).writes:
+        if not effects(op).writes:  # it writes running statistics, which its schema does not say
             self._update_statistics(node)
         elif functional is None or len(effects(op).writes) != 1:
             raise Unproven("no functional form with the same arguments")
@@ -260,9 +264,9 @@ class _Rewrite:
         passed it, or a later call that uses the old node. Its shape would have to change there, too; only ``detach_``
         changes none.
         """
-        (before,) = self.writers[node]
+        (old_node,) = self.writers[node]
         # under another name the tensor would have to change its shape, too
-        shared = before.op == "placeholder" or any(user > node for user in before.users)
+        shared = old_node.op == "placeholder" or any(user > node for user in old_node.users)
         if not effects(functional).views:  # ``set_``, whose schema does not say that the memory is the source's
             raise Unproven("it gives the tensor other memory")
         if shared and functional is not aten.detach.default:
@@ -335,7 +339,7 @@ class _Rewrite:
             name = self.aliases.source[name]
 
     def _update_statistics(self, node: Node) -> None:
-        """Replace a norm in training by the batch norm that returns its new statistics, as results 3 and 4."""
+        """Replace a norm in training by ``_TRAINED_BATCH_NORM``, whose results 3 and 4 are the new statistics."""
         call = self._insert_computed(node, _TRAINED_BATCH_NORM, *self._trained_arguments(node))
         result, mean, var = (self._insert_computed(node, operator.getitem, call, k) for k in (0, 3, 4))
         if node.target is aten.instance_norm.default:
@@ -349,7 +353,7 @@ class _Rewrite:
         self.graph.erase_node(node)
 
     def _trained_arguments(self, node: Node) -> list[Any]:
-        """The arguments of that batch norm.
+        """The arguments of ``_TRAINED_BATCH_NORM`` in the place of ``node``.
 
         An instance norm is a batch norm of one sample that has the channels of all samples. Raises Unproven if its
         sizes are symbolic.

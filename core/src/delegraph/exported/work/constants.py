@@ -82,9 +82,10 @@ def written_constants(tensors: Sequence[torch.Tensor]) -> tuple[list[Any], list[
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int] | None:
-    """The addresses where the bytes of a tensor begin and end; None if it is empty, or its elements need computing.
+    """The addresses where the bytes of a tensor begin and end.
 
-    Raises NoForm for a tensor that has no bytes on the CPU, or has a dtype without a name.
+    None if it is empty, or if its elements are conjugated or negated lazily. Raises NoForm for a tensor that has no
+    bytes on the CPU, or a dtype without a name.
     """
     why = why_no_bytes(tensor) or (None if tensor.is_cpu else f"it is on the device {tensor.device}")
     if why is not None or tensor.dtype not in NAMES:
@@ -118,8 +119,9 @@ class ConstantsRead:
         name, shape, strides, number, place = self._rows[at(index)]
         dtype, memory = DTYPES[name], self._memory(at(number))
         size, steps = math.prod(shape) * dtype.itemsize, c_strides(shape) if strides is None else strides
-        bad = size != memory.nbytes if place is None else at(place) % dtype.itemsize
-        if bad or min((*shape, *steps, 0)) < 0:
+        # without a place, the memory has just the elements, in C order; else they lie in it from byte ``place`` on
+        misfits = size != memory.nbytes if place is None else at(place) % dtype.itemsize
+        if misfits or min((*shape, *steps, 0)) < 0:
             raise FormatError("format-invalid", f"a constant of the shape {shape} has {memory.nbytes} bytes")
         if place is None:
             elements = memory.view(dtype).reshape(shape)

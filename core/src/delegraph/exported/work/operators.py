@@ -69,24 +69,25 @@ def convention_of(op: OpOverload) -> tuple[list[str], list[Any], int, int]:
 
     The defaults are as ``written`` gives them.
     """
-    arguments, nothing = op._schema.arguments, SymbolsWritten(())
-    defaults = [written(a.default_value, {}, nothing, flat=True) for a in arguments]
+    arguments, no_symbols = op._schema.arguments, SymbolsWritten(())
+    defaults = [written(a.default_value, {}, no_symbols, flat=True) for a in arguments]
     required = max((k + 1 for k, a in enumerate(arguments) if not a.has_default_value()), default=0)
     return [a.name for a in arguments], defaults, sum(not a.kwarg_only for a in arguments), required
 
 
-def call_of(op: OpOverload, given: list[Any], nodes: Any, symbols: SymbolsRead) -> tuple[tuple[Any, ...], Any]:
+def call_of(op: OpOverload, forms: list[Any], nodes: Any, symbols: SymbolsRead) -> tuple[tuple[Any, ...], Any]:
     """The positional and keyword arguments of a call of ``op``, as torch.export would have them.
 
-    ``given``: the form of every argument. Arguments that equal the schema's defaults are left out where that is
+    ``forms``: the form of every argument. Arguments that equal the schema's defaults are left out where that is
     possible.
     """
     names, defaults, positional, required = convention_of(op)
-    if len(given) != len(names):
-        raise FormatError("format-invalid", f"a call of {op} has {len(given)} arguments of {len(names)}")
+    if len(forms) != len(names):
+        raise FormatError("format-invalid", f"a call of {op} has {len(forms)} arguments of {len(names)}")
     # types too: Python takes 1 and True for equal
-    pairs = enumerate(zip(given, defaults, strict=True))
+    pairs = enumerate(zip(forms, defaults, strict=True))
     passed = [k for k, (a, b) in pairs if k < required or type(a) is not type(b) or a != b]
+    # positional arguments can be left out only at the end
     end = max((k + 1 for k in passed if k < positional), default=0)
-    args = tuple(read(v, nodes, symbols) for v in given[:end])
-    return args, {names[k]: read(given[k], nodes, symbols) for k in passed if k >= positional}
+    args = tuple(read(v, nodes, symbols) for v in forms[:end])
+    return args, {names[k]: read(forms[k], nodes, symbols) for k in passed if k >= positional}

@@ -87,6 +87,7 @@ class _Reader:
         root: Any = torch.nn.Module()
         graph = self._graph(0, root)
         inputs, outputs = self._specs(graph)
+        # stands for the program from which ``build_program`` takes tensors and ranges
         like: Any = SimpleNamespace(
             state_dict={}, constants={}, range_constraints=self._symbols.constraints, _guards_code=()
         )
@@ -125,6 +126,7 @@ class _Reader:
     def _graph(self, number: int, root: Any) -> Graph:
         """Graph number ``number``. Its subgraphs and constants become attributes of ``root``."""
         graph, nodes = Graph(owning_module=root), list[Node]()
+        # ``marks``: one table of other metadata, or nothing
         for k, (action, args, type_, handle, *marks) in enumerate(self._graphs[number]):
             meta: dict[str, Any] = {} if action == "output" else {"val": self._types.val(type_)}
             meta |= {"debug_handle": at(handle)} if handle else {}

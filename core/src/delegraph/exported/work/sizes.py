@@ -83,8 +83,8 @@ class SymbolsWritten:
 
     def _expression(self, expression: Any) -> Any:
         """The form of a sympy expression; its new symbols get the next numbers. Raises NoForm."""
-        for part in sorted(expression.free_symbols - self.numbers.keys(), key=str):
-            self.numbers[part] = len(self.numbers)
+        for symbol in sorted(expression.free_symbols - self.numbers.keys(), key=str):
+            self.numbers[symbol] = len(self.numbers)
         if expression.is_Symbol:
             return {"s": self.numbers[expression]}
         if expression.is_Integer:
@@ -104,8 +104,8 @@ class SymbolsWritten:
 
         A row has the kind of the symbol, three flags (positive, size-like, backed), two ranges, and an example. One
         range is torch's, the other the program's for its callers; they may differ. The example is the size with which
-        the program was exported. It is None unless torch drew conclusions from it that are no ranges. ``constraints``:
-        symbol -> the program's range. Raises NoForm.
+        the program was exported; it is None unless a relation has the symbol. ``constraints``: symbol -> the program's
+        range. Raises NoForm.
         """
         environment, relations = self._environment, self._relations()
         related = {symbol for relation in relations for symbol in relation.free_symbols}

@@ -152,6 +152,6 @@ class TypesRead:
         steps = c_strides(shape) if strides is None else [self._symbols.number(step, "int") for step in strides]
         if any(type(n) is int and not 0 <= n < 1 << 60 for n in (*shape, *steps)):
             raise FormatError("format-invalid", f"no tensor has the shape {shape} and the strides {steps}")
-        # The mode would do the same, but first look up how to fake the operator: this takes a third of the time.
+        # Not in the mode, which would first look up how to fake the operator: that takes three times as long.
         meta = torch.empty_strided(shape, steps, dtype=DTYPES[dtype], device="meta")
         return FakeTensor(self._mode, meta, torch.device("cpu"))
