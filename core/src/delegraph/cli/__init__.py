@@ -203,6 +203,7 @@ def _run(words: Sequence[str], page: worker.Page | None, refused: Mapping[worker
     """Parse the words and run the command that they name. Raises what the command raises, or UsageError."""
     stdout = sys.stdout
     with contextlib.redirect_stdout(sys.stderr), _readable_warnings(), watchdog(), _reporting_to(page, refused):
+        _use_settings(_flags(words))
         command_line = parser(words)
         with contextlib.redirect_stdout(stdout):  # ``output_path`` reads sys.stdout for /dev/stdout
             args, unknown = command_line.parse_known_args(words)
@@ -210,6 +211,14 @@ def _run(words: Sequence[str], page: worker.Page | None, refused: Mapping[worker
                 args.refuse(f"unrecognized arguments: {' '.join(unknown)}")
         outcome: Outcome = args.run_command(args)
     return outcome
+
+
+def _use_settings(flags: Sequence[str]) -> None:
+    """Let plugins read the file of ``--config``, which they need to know before any command is looked up."""
+    for k, word in enumerate(flags):
+        name, equals, value = word.partition("=")
+        if name == "--config" and (equals or k + 1 < len(flags)):
+            os.environ["DELEGRAPH_CONFIG"] = os.path.abspath(value if equals else flags[k + 1])
 
 
 class _HelpShown(Exception):
@@ -244,6 +253,8 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
         chosen = commands.add_parser(words[0])
         chosen.add_argument("--json", action="store_true", help="print one JSON object with a schema field")
         chosen.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        settings = "settings to read in place of the user's: backends in environments of their own (delegraph-workers)"
+        chosen.add_argument("--config", metavar="FILE", help=settings)
         command.add_arguments(chosen)
         chosen.set_defaults(run_command=command.run, refuse=chosen.error)
     else:

@@ -14,6 +14,7 @@ from concurrent.futures import BrokenExecutor, Executor, ThreadPoolExecutor
 from typing import Any
 
 import torch
+from delegraph import get_backend
 from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult
 from delegraph.errors import DelegraphError, FormatError, OptionError, Unsupported
 from delegraph.exported import TRACING, all_nodes
@@ -35,11 +36,21 @@ Programs = Mapping[str, Sequence[ExportedProgram]]
 Specs = Mapping[str, Sequence[Sequence[CompileSpec]]]
 
 
+class Remote(BackendDetails, abstract=True):
+    """A backend that compiles in processes of its own already."""
+
+    @classmethod
+    def limited(cls, limits: Limits) -> type[BackendDetails]:
+        """The same backend with limits for a partition."""
+        raise NotImplementedError
+
+
 class Workers:
     """The processes of one lowering.
 
     ``executor``: None, threads, or an executor of other processes. ``isolated``: each partition is compiled in a
-    process that it may end. ``time_limit`` (seconds) and ``memory_limit`` (bytes) are for one partition.
+    process that it may end. ``time_limit`` (seconds) and ``memory_limit`` (bytes) are for one partition. ``python``:
+    the interpreter of another environment, whose processes they are.
     """
 
     def __init__(
@@ -48,14 +59,15 @@ class Workers:
         isolated: bool = False,
         time_limit: float | None = None,
         memory_limit: int | None = None,
+        python: str | None = None,
     ) -> None:
         threads = executor is None or isinstance(executor, ThreadPoolExecutor)
-        self._foreign = None if threads else executor
+        self._foreign, self._python = None if threads else executor, python
         self._limits = Limits(time_limit, None if memory_limit is None else int(memory_limit))
         self._isolated = threads or isolated or self._limits != Limits()
         self.executor: Executor | None = executor if threads else ThreadPoolExecutor(_WAITING, "delegraph-waiting")
-        self._path = private_folder()
-        self._constants = Folder(self._path)
+        self.path = private_folder()
+        self._constants = Folder(self.path)
         self._idle: list[WorkerProcess] = []
         self._all: list[WorkerProcess] = []
         self._lock = threading.Lock()
@@ -82,25 +94,29 @@ class Workers:
             workers, self._all, self._idle = self._all, [], []
         for worker in workers:
             worker.close()
-        shutil.rmtree(self._path, ignore_errors=True)
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def stand_in(self, backend: type[BackendDetails], name: str, producer: tuple[str, str]) -> type[BackendDetails]:
         """A class that compiles as ``backend`` does, elsewhere. ``name`` is ``distribution/name``.
 
         Raises OptionError for a backend that only this process knows.
         """
+        if issubclass(backend, Remote):
+            return backend if self._limits == Limits() else backend.limited(self._limits)
         if producer[0] == IN_PROCESS:
             text = f"backend {backend.__name__} was registered in this process, and no other process can find it"
             hint = "install a distribution that declares it, or compile here: without isolation, limits and processes"
             raise OptionError("option-invalid", text, hint=hint)
 
+        known = versions_of(producer[0])
+
         def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-            return self._compile(backend, name, producer, {"": [edge_program]}, {"": [compile_specs]})[""][0]
+            return self.compile(backend.__name__, name, known, {"": [edge_program]}, {"": [compile_specs]})[""][0]
 
         def preprocess_multimethod(
             cls: type, edge_programs: Programs, compile_specs: Specs
         ) -> dict[str, list[PreprocessResult]]:
-            return self._compile(backend, name, producer, edge_programs, compile_specs)
+            return self.compile(backend.__name__, name, known, edge_programs, compile_specs)
 
         body: dict[str, Any] = {
             "__module__": backend.__module__,
@@ -116,22 +132,29 @@ class Workers:
             body["preprocess_multimethod"] = classmethod(preprocess_multimethod)
         return type(backend.__name__, (BackendDetails,), body)
 
-    def _compile(
+    def compile(
         self,
-        backend: type[BackendDetails],
+        backend: str,
         name: str,
-        producer: tuple[str, str],
+        versions: Mapping[str, str],
         programs: Programs,
         specs: Specs,
+        limits: Limits | None = None,
     ) -> dict[str, list[PreprocessResult]]:
-        """What a worker makes of partitions: by method, in their order."""
+        """What a worker makes of partitions: by method, in their order.
+
+        ``backend`` is the name of the backend's class, ``name`` is ``distribution/name``. ``versions``: those of
+        distributions that the worker has to have.
+        """
+        limits = limits or self._limits
         try:
             forms = {method: [write(program) for program in listed] for method, listed in programs.items()}
         except Unsupported:
             if self._isolated:
                 raise
             with TRACING:  # it cannot be sent: it is compiled here
-                return backend.preprocess_multimethod(programs, {m: [list(s) for s in g] for m, g in specs.items()})
+                here = get_backend(name)
+                return here.preprocess_multimethod(programs, {m: [list(s) for s in g] for m, g in specs.items()})
         flat = [form for listed in forms.values() for form in listed]
         identity = [(form.structure, [memory.place for memory in form.memories]) for form in flat]
         key = name, repr(identity)
@@ -139,20 +162,21 @@ class Workers:
             raise self._refused[key]
         header: dict[str, Any] = {
             "backend": name,
-            "class": backend.__name__,
-            "versions": versions_of(producer[0]),
+            "class": backend,
+            "versions": dict(versions),
             "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
             "threads": torch.get_num_threads(),
             "named": True,
             "programs": [[m, [[s.key, s.value.hex()] for s in each]] for m, given in specs.items() for each in given],
             "isolated": self._isolated,
-            "time_limit": self._limits.seconds,
-            "memory_limit": self._limits.memory,
+            "time_limit": limits.seconds,
+            "memory_limit": limits.memory,
         }
         nodes = {n.name: n for listed in programs.values() for p in listed for n in all_nodes(p.graph_module)}
         place = _place(backend, programs)
         try:
-            results = self._results(self._send(header, flat, place), flat, nodes)
+            answer = self.send(header, flat, place, limits)
+            results = self._results(answer, flat, nodes, limits)
         except Unsupported as refusal:
             if refusal.node is None:
                 self._refused[key] = refusal
@@ -160,39 +184,42 @@ class Workers:
         ordered = iter(results)
         return {method: [next(ordered) for _ in listed] for method, listed in forms.items()}
 
-    def _send(self, header: dict[str, Any], forms: Sequence[Form], place: str) -> tuple[bytes, str]:
-        """The answer to a job, and what was printed meanwhile."""
+    def send(
+        self, header: dict[str, Any], forms: Sequence[Form], place: str, limits: Limits | None = None
+    ) -> tuple[bytes, str]:
+        """The answer to a job about programs, and what was printed meanwhile."""
+        limits = limits or self._limits
         packed = [b"".join(form.pieces()) for form in forms]
         memories = {m.digest: m for form in forms for m in form.memories if m.size >= INLINE}
         for memory in memories.values():
             self._constants.add(memory)
-        job = pack({**header, "inline": [], "folder": str(self._path)}, packed)
+        job = pack({**header, "inline": [], "folder": str(self.path)}, packed)
         if self._foreign is None:
-            return self._in_process(job, place)
+            return self._in_process(job, place, limits)
 
         def inlined() -> bytes:
             whole = [b"".join(memory.pieces()) for memory in memories.values()]
             return pack({**header, "inline": [d.hex() for d in memories], "folder": None}, [*packed, *whole])
 
-        return self._in_executor(job, inlined, place)
+        return self._in_executor(job, inlined, place, limits)
 
-    def _in_process(self, job: bytes, place: str) -> tuple[bytes, str]:
+    def _in_process(self, job: bytes, place: str, limits: Limits) -> tuple[bytes, str]:
         """Let a process of this machine do a job; one that does not survive it is replaced when it is needed."""
         worker = self._take()
         LOG.info("%s, in process %d", place, worker.pid)
         try:
-            return worker.run(job, self._limits)
+            return worker.run(job, limits)
         finally:
-            self._give(worker)
+            self._give(worker, limits.memory)
 
-    def _in_executor(self, job: bytes, inlined: Callable[[], bytes], place: str) -> tuple[bytes, str]:
+    def _in_executor(self, job: bytes, inlined: Callable[[], bytes], place: str, limits: Limits) -> tuple[bytes, str]:
         """Let the executor do a job. If a worker of it dies, the job is done once more."""
         foreign: Any = self._foreign
         try:
             answer = foreign.submit(run, job).result()
         except BrokenExecutor:  # it takes no jobs any more
             LOG.info("%s, once more in a process of its own: the executor broke", place)
-            return self._in_process(job, place)
+            return self._in_process(job, place, limits)
         except DelegraphError:
             raise
         except Exception as e:
@@ -212,12 +239,14 @@ class Workers:
             LOG.info("%s, compiled by process %s of %s", place, header["pid"], header.get("host"))
         return bytes(answer), ""
 
-    def _results(self, answer: tuple[bytes, str], forms: Sequence[Form], nodes: Mapping[str, Any]) -> list[Any]:
+    def _results(
+        self, answer: tuple[bytes, str], forms: Sequence[Form], nodes: Mapping[str, Any], limits: Limits
+    ) -> list[Any]:
         """The results in an answer, checked as bytes from outside are; raises the error that it tells of."""
         data, printed = answer
         header, parts = unpack(data)
         if "error" in header:
-            raise self._error(header["error"], nodes, printed)
+            raise self.error(header["error"], nodes, limits)
         if "absent" in header:
             raise FormatError("format-invalid", f"a worker cannot read {header['absent']}")
         if len(parts) != len(forms):
@@ -227,15 +256,15 @@ class Workers:
             result.output = result.output or printed[-4096:].rstrip()
         return results
 
-    def _error(self, told: Any, nodes: Mapping[str, Any], printed: str) -> BaseException:
+    def error(self, told: Any, nodes: Mapping[str, Any], limits: Limits) -> BaseException:
         """The error that a worker met. One that a limit or an exit made is a refusal of the partition."""
         try:
             error = error_of(told, nodes)
         except (KeyError, TypeError) as e:
             return FormatError("format-invalid", f"a worker tells of an error in no known form: {e!r}")
         out_of_memory = isinstance(error, MemoryError) or "can't allocate memory" in str(error)
-        if self._isolated and self._limits.memory is not None and out_of_memory:
-            text = f"it needs more than {self._limits.memory / 1e6:.0f} MB of memory: {error or 'MemoryError'}"
+        if self._isolated and limits.memory is not None and out_of_memory:
+            text = f"it needs more than {limits.memory / 1e6:.0f} MB of memory: {error or 'MemoryError'}"
             return Unsupported("unsupported", text, hint="allow more with memory_limit")
         if self._isolated and isinstance(error, SystemExit):
             return Unsupported("unsupported", f"it exited: {error}")
@@ -251,14 +280,13 @@ class Workers:
         return self._start()
 
     def _start(self) -> WorkerProcess:
-        worker = WorkerProcess(self._path)
+        worker = WorkerProcess(self.path, self._python)
         with self._lock:
             self._all.append(worker)
         return worker
 
-    def _give(self, worker: WorkerProcess) -> None:
+    def _give(self, worker: WorkerProcess, limit: int | None) -> None:
         """Keep a worker for the next job, unless it has ended or keeps too much of the memory that it took."""
-        limit = self._limits.memory
         if worker.alive and (limit is None or worker.grown <= limit / 2):
             with self._lock:
                 self._idle.append(worker)
@@ -276,10 +304,10 @@ def _unpacked(answer: Any) -> tuple[dict[str, Any], list[memoryview]]:
     return unpack(answer)
 
 
-def _place(backend: type[BackendDetails], programs: Programs) -> str:
+def _place(backend: str, programs: Programs) -> str:
     """Which partitions these are, for who waits."""
     metas = [program.graph_module.meta for listed in programs.values() for program in listed]
-    return ", ".join(f"{meta.get('partition')} of {meta.get('method')}" for meta in metas) + f", {backend.__name__}"
+    return ", ".join(f"{meta.get('partition')} of {meta.get('method')}" for meta in metas) + f", {backend}"
 
 
 def _expect_no_fork(executor: Any) -> None:

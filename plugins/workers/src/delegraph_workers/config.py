@@ -1,0 +1,138 @@
+"""The user's settings: which backends are in environments of their own, and what these environments say of them.
+
+The settings name executables, so they are read from the user's own folder or from a file that is named, and never from
+the working directory. Imports neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+CONFIG = "DELEGRAPH_CONFIG"
+"""The variable that names another file of settings; ``--config FILE`` sets it."""
+SECONDS = 60.0
+"""How long an environment may take to say which backend it has."""
+
+
+class BadSettings(Exception):
+    """Settings that cannot be used, or an environment that does not answer; the text says why."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A backend in an environment of its own: what it is called here and there, and the interpreter."""
+
+    name: str
+    python: str
+    backend: str
+
+
+def path_of_settings() -> Path:
+    """The file of settings, which need not exist."""
+    if os.environ.get(CONFIG):
+        return Path(os.environ[CONFIG])
+    if sys.platform == "win32":
+        return Path(os.environ.get("APPDATA") or Path.home() / "AppData/Roaming") / "delegraph/delegraph.toml"
+    if sys.platform == "darwin":
+        return Path.home() / "Library/Application Support/delegraph/delegraph.toml"
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "delegraph/delegraph.toml"
+
+
+def settings() -> list[Setting]:
+    """The backends of the file of settings. Raises BadSettings."""
+    path = path_of_settings()
+    try:
+        status = path.stat()
+        text = path.read_text("utf-8")
+    except FileNotFoundError:
+        if os.environ.get(CONFIG):
+            raise BadSettings(f"there is no file {path}") from None
+        return []
+    except (OSError, UnicodeDecodeError) as e:
+        raise BadSettings(f"{path} cannot be read: {e}") from e
+    if os.name == "posix" and (status.st_mode & stat.S_IWOTH or status.st_uid not in (0, os.geteuid())):
+        raise BadSettings(f"{path} names executables, and others own it or can write to it")
+    return read_settings(text, path)
+
+
+def read_settings(text: str, path: Path) -> list[Setting]:
+    """The backends in the text of a file of settings. Raises BadSettings."""
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    try:
+        tables = toml.loads(text).get("backends", {})
+    except ValueError as e:
+        raise BadSettings(f"{path}: {e}") from e
+    made = []
+    for name, table in tables.items() if isinstance(tables, Mapping) else ():
+        given = table if isinstance(table, Mapping) else {}
+        python, backend = given.get("python"), given.get("backend", name)
+        if not isinstance(python, str) or not os.path.isabs(python) or not isinstance(backend, str):
+            text = (
+                f'[backends.{name}] has python = "/absolute/path/of/a/python", and may have backend = "its name there"'
+            )
+            raise BadSettings(f"{path}: {text}")
+        if unknown := sorted(given.keys() - {"python", "backend"}):
+            raise BadSettings(f"{path}: [backends.{name}] has the unknown key {unknown[0]!r}")
+        made.append(Setting(name, python, backend))
+    return made
+
+
+def description_of(setting: Setting) -> dict[str, Any]:
+    """What an environment says of a backend that it has (``describe``).
+
+    It is kept in the user's cache folder until what is installed there changes. Raises BadSettings.
+    """
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "delegraph/environments"
+    kept = base / (hashlib.sha256(json.dumps([setting.python, setting.backend]).encode()).hexdigest() + ".json")
+    try:
+        known = json.loads(kept.read_text("utf-8"))
+        if known["stamps"] == _stamps(known["told"]["path"]):
+            return dict(known["told"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # there is none, or it is of another version: the environment is asked
+    told = _ask(setting)
+    try:
+        base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        partial = kept.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps({"told": told, "stamps": _stamps(told["path"])}), "utf-8")
+        partial.rename(kept)
+    except OSError:
+        return told  # a folder that cannot be written costs half a second the next time, and nothing else
+    return told
+
+
+def _stamps(path: list[str]) -> list[Any]:
+    """When each folder was changed last, in nanoseconds; None for one that is not there."""
+    return [os.stat(folder).st_mtime_ns if os.path.exists(folder) else None for folder in path]
+
+
+def _ask(setting: Setting) -> dict[str, Any]:
+    """Let the environment describe the backend."""
+    command = [setting.python, "-m", "delegraph_workers.describe", setting.backend]
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", CONFIG)}
+    with tempfile.TemporaryDirectory(prefix="delegraph-") as nowhere:
+        try:
+            done = subprocess.run(
+                command, env=environment, cwd=nowhere, capture_output=True, timeout=SECONDS, stdin=subprocess.DEVNULL
+            )
+        except (OSError, subprocess.TimeoutExpired) as e:
+            raise BadSettings(f"{setting.python}: {e}") from e
+    try:
+        told = json.loads(done.stdout.decode("utf-8", "replace").splitlines()[-1])
+    except (ValueError, IndexError):
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        raise BadSettings(f"{setting.python} does not describe {setting.backend!r}: {said[0]:.300}") from None
+    if not isinstance(told, dict) or "error" in told:
+        raise BadSettings(f"{setting.python}: {told.get('error') if isinstance(told, dict) else told!r}")
+    return told

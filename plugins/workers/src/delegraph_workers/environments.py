@@ -1,0 +1,274 @@
+"""Backends in environments of their own, as this process sees them: classes that ask a worker there.
+
+``Backend_NAME``, ``Partitioner_NAME`` and ``Runtime_NAME`` are made when they are asked for; so is the backend's class
+under its own id. Nothing of the backend is imported here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from delegraph.backend import CompileSpec, PreprocessResult
+from delegraph.errors import ContractViolation, FormatError, PluginUnavailable, Unsupported
+from delegraph.exported_program import (
+    CALL_DELEGATE,
+    argument_of,
+    build_program,
+    copy_node,
+    flat_call,
+    name_outputs,
+    output_values,
+    placeholder_of,
+    placeholders,
+)
+from delegraph.partitioner import DelegationSpec, Partitioner, PartitionResult, Reason, Refusal
+from delegraph.runtime import BackendRuntime, Delegate
+from delegraph.work import write
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec
+from torch.fx import Graph, Node
+
+from .message import pack, unpack
+from .plugin import described
+from .supervise import Limits, WorkerProcess
+from .tensors import read_values, write_values
+from .workers import Remote, Workers
+
+_NOTHING = Limits()
+
+
+class Environment:
+    """A backend's environment: its processes, one of which runs delegates and is lost to no compiler."""
+
+    def __init__(self, name: str) -> None:
+        if name not in described() or "error" in described()[name][1]:
+            why = described()[name][1]["error"] if name in described() else "the settings do not have it"
+            raise PluginUnavailable("plugin-unavailable", f"the environment of backend {name!r} cannot be used: {why}")
+        self.name = name
+        self._setting, self.told = described()[name]
+        self.backend = str(self.told["name"])
+        self.where = f"{self.told['distribution']} {self.told['version']} in {self.told['prefix']}"
+        self.workers = Workers(isolated=True, python=self._setting.python)
+        self._runner: WorkerProcess | None = None
+        self._running = threading.RLock()
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """End the processes of the environment."""
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+        self.workers.close()
+
+    def ask(self, header: Mapping[str, Any], program: ExportedProgram) -> dict[str, Any]:
+        """What a worker answers about a program."""
+        answer, _ = self.workers.send({**header, "backend": self.backend}, [write(program)], self.backend)
+        return self._told(answer)[0]
+
+    def run(self, header: Mapping[str, Any], parts: Sequence[bytes]) -> tuple[dict[str, Any], list[memoryview], int]:
+        """What the process that runs delegates answers, and its process id; it is started if there is none."""
+        with self._running:
+            if self._runner is None or not self._runner.alive:
+                self._runner = WorkerProcess(self.workers.path, self._setting.python)
+            answer, _ = self._runner.run(pack({**header, "backend": self.backend}, parts), _NOTHING)
+            return *self._told(answer), self._runner.pid
+
+    def _told(self, answer: bytes) -> tuple[dict[str, Any], list[memoryview]]:
+        header, parts = unpack(answer)
+        if "error" in header:
+            raise self.workers.error(header["error"], {}, _NOTHING)
+        return header, parts
+
+
+@cache
+def environment(name: str) -> Environment:
+    """The environment of a backend of the settings."""
+    return Environment(name)
+
+
+def __getattr__(attribute: str) -> Any:
+    """The classes that ``plugin`` declares."""
+    kind, _, identifier = attribute.partition("_")
+    for name, (_, told) in described().items():
+        if attribute == told.get("backend_id"):
+            return _backend(name, attribute, _NOTHING)
+        if identifier == name.replace("-", "_") and kind in ("Partitioner", "Runtime"):
+            return _partitioner(name) if kind == "Partitioner" else _runtime(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {attribute!r}")
+
+
+# --- compiling --------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _backend(name: str, backend_id: str, limits: Limits) -> type[Remote]:
+    """The class that compiles in a backend's environment, with limits for a partition."""
+
+    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        there = environment(name)
+        programs, specs = {"": [edge_program]}, {"": [compile_specs]}
+        result = there.workers.compile(backend_id, there.backend, {}, programs, specs, limits)[""][0]
+        if isinstance(result.facts, Mapping):
+            result.facts = {**result.facts, "environment": there.where}
+        return result
+
+    body = {
+        "__module__": __name__,
+        "__doc__": f"Compiles as {backend_id} does in the environment of {name!r}.",
+        "thread_safe": True,
+        "preprocess": staticmethod(preprocess),
+        "limited": classmethod(lambda cls, limits: _backend(name, backend_id, limits)),
+    }
+    return type(backend_id, (Remote,), body)
+
+
+# --- partitioning -----------------------------------------------------------------------------------------------------
+
+
+@cache
+def _partitioner(name: str) -> type[Partitioner]:
+    """The class that asks the backend's own partitioner."""
+    return type(f"Partitioner_{name.replace('-', '_')}", (RemotePartitioner,), {"name": name, "__module__": __name__})
+
+
+class RemotePartitioner(Partitioner):
+    """Tags what the partitioner of another environment tags, for its reasons.
+
+    It is asked about whole programs. Operators that the other one keeps are kept; others are decomposed to core ATen
+    before it is asked for its partitions.
+    """
+
+    name: str
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(options)
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        calls = [n for n in exported_program.graph.nodes if n.op == "call_function"]
+        try:
+            sent, nodes = _without_delegates(exported_program)
+            told = self._ask("partition", sent)
+        except Unsupported as e:
+            why = f"the program cannot be sent to the environment of {self.name!r}: {e.message}"
+            return PartitionResult(exported_program, {}, refusals=[Refusal(n, why) for n in calls])
+        try:
+            return self._followed(exported_program, nodes, told)
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
+            text = f"the environment of {self.name!r} answered what no partitioner does: {type(e).__name__}: {e}"
+            raise FormatError("format-invalid", text) from e
+
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
+        try:
+            sent, nodes = _without_delegates(ep)
+            told = self._ask("keeps", sent)
+        except Unsupported:
+            return [], None
+        kept = {nodes[str(name)] for name in told.get("kept", ()) if str(name) in nodes}
+        asked = set(nodes.values())
+        operators = [op for op in map(_operator, told.get("operators", ())) if op is not None]
+        # a call that a decomposition has made was not asked about: it is kept if others of its operator are
+        return operators, lambda node: node in kept or node not in asked
+
+    def _ask(self, what: str, program: ExportedProgram) -> dict[str, Any]:
+        return environment(self.name).ask({"do": what, "options": dict(self.spec)}, program)
+
+    def _followed(
+        self, program: ExportedProgram, nodes: Mapping[str, Node], told: Mapping[str, Any]
+    ) -> PartitionResult:
+        """The other partitioner's answer about the nodes of this program."""
+        for name, tag in told["tags"].items():
+            nodes[name].meta["delegation_tag"] = tuple(tag) if isinstance(tag, list) else tag
+        for name, marks in told["marks"].items():
+            nodes[name].meta.update({str(k): v for k, v in marks.items() if k not in nodes[name].meta})
+        own = str(environment(self.name).told["backend_id"])
+        specs = {}
+        for tag, backend_id, given in told["partitions"]:
+            if backend_id not in (own, environment(self.name)._setting.backend):
+                text = f"the partitioner of {self.name!r} gave {tag} to {backend_id}, which is another backend"
+                raise ContractViolation("contract-violation", text)
+            specs[str(tag)] = DelegationSpec(self.name, [CompileSpec(k, bytes.fromhex(v)) for k, v in given])
+        boundary = {nodes[name].name: getattr(torch, dtype) for name, dtype in told["boundary"].items()}
+        return PartitionResult(program, specs, boundary, [_refusal(nodes, row) for row in told["refusals"]])
+
+
+def _refusal(nodes: Mapping[str, Node], row: Sequence[Any]) -> Refusal:
+    """A refusal of a row; it cannot be asked again, so it does not say what would have to change."""
+    name, text, final, hint, cause, of, _ = row
+    reason = Reason(str(text), hint=str(hint), cause=str(cause), of=nodes.get(str(of)))
+    return Refusal(nodes[name], reason, final=bool(final))
+
+
+def _operator(name: Any) -> OpOverload | None:
+    """The operator ``aten.relu.default``; None if this torch does not have it."""
+    found: Any = torch.ops
+    for part in str(name).split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, OpOverload) else None
+
+
+def _without_delegates(program: ExportedProgram) -> tuple[ExportedProgram, dict[str, Node]]:
+    """A copy of a program in which what delegates return arrives as inputs; and nodes of ``program`` by name there."""
+    graph, copies = Graph(), dict[Node, Node]()
+    given = placeholders(program)
+    delegates = [n for n in program.graph.nodes if n.op == "call_function" and n.target is CALL_DELEGATE]
+    hidden = {*delegates, *(n.args[0] for n in delegates)}
+    returned = [user for call in delegates for user in call.users]
+    specs = []
+    for node, spec in given:
+        copies[node] = placeholder_of(graph, node)
+        specs.append(InputSpec(spec.kind, argument_of(copies[node]), spec.target, spec.persistent))
+    for node in returned:
+        copies[node] = new = placeholder_of(graph, node)
+        specs.append(InputSpec(InputKind.USER_INPUT, argument_of(new), None))
+    for node in program.graph.nodes:
+        if node not in copies and node not in hidden:
+            copies[node] = copy_node(graph, node, copies.__getitem__)
+    outputs = name_outputs(
+        program.graph_signature.output_specs,
+        [copies[v] if isinstance(v, Node) else v for v in output_values(program)],
+    )
+    graph.owning_module = program.graph_module
+    inputs = sum(spec.kind is InputKind.USER_INPUT for spec in specs)
+    made = build_program(
+        program.graph_module, graph, specs, outputs, program, flat_call(inputs, len(outputs)), check=False
+    )
+    for node in made.graph.nodes:
+        node.meta.pop("delegation_tag", None)
+    known = {copy.name: node for node, copy in copies.items() if node not in returned}
+    return made, known
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _runtime(name: str) -> type[BackendRuntime]:
+    """The class that runs blobs in the backend's environment."""
+
+    def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:
+        return _Loaded(name, processed_bytes, compile_specs, named_data)
+
+    body = {"__module__": __name__, "load": staticmethod(load)}
+    return type(f"Runtime_{name.replace('-', '_')}", (BackendRuntime,), body)
+
+
+class _Loaded:
+    """A delegate that lives in the process of an environment."""
+
+    def __init__(self, name: str, blob: bytes, specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> None:
+        self._name = name
+        header = {"do": "load", "specs": [[s.key, s.value.hex()] for s in specs], "keys": list(named_data)}
+        told, _, self._process = environment(name).run(header, [bytes(blob), *map(bytes, named_data.values())])
+        self._number = told["number"]
+
+    def __call__(self, *args: Any) -> tuple[Any, ...]:
+        rows, parts = write_values(args)
+        header = {"do": "call", "number": self._number, "process": self._process, "values": rows}
+        told, data, _ = environment(self._name).run(header, parts)
+        return tuple(read_values(told["values"], data))

@@ -1,0 +1,117 @@
+"""What a worker of a backend's own environment does besides compiling: it partitions, and it runs delegates."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import delegraph
+import torch
+from delegraph.backend import CompileSpec
+from delegraph.errors import ContractViolation, DelegraphError
+from delegraph.exported import TRACING
+from delegraph.partitioner import Partitioner
+from delegraph.runtime import Delegate
+from delegraph.work import read
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from .constants import fetch_from
+from .tensors import read_values, write_values
+
+Answer = tuple[dict[str, Any], list[bytes]]
+_loaded: dict[int, Delegate] = {}
+
+
+def _program(header: Mapping[str, Any], parts: Sequence[memoryview]) -> ExportedProgram:
+    return read(parts[0], fetch_from(header["folder"], {}), named=True)
+
+
+def _partitioner(header: Mapping[str, Any]) -> Partitioner:
+    delegraph.get_backend(header["backend"])  # which may register operators that the program calls
+    return delegraph.get_partitioner(header["backend"], **header["options"])
+
+
+def partition(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
+    """The tags that the backend's partitioner puts on a program, by name of node, and its refusals."""
+    who = _partitioner(header)
+    program = _program(header, parts)
+    before = {node: set(node.meta) for node in program.graph.nodes}
+    with TRACING:
+        result = who(program)
+    tags = {n.name: n.meta["delegation_tag"] for n in program.graph.nodes if n.meta.get("delegation_tag") is not None}
+    marks = {
+        node.name: {k: v for k, v in node.meta.items() if k not in known and _is_plain(v) and k != "delegation_tag"}
+        for node, known in before.items()
+    }
+    return {
+        "tags": {name: list(tag) if isinstance(tag, tuple) else tag for name, tag in tags.items()},
+        "marks": {name: added for name, added in marks.items() if added},
+        "partitions": [
+            [tag, spec.backend_id, [[s.key, s.value.hex()] for s in spec.compile_specs]]
+            for tag, spec in result.partition_tags.items()
+        ],
+        "boundary": {name: str(dtype).removeprefix("torch.") for name, dtype in result.boundary_types.items()},
+        "refusals": [_refusal(r.node, r.reason, r.final) for r in result.refusals],
+    }, []
+
+
+def _refusal(node: Node, reason: str, final: bool) -> list[Any]:
+    """A refusal: name of the node, text, whether it is final, hint, cause, operand, and what would have to change."""
+    unless = getattr(reason, "unless", None)
+    of = getattr(getattr(reason, "of", None), "name", None)
+    changed = str(unless).removeprefix("torch.") if unless is not None else None
+    return [node.name, str(reason), final, getattr(reason, "hint", ""), getattr(reason, "cause", ""), of, changed]
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, str))
+
+
+def keeps(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
+    """The calls of a program that the backend wants whole, by name, and their operators."""
+    who = _partitioner(header)
+    program = _program(header, parts)
+    calls = [n for n in program.graph.nodes if n.op == "call_function" and isinstance(n.target, OpOverload)]
+    support = who.support
+    if support is None:
+        operators, wanted = who.ops_to_not_decompose(program)
+        whole = [n for n in calls if n.target in operators and (wanted is None or wanted(n))]
+        return {"operators": [str(op) for op in operators], "kept": [n.name for n in whole]}, []
+    support.begin(program)
+    kept = []
+    for node in calls:
+        if support.why_not(node) is None:
+            support.is_constant(node)
+            kept.append(node)
+    return {"operators": list(dict.fromkeys(str(n.target) for n in kept)), "kept": [n.name for n in kept]}, []
+
+
+def load(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
+    """Load a blob in the backend's runtime; the answer has a number for it."""
+    runtime = delegraph.get_runtime(header["backend"])
+    specs = [CompileSpec(key, bytes.fromhex(value)) for key, value in header["specs"]]
+    named = dict(zip(header["keys"], map(bytes, parts[1:]), strict=True))
+    _loaded[number := len(_loaded)] = runtime.load(bytes(parts[0]), specs, named)
+    return {"number": number}, []
+
+
+def call(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
+    """Call a loaded delegate."""
+    if header["process"] != os.getpid():
+        raise DelegraphError("process-ended", "the process that ran this delegate has ended, and what it kept with it")
+    returned = _loaded[header["number"]](*read_values(header["values"], parts))
+    if not isinstance(returned, (tuple, list)):
+        raise ContractViolation("contract-violation", f"a delegate returned {type(returned).__name__}, not a tuple")
+    rows, data = write_values([r.clone() if isinstance(r, torch.Tensor) else r for r in returned])
+    return {"values": rows}, data
+
+
+SERVICES: Mapping[str, Callable[[Mapping[str, Any], Sequence[memoryview]], Answer]] = {
+    "partition": partition,
+    "keeps": keeps,
+    "load": load,
+    "call": call,
+}

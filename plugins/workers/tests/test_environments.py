@@ -1,0 +1,238 @@
+"""Two backends whose requirements exclude each other, each in an environment of its own, serve one lowering.
+
+The environments see torch and delegraph through the one that runs the tests; the wheels in them are made here.
+"""
+
+import json
+import os
+import site
+import subprocess
+import sys
+import venv
+import zipfile
+
+import delegraph
+import pytest
+import torch
+from delegraph.discovery.registry import Registry
+from delegraph.errors import PluginUnavailable
+from delegraph_workers import config, environments, plugin
+from torch import nn
+
+SOURCE = """
+import json
+import torch
+import acme_compiler
+from delegraph.backend import BackendDetails, PreprocessResult
+from delegraph.partitioner import CapabilityPartitioner
+from delegraph.plugin import BackendSpec, OptionSpec, PartitionerSpec, RuntimeSpec, hookimpl
+from delegraph.runtime import BackendRuntime
+
+TAKEN = torch.ops.aten.{operator}.default
+
+
+class {name}Backend(BackendDetails):
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        print("compiled by", acme_compiler.VERSION)
+        if compile_specs[0].value == b"crash":
+            import os
+            os.abort()
+        handles = tuple(n.meta["debug_handle"] for n in edge_program.graph.nodes if n.op == "call_function")
+        blob = acme_compiler.{function}(len(handles), "{operator}")
+        return PreprocessResult(blob, {{0: handles}}, facts={{"compiler": acme_compiler.VERSION}})
+
+
+class {name}Partitioner(CapabilityPartitioner):
+    def __init__(self, mode):
+        from delegraph.backend import CompileSpec
+        why_not = lambda n: None if n.target is TAKEN else f"only {operator}, with {{acme_compiler.VERSION}}"
+        super().__init__(why_not, "{name}Backend", [CompileSpec("mode", mode.encode())])
+
+
+class {name}Runtime(BackendRuntime):
+    @staticmethod
+    def load(processed_bytes, compile_specs, named_data):
+        count, function = json.loads(processed_bytes)
+
+        def run(x):
+            for _ in range(count):
+                x = getattr(torch, function)(x)
+            return (x,)
+
+        return run
+"""
+LIGHT = """
+from delegraph.plugin import BackendSpec, OptionSpec, PartitionerSpec, RuntimeSpec, hookimpl
+
+@hookimpl
+def delegraph_backends():
+    options = (OptionSpec("mode", str, "well", ("well", "crash")),)
+    return [BackendSpec("{low}", "{low}_backend:{name}Backend", "{name}Backend", 1, "of acme", options=options)]
+
+@hookimpl
+def delegraph_partitioners():
+    return [PartitionerSpec("{low}", "{low}", "{low}_backend:{name}Partitioner", default=True)]
+
+@hookimpl
+def delegraph_runtimes():
+    return [RuntimeSpec("{low}", "{low}_backend:{name}Runtime")]
+"""
+
+
+def wheel(folder, name, version, files, requires=(), entry=None):
+    """A wheel with these files, which are modules."""
+    stem = name.replace("-", "_")
+    info = f"{stem}-{version}.dist-info"
+    lines = [
+        "Metadata-Version: 2.1",
+        f"Name: {name}",
+        f"Version: {version}",
+        *(f"Requires-Dist: {r}" for r in requires),
+    ]
+    path = folder / f"{stem}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as made:
+        for module, text in files.items():
+            made.writestr(f"{module}.py", text)
+        made.writestr(f"{info}/METADATA", "\n".join(lines) + "\n")
+        made.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        if entry:
+            made.writestr(f"{info}/entry_points.txt", f"[delegraph]\n{entry} = {entry}_plugin\n")
+    return path
+
+
+def make_environment(folder, low, operator, version, function):
+    """A virtual environment with a backend and the version of a compiler that it is for; returns its interpreter."""
+    venv.create(folder, system_site_packages=True, with_pip=False)
+    python = folder / "bin" / "python"
+    purelib = next((folder / "lib").iterdir()) / "site-packages"
+    name = low.title()
+    texts = {"low": low, "name": name, "operator": operator, "function": function}
+    compiler = f"import json\nVERSION = '{version}'\ndef {function}(*told):\n    return json.dumps(told).encode()\n"
+    wheels = [
+        wheel(folder, "acme-compiler", version, {"acme_compiler": compiler}),
+        wheel(
+            folder,
+            f"acme-{low}",
+            "3.1",
+            {f"{low}_backend": SOURCE.format(**texts), f"{low}_plugin": LIGHT.format(**texts)},
+            [f"acme-compiler=={version}"],
+            low,
+        ),
+    ]
+    for path in wheels:  # what pip install --no-deps does with a wheel of modules
+        zipfile.ZipFile(path).extractall(purelib)
+    ours = [p for p in (*site.getsitepackages(), *sys.path) if p.endswith("site-packages")]
+    lines = "".join(f"import site; site.addsitedir({p!r})\n" for p in dict.fromkeys(ours))
+    (purelib / "ours.pth").write_text(lines)
+    return python
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("acme")
+    one = make_environment(folder / "one", "one", "sin", "1.0", "old_name")
+    two = make_environment(folder / "two", "two", "cos", "2.0", "new_name")
+    path = folder / "delegraph.toml"
+    path.write_text(f'[backends.one]\npython = "{one}"\n\n[backends.second]\npython = "{two}"\nbackend = "two"\n')
+    return path
+
+
+@pytest.fixture
+def registry(settings, monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("DELEGRAPH_CONFIG", str(settings))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(settings.parent / "cache"))
+    plugin.described.cache_clear()
+    made = Registry()
+    monkeypatch.setattr("delegraph.discovery.registry._default", made)
+    yield made
+    plugin.described.cache_clear()
+
+
+class Waves(nn.Module):
+    def forward(self, x):
+        return torch.cos(torch.sin(torch.sin(x + 1)) * 2)
+
+
+def test_listing_names_the_environment_and_imports_nothing(registry, settings):
+    known = {b.name: b for b in registry.backends()}
+    one, second = known["one"], known["second"]
+    assert one.usable and one.summary == f"of acme (acme-one 3.1 in {settings.parent / 'one'})"
+    assert second.backend_id == "TwoBackend" and second.has_runtime and second.options[0].choices == ("well", "crash")
+    assert not {"acme_compiler", "one_backend", "one_plugin", "two_backend"} & sys.modules.keys()
+    kept = sorted((settings.parent / "cache/delegraph/environments").iterdir())
+    assert len(kept) == 2 and json.loads(kept[0].read_text())["told"]["protocol"] == 1
+
+
+@pytest.mark.slow
+def test_two_versions_of_a_compiler_serve_one_lowering(registry, settings):
+    model, x = Waves().eval(), torch.linspace(-1, 1, 6)
+    lowered = delegraph.lower(model, (x,), backends=["one", "second"], registry=registry)
+    assert [(d.backend, d.facts["compiler"], d.output) for d in lowered.report.delegates] == [
+        ("one", "1.0", "compiled by 1.0"),
+        ("second", "2.0", "compiled by 2.0"),
+    ]
+    assert lowered.report.delegates[0].facts["environment"] == f"acme-one 3.1 in {settings.parent / 'one'}"
+    torch.testing.assert_close(lowered(x), model(x))
+    assert lowered.verify(x).agrees()
+    told = str(lowered.report)
+    assert "only sin, with 1.0" in told and "only cos, with 2.0" in told
+    assert not {"acme_compiler", "one_backend", "two_backend"} & sys.modules.keys()
+    crashed = delegraph.lower(
+        model, (x,), backends=["one", "second"], registry=registry, options={"one": {"mode": "crash"}}
+    )
+    assert "SIGABRT" in crashed.report.given_back[0].reason and len(crashed.report.delegates) == 1
+    for name in ("one", "second"):
+        environments.environment(name).close()
+    environments.environment.cache_clear()
+
+
+def test_the_command_takes_a_file_of_settings(settings, tmp_path):
+    environ = os.environ | {"XDG_CACHE_HOME": str(settings.parent / "cache")}
+    command = [sys.executable, "-m", "delegraph", "backends", "--config", str(settings)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert "acme-one 3.1" in done.stdout
+    (tmp_path / "delegraph.toml").write_text(settings.read_text())
+    done = subprocess.run(command[:-2], env=environ, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert "acme-one" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('[backends.a]\npython = "python"', "has python = "),
+        ("[backends.a]\npython = 3", "has python = "),
+        ('[backends.a]\npython = "/bin/python"\nshell = "x"', "unknown key 'shell'"),
+        ("[backends", "delegraph.toml: "),
+    ],
+)
+def test_settings_that_are_wrong(text, why, tmp_path):
+    with pytest.raises(config.BadSettings, match=why):
+        config.read_settings(text, tmp_path / "delegraph.toml")
+
+
+def test_settings_that_others_may_write_are_not_read(tmp_path, monkeypatch):
+    path = tmp_path / "delegraph.toml"
+    path.write_text("")
+    path.chmod(0o666)
+    monkeypatch.setenv("DELEGRAPH_CONFIG", str(path))
+    with pytest.raises(config.BadSettings, match="others own it or can write to it"):
+        config.settings()
+
+
+def test_an_environment_that_does_not_answer_is_an_unavailable_backend(tmp_path, monkeypatch):
+    path = tmp_path / "delegraph.toml"
+    path.write_text(f'[backends.gone]\npython = "{tmp_path}/bin/python"\n[backends.bare]\npython = "/bin/false"\n')
+    monkeypatch.setenv("DELEGRAPH_CONFIG", str(path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    plugin.described.cache_clear()
+    try:
+        registry = Registry()
+        with pytest.raises(PluginUnavailable) as error:
+            registry.get_backend("gone")
+        assert "No such file" in error.value.hint
+        with pytest.raises(PluginUnavailable) as error:
+            registry.get_backend("bare")
+        assert "does not describe 'bare'" in error.value.hint
+    finally:
+        plugin.described.cache_clear()
