@@ -93,16 +93,16 @@ def lower(
     codes.
     """
     registry, options, why = registry or default_registry(), options or {}, None
-    kept = asked_cache(cache)
-    lookups = Lookups(kept) if kept else None
+    used_cache = asked_cache(cache)
+    lookups = Lookups(used_cache) if used_cache else None
     _expect_choices(options, transforms, on_missing_runtime)
     if backends is None:
         backends, why = registry.default_backends(options)
     backends = _expect_backends(backends)
-    elsewhere = Elsewhere(registry, executor, isolation, time_limit, memory_limit)
+    chosen = registry.preferring(b for b in backends if isinstance(b, str))
+    elsewhere = Elsewhere(chosen, executor, isolation, time_limit, memory_limit)
     with elsewhere, pause_collection():  # also for the import of plugins, which takes less than a collection
-        named = _named_partitioners(backends, options, registry)
-        chosen = registry.preferring(b for b in backends if isinstance(b, str))
+        partitioners = _named_partitioners(backends, options, registry)
         elsewhere.begin(b for b in backends if isinstance(b, str))
         if example_inputs is None and (model := _model_of_plugin(program, registry)) is not None:
             program, transforms = model.programs, (*model.transforms, *transforms)
@@ -114,7 +114,7 @@ def lower(
             transforms=dict.fromkeys(sources, transforms),
             rounds=[
                 Round(name, dict.fromkeys(sources, partitioner), isinstance(backend, str))
-                for backend, (name, partitioner) in zip(backends, named, strict=True)
+                for backend, (name, partitioner) in zip(backends, partitioners, strict=True)
             ],
             folds_constants=fold_constants,
             elsewhere=elsewhere,

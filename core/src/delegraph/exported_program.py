@@ -243,7 +243,7 @@ def build_program(
     it is not complete yet. Raises SpecViolationError if it is invalid.
     """
     # Only tensors that the signature names: a part of a program must not keep the weights of the rest alive.
-    named = {str(s.target) for s in inputs if s.kind in CONSTANT_KINDS or s.kind is InputKind.CUSTOM_OBJ}
+    targets = {str(s.target) for s in inputs if s.kind in CONSTANT_KINDS or s.kind is InputKind.CUSTOM_OBJ}
     # ``ExportedProgram(...)`` generates Python code for the graph, which takes more than half of its time. A lazy
     # module generates the code at its first call, and most programs of a lowering are never called.
     module = _LazyGraphModule(root, graph)
@@ -256,11 +256,11 @@ def build_program(
     program.__dict__.update(
         _graph_module=module,
         _graph_signature=ExportGraphSignature(list(inputs), list(outputs)),
-        _state_dict={k: v for k, v in like.state_dict.items() if k in named},
+        _state_dict={k: v for k, v in like.state_dict.items() if k in targets},
         _range_constraints=dict(like.range_constraints),
         _module_call_graph=call,
         _example_inputs=None,
-        _constants={k: v for k, v in like.constants.items() if k in named},
+        _constants={k: v for k, v in like.constants.items() if k in targets},
         _verifiers=[Verifier],
         _guards_code=list(like._guards_code),  # conditions on sizes, which the parts of a program share
     )

@@ -1,4 +1,4 @@
-"""ExecuTorch's names for the pipeline are in ``delegraph_executorch.edge``; those of this module forward there."""
+"""Forwards names such as ``to_edge`` to ``delegraph_executorch.edge``, where they are now."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if not TYPE_CHECKING:  # hidden from type checkers, which would otherwise accept any name
 
     def __getattr__(name: str) -> Any:
-        if name.startswith("__"):  # asked by imports and by pickle
+        if name.startswith("__"):  # looked up by the import system and by pickle
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from .discovery.own import provided
 

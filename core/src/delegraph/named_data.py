@@ -211,10 +211,10 @@ def _content(key: str, data: Any, layout: TensorLayout | None) -> tuple[bytes | 
     why = why_no_bytes(data)
     if why is not None:
         raise _error(key, f"is a tensor without bytes: {why}")
-    own = TensorLayout(data.dtype, tuple(data.shape))
-    if layout not in (None, own):
-        raise _error(key, f"is a tensor of layout {own}, and {layout} was given with it")
-    return TensorBlob(data), own
+    actual = TensorLayout(data.dtype, tuple(data.shape))
+    if layout not in (None, actual):
+        raise _error(key, f"is a tensor of layout {actual}, and {layout} was given with it")
+    return TensorBlob(data), actual
 
 
 def _shards(output: NamedDataStoreOutput, limit: int) -> list[list[str]]:

@@ -1,9 +1,12 @@
-"""Partitions, and what backends make of them, as bytes: what a cache keeps and what other processes get and send.
+"""Serializes partitions and their compiled results, for caches and for other processes.
 
-``write`` makes the ``Form`` of a program, ``read`` a program of its bytes; ``write_result`` and ``read_result`` do the
-same for a ``PreprocessResult``, as an entry of a key. An entry is a magic, the SHA-256 of its key and of the rest, the
-size of a JSON header, the header, and bytes. Bytes of a result that are a constant of the partition are not in the
-entry: whoever asks has the partition's form. The digest finds damage and entries of other keys, not attackers.
+``write`` converts a program to its ``Form``, which has its bytes, and ``read`` converts these back. ``write_result``
+converts a ``PreprocessResult`` to the bytes of an *entry*, which belongs to a key, and ``read_result`` converts back.
+
+An entry consists of MAGIC, the SHA-256 digest of the key and of all that follows, the size of a JSON header, the
+header, and bytes. Bytes of the result that lie in the memory of a constant of the partition are left out, because the
+reader has the partition's form. The digest detects damage and entries of other keys; it does not protect against
+attackers.
 """
 
 from __future__ import annotations
@@ -38,21 +41,21 @@ __all__ = [
 ]
 
 MAGIC = b"delegraph entry2"
-"""What entries begin with."""
+"""The first bytes of each entry."""
 _HEAD = struct.Struct("<16s32sQ")
 _SHARED = 4096
-"""Pieces of a result with this many bytes or more are compared with the memory of constants."""
+"""The least number of bytes of a piece that is left out of the entry if it lies in the memory of a constant."""
 
 
 def packed(key: str, header: Any, raw: Sequence[bytes]) -> bytes:
-    """The bytes of an entry, from its header, which is JSON, and the bytes that follow the header."""
+    """The bytes of an entry for ``key``. ``header``: a JSON value; ``raw``: the bytes that follow it, in pieces."""
     encoded = json.dumps(header).encode()
     rest = b"".join((len(encoded).to_bytes(8, "little"), encoded, *raw))
     return MAGIC + hashlib.sha256(key.encode() + rest).digest() + rest
 
 
 def unpacked(key: str, data: bytes) -> tuple[Any, memoryview]:
-    """The header and the bytes of an entry. Raises FormatError if it is damaged, or has another key."""
+    """(header, bytes after it) of an entry. Raises FormatError if it is damaged, or belongs to another key."""
     if len(data) < _HEAD.size or data[:16] != MAGIC or hashlib.sha256(key.encode() + data[48:]).digest() != data[16:48]:
         raise FormatError("format-invalid", "it is damaged, truncated or no entry")
     end = _HEAD.size + _HEAD.unpack_from(data)[2]
@@ -63,29 +66,30 @@ def unpacked(key: str, data: bytes) -> tuple[Any, memoryview]:
 
 
 def nonsense(why: Exception) -> FormatError:
-    """The error for an entry with a right digest that delegraph cannot have written."""
+    """The error for an entry whose digest is right but whose content is invalid; ``why``: the error of its reader."""
     return FormatError("format-invalid", f"it holds what no entry has: {type(why).__name__}: {why}")
 
 
 def write_result(key: str, about: Any, result: PreprocessResult, form: Form) -> bytes:
-    """The entry of a result for the partition of ``form``. ``about``: JSON with facts for those who list entries.
+    """The bytes of the entry for ``result``, which a backend compiled from the partition of ``form``.
 
-    Raises ContractViolation for a result that JSON cannot express.
+    ``about``: a JSON value with facts for listings of the cache. Raises ContractViolation if ``result`` has a value
+    that is no plain Python value.
     """
-    places = sorted((m.place, m.size, k) for k, m in enumerate(form.memories) if m.place is not None)
+    memories = sorted((m.place, m.size, k) for k, m in enumerate(form.memories) if m.place is not None)
     raw: list[bytes] = []
 
     def pieces(blob: Any) -> list[Any]:
-        """A row for each piece of a blob: how many of the entry's bytes it has, or what ``_shared`` returns."""
+        """The pieces of a blob: for each, its number of bytes in the entry, or the result of ``_find_in_memories``."""
         rows: list[Any] = []
 
         def take(piece: memoryview) -> None:
-            """Add a row for one piece; store its bytes unless a constant has them."""
-            if shared := _shared(piece, places):
+            """Add a row for ``piece``, and its bytes to ``raw`` unless a constant has them."""
+            if shared := _find_in_memories(piece, memories):
                 rows.append(shared)
                 return
             raw.append(bytes(piece))
-            if rows and type(rows[-1]) is int:  # a file of many small pieces has few rows
+            if rows and type(rows[-1]) is int:  # joins neighbouring pieces, so that many small ones make few rows
                 rows[-1] += piece.nbytes
             else:
                 rows.append(piece.nbytes)
@@ -96,33 +100,36 @@ def write_result(key: str, about: Any, result: PreprocessResult, form: Form) -> 
     store = result.data_store_output
     fields = {k: v for k, v in vars(result).items() if k not in ("processed_bytes", "data_store_output")}
     blobs = [pieces(blob) for blob in (result.processed_bytes, *(store.buffers if store else ()))]
-    named = store and [_entries(table) for table in (store.pte_data, *store.external_data.values())]
-    return packed(key, [about, blobs, plain(fields), store and list(store.external_data), named], raw)
+    tables = store and [_entries(table) for table in (store.pte_data, *store.external_data.values())]
+    return packed(key, [about, blobs, plain(fields), store and list(store.external_data), tables], raw)
 
 
-def _shared(piece: memoryview, places: Sequence[tuple[Any, int, int]]) -> tuple[int, int, int] | None:
-    """(number of the constant's memory, first byte, number of bytes), if the piece lies in one; else None.
+def _find_in_memories(piece: memoryview, memories: Sequence[tuple[Any, int, int]]) -> tuple[int, int, int] | None:
+    """(number of the memory that contains ``piece``, first byte in it, number of bytes); None if no memory does.
 
-    ``places``: address, size and number of each memory.
+    ``memories``: (address, size, number) of each memory of constants. None also for pieces of less than _SHARED bytes.
     """
     if piece.nbytes < _SHARED:
         return None
     address = np.frombuffer(piece, np.uint8).ctypes.data
-    for place, size, number in places:
-        if place <= address and address + piece.nbytes <= place + size:
-            return number, address - place, piece.nbytes
+    for start, size, number in memories:
+        if start <= address and address + piece.nbytes <= start + size:
+            return number, address - start, piece.nbytes
     return None
 
 
 def _entries(table: dict[str, DataEntry]) -> Any:
-    """The entries of a table of named data as JSON."""
+    """A table of named data as JSON: a row ``[key, buffer index, alignment, layout or None]`` for each entry."""
     layouts = {key: entry.tensor_layout for key, entry in table.items()}
     described = {key: layout and [str(layout.dtype)[6:], list(layout.sizes)] for key, layout in layouts.items()}
     return [[key, entry.buffer_index, entry.alignment, described[key]] for key, entry in table.items()]
 
 
 def plain(value: Any) -> Any:
-    """Plain Python values as JSON that keeps their types and order. Raises ContractViolation for any other value."""
+    """``value`` as JSON from which ``unplain`` restores it exactly, with types, order of keys, NaN and infinity.
+
+    Raises ContractViolation for anything but None, bool, int, float, str, list, tuple and dict.
+    """
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -134,11 +141,11 @@ def plain(value: Any) -> Any:
     raise ContractViolation("contract-violation", f"its result holds {value!r:.80}, which has no words in JSON")
 
 
-def unplain(given: Any) -> Any:
+def unplain(encoded: Any) -> Any:
     """The inverse of ``plain``."""
-    if not isinstance(given, dict):
-        return given
-    ((tag, value),) = given.items()
+    if not isinstance(encoded, dict):
+        return encoded
+    ((tag, value),) = encoded.items()
     if tag == "f":
         return float.fromhex(value)
     if tag == "d":
@@ -147,37 +154,42 @@ def unplain(given: Any) -> Any:
 
 
 def read_result(key: str, data: bytes, form: Form) -> PreprocessResult:
-    """The result in an entry, for the partition of ``form``. Raises FormatError unless it is one of that key.
+    """The result in the entry ``data``, for the partition of ``form``.
 
-    Its fields may be of any type: whoever takes a plugin's result has to check them.
+    Raises FormatError if the entry is damaged or belongs to another key. The types of the result's fields are not
+    checked; the caller checks them as for each result of a plugin.
     """
     header, rest = unpacked(key, data)
     try:
-        _, blobs, fields, tags, named = header
-        read = list(_blobs(blobs, rest, form))
-        result = PreprocessResult(**unplain(fields), processed_bytes=read[0])
-        if named is not None:
-            pte, *external = [{key: _entry(*row) for key, *row in table} for table in named]
-            result.data_store_output = NamedDataStoreOutput(read[1:], pte, dict(zip(tags, external, strict=True)))
+        _, blobs, fields, tags, tables = header
+        blob, *buffers = _blobs(blobs, rest, form)
+        result = PreprocessResult(**unplain(fields), processed_bytes=blob)
+        if tables is not None:
+            pte, *external = [{key: _entry(*row) for key, *row in table} for table in tables]
+            result.data_store_output = NamedDataStoreOutput(buffers, pte, dict(zip(tags, external, strict=True)))
     except Exception as e:
         raise nonsense(e) from e
     return result
 
 
 def _blobs(rows: Sequence[Any], rest: memoryview, form: Form) -> Iterator[bytes | Blob]:
-    """The blobs of an entry. One that contains bytes of constants is a ``Blob`` that reads them in place."""
-    place = 0
+    """The blobs of an entry, as bytes, or as a Blob if a part of them is read from constants.
+
+    ``rows``: the pieces of each blob, as ``write_result`` writes them. ``rest``: the bytes of the entry. Raises
+    ValueError for a piece that is outside of both.
+    """
+    position = 0
     for blob in rows:
         pieces: list[Any] = []
         for row in blob:
             number, first, size = (0, 0, row) if type(row) is int else row
             memory = None if type(row) is int else form.memories[number]
-            end = len(rest) - place if memory is None else memory.size
+            end = len(rest) - position if memory is None else memory.size
             if min(number, first, size) < 0 or first + size > end:
                 raise ValueError(f"a piece of {size} bytes from {first} on, where there are {end}")
             if memory is None:
-                pieces.append(bytes(rest[place : place + size]))
-                place += size
+                pieces.append(bytes(rest[position : position + size]))
+                position += size
             else:
                 pieces.append((memory, first, size))
         shares = any(isinstance(piece, tuple) for piece in pieces)
@@ -185,12 +197,12 @@ def _blobs(rows: Sequence[Any], rest: memoryview, form: Form) -> Iterator[bytes 
 
 
 def _entry(index: int, alignment: int, layout: Any) -> DataEntry:
-    """The entry of a table of named data, from its row."""
+    """The DataEntry for a row that ``_entries`` wrote."""
     return DataEntry(index, alignment, layout and TensorLayout(DTYPES[layout[0]], tuple(layout[1])))
 
 
 class _Stored:
-    """A ``Blob`` made of bytes of an entry and of constants, which are not copied."""
+    """A Blob whose pieces are bytes of an entry, or (memory, first byte, number of bytes) of a constant, not copied."""
 
     def __init__(self, pieces: Sequence[bytes | tuple[Memory, int, int]]) -> None:
         self._pieces = pieces
@@ -201,7 +213,7 @@ class _Stored:
         return sum(piece[2] if isinstance(piece, tuple) else len(piece) for piece in self._pieces)
 
     def write_to(self, file: BinaryIO) -> None:
-        """Append all bytes to ``file``. Raises ContractViolation if a constant was written meanwhile."""
+        """Append all bytes to ``file``. Raises ContractViolation if a constant was written since the entry was read."""
         for tensor, state in self._states:
             if is_written(tensor, state):
                 text = f"a tensor of shape {list(tensor.shape)} was changed after the program was lowered"

@@ -125,8 +125,8 @@ def _stoppable(to_the_end: bool) -> Iterator[None]:
     candidates = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
     if threading.current_thread() is not threading.main_thread():  # only the main thread can set handlers
         candidates = []
-    before = {s: signal.getsignal(s) for s in candidates}
-    ours = [s for s, handler in before.items() if handler in (signal.SIG_DFL, signal.default_int_handler)]
+    handlers = {s: signal.getsignal(s) for s in candidates}
+    ours = [s for s, handler in handlers.items() if handler in (signal.SIG_DFL, signal.default_int_handler)]
     last = -math.inf
 
     def stop(number: int, frame: object) -> None:
@@ -142,7 +142,7 @@ def _stoppable(to_the_end: bool) -> Iterator[None]:
     finally:
         stopped = to_the_end and last > -math.inf
         for number in ours:
-            signal.signal(number, signal.SIG_IGN if stopped else before[number])
+            signal.signal(number, signal.SIG_IGN if stopped else handlers[number])
 
 
 @contextlib.contextmanager

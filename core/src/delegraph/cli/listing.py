@@ -37,9 +37,9 @@ class Backends:
         problems = {i.full_name: _why_unavailable(i) for i in infos} if args.available else {}
         backends = [_backend_json(i) | ({"available": problems[i.full_name]} if problems else {}) for i in infos]
         content = {"backends": backends, "plugins_without_backends": [*map(_plugin_json, unlisted)]}
-        shown = [_table_of_backends(infos, unlisted, args.verbose)]
+        parts = [_table_of_backends(infos, unlisted, args.verbose)]
         rows = [[f"{i.name} here:", problems[i.full_name] or "can run programs"] for i in infos if problems]
-        return Outcome("delegraph.backends/1", content, "\n".join([*shown, *([table(rows)] if rows else [])]))
+        return Outcome("delegraph.backends/1", content, "\n".join([*parts, *([table(rows)] if rows else [])]))
 
 
 class Doctor:
@@ -90,11 +90,11 @@ def _table_of_backends(infos: list[BackendInfo], unlisted: list[PluginRecord], v
     if not infos and not unlisted:
         return "no backends are installed; try: pip install delegraph-tosa"
     if verbose:
-        shown = [_describe_backend(i) for i in infos]
+        parts = [_describe_backend(i) for i in infos]
     else:
         rows = [[i.name, str(i.status), f"{i.distribution} {i.version}".strip(), i.error or i.summary] for i in infos]
-        shown = [table([["NAME", "STATUS", "FROM", "SUMMARY"], *rows])] if rows else []
-    return "\n".join([*shown, *(printable(f"{p.name} ({p.owner}) is {p.status}: {p.error}") for p in unlisted)])
+        parts = [table([["NAME", "STATUS", "FROM", "SUMMARY"], *rows])] if rows else []
+    return "\n".join([*parts, *(printable(f"{p.name} ({p.owner}) is {p.status}: {p.error}") for p in unlisted)])
 
 
 def _describe_backend(info: BackendInfo) -> str:

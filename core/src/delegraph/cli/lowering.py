@@ -192,8 +192,8 @@ def _expect_agreement(result: Attempt, args: argparse.Namespace) -> None:
     for method, verification in result.verifications.items():
         if not verification.agrees(args.tolerance):
             within = "the tolerance of its type" if args.tolerance is None else f"{args.tolerance:g}"
-            what = f"method {method} of the lowered program" if len(result.verifications) > 1 else "the lowered program"
-            text = f"{what} does not agree with eager PyTorch within {within}; {verification}"
+            which = f"method {method} of " if len(result.verifications) > 1 else ""
+            text = f"{which}the lowered program does not agree with eager PyTorch within {within}; {verification}"
             hint = "nothing was written; --verify-operators says where it begins, --tolerance what is accepted"
             raise DelegraphError("verification-failed", text, hint=hint)
 
@@ -242,7 +242,7 @@ def _amount(text: str) -> float:
     return amount
 
 
-_amount.__name__ = "number above 0"
+_amount.__name__ = "number above 0"  # argparse shows this name in errors
 
 
 def _path_for_model(path: Path, model: str) -> Path:
@@ -283,5 +283,5 @@ def _check_output(registry: Registry, backends: Sequence[str], output: Path) -> 
         raise UsageError("usage-invalid", f"the format of {file_format.suffix} files cannot be written")
     reason = file_format.why_not([registry.spec(name).backend_id for name in backends])
     if reason is not None:
-        what = ", ".join(backends) or "what stays on the host"
-        raise UsageError("usage-invalid", f"{what} cannot be saved as {output.name!r}: {reason}")
+        content = ", ".join(backends) or "what stays on the host"
+        raise UsageError("usage-invalid", f"{content} cannot be saved as {output.name!r}: {reason}")

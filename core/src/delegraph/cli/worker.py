@@ -203,10 +203,10 @@ class _Signals:
 
     def take(self) -> signal.struct_siginfo | None:
         """Wait for the next signal, at most _POLL seconds; None if none came."""
-        taken = signal.sigtimedwait({*self.relayed, signal.SIGCHLD}, _POLL)
-        if taken is not None and taken.si_signo in _STOPS:
-            self.stop = taken.si_signo
-        return taken
+        received = signal.sigtimedwait({*self.relayed, signal.SIGCHLD}, _POLL)
+        if received is not None and received.si_signo in _STOPS:
+            self.stop = received.si_signo
+        return received
 
     def release(self) -> None:
         """Unblock the signals and restore the handler of SIGCHLD."""
@@ -223,14 +223,15 @@ def _await_worker(worker: int, page: Page, signals: _Signals) -> tuple[int, bool
     """
     importing, polls = 0, 0
     while True:
-        taken = signals.take()
-        if taken is not None and taken.si_signo != signal.SIGCHLD and taken.si_code <= 0:  # SI_USER and its kind
-            os.kill(worker, taken.si_signo)
+        received = signals.take()
+        # si_code is SI_USER or another code up to 0 if a process sent the signal
+        if received is not None and received.si_signo != signal.SIGCHLD and received.si_code <= 0:
+            os.kill(worker, received.si_signo)
         ended, status = os.waitpid(worker, os.WNOHANG)
         if ended:
             return status, True
         # Polls are counted instead of reading a clock, so that time in which the job was stopped does not count.
-        polls = polls + (taken is None) if page.importing == importing != 0 else 0
+        polls = polls + (received is None) if page.importing == importing != 0 else 0
         importing = page.importing
         if polls * _POLL >= LIMIT:
             os.kill(worker, signal.SIGKILL)

@@ -113,8 +113,8 @@ def _model_returned(returned: Any, text: str) -> GivenModel:
         model.transforms = tuple(transforms)
         methods = returned.get("methods", {"forward": returned})
         if not isinstance(methods, Mapping) or ("methods" in returned and "model" in returned):
-            wanted = "either 'model' or 'methods', which maps names to dicts or to what one method alone would return"
-            raise InputError("input-invalid", f"{text}: the dict has {wanted}; it is {_describe(returned)}")
+            form = "either 'model' or 'methods', which maps names to dicts or to what one method alone would return"
+            raise InputError("input-invalid", f"{text}: the dict has {form}; it is {_describe(returned)}")
     else:
         methods = {"forward": returned}
     for method, described in methods.items():
@@ -271,8 +271,8 @@ def _find_function(module: ModuleType, path: Path, name: str | None) -> Callable
     """
     functions = {n: f for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__}
     fitting = [n for n, f in functions.items() if not n.startswith("_") and _can_be_called_without_arguments(f)]
-    wanted = [name] if name is not None else ["model", path.stem]
-    chosen = next((n for n in wanted if n in functions), None)
+    candidates = [name] if name is not None else ["model", path.stem]
+    chosen = next((n for n in candidates if n in functions), None)
     if chosen is None and name is None and len(fitting) == 1:
         chosen = fitting[0]
     if chosen is None:

@@ -62,8 +62,8 @@ def _requirement_with_module(module: str) -> str | None:
         requirements = metadata.requires("delegraph") or []
     except metadata.PackageNotFoundError:  # delegraph runs from its sources
         return None
-    wanted = module.partition(".")[0].replace("_", "-").lower()
-    return next((text for text in requirements if re.split(r"[^\w.-]", text)[0].lower() == wanted), None)
+    distribution = module.partition(".")[0].replace("_", "-").lower()
+    return next((text for text in requirements if re.split(r"[^\w.-]", text)[0].lower() == distribution), None)
 
 
 def describe_error(error: DelegraphError) -> dict[str, Any]:

@@ -169,11 +169,11 @@ def watched(watch: Callable[[str], None]) -> Iterator[None]:
     Its argument is one line that describes all work going on at that moment; "" if there is none.
     """
     global _watch
-    before, _watch = _watch, watch
+    outer, _watch = _watch, watch
     try:
         yield
     finally:
-        _watch = before
+        _watch = outer
 
 
 @dataclass(frozen=True, eq=False)

@@ -171,9 +171,9 @@ class Selection(NamedTuple):
 
     def unknown(self, records: Iterable[PluginRecord]) -> tuple[str, ...]:
         """A remark for each name in the variables that none of ``records`` has."""
-        listed = list(records)
-        named = [*((ALLOW, n) for n in self.allowed), *((DENY, n) for n in self.denied)]
-        absent = [(variable, n) for variable, n in named if not any(_is_named(n, r) for r in listed)]
+        known = list(records)
+        names = [*((ALLOW, n) for n in self.allowed), *((DENY, n) for n in self.denied)]
+        absent = [(variable, n) for variable, n in names if not any(_is_named(n, r) for r in known)]
         return tuple(f"{variable} names {n!r}, which is not installed" for variable, n in absent)
 
 

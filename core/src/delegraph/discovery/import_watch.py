@@ -32,11 +32,11 @@ def underway() -> list[tuple[PluginRecord, float]]:
 def watched_imports(watch: Callable[[PluginRecord | None], None]) -> Iterator[None]:
     """A block in which ``watch`` is called with a plugin before its light module is imported, and with None after."""
     global _watch
-    before, _watch = _watch, watch
+    outer, _watch = _watch, watch
     try:
         yield
     finally:
-        _watch = before
+        _watch = outer
 
 
 def _report(record: PluginRecord | None) -> None:

@@ -109,8 +109,8 @@ class Index:
         for record in discovery.records:
             for spec in record.declarations:
                 self._add(spec, record)
-        named = [e for key, found in self._by_key.items() if "/" not in key for e in found if key == e.spec.name]
-        self.entries = sorted(map(self._with_conflict, named), key=lambda e: (e.spec.name, e.record.distribution))
+        by_name = [e for key, same in self._by_key.items() if "/" not in key for e in same if key == e.spec.name]
+        self.entries = sorted(map(self._with_conflict, by_name), key=lambda e: (e.spec.name, e.record.distribution))
         conflicts = {id(e.record): e.fault for e in self.entries if e.fault and e.fault.status is Status.CONFLICT}
         self.records = tuple(
             r.failed(conflicts[id(r)]) if id(r) in conflicts and r.status is Status.OK else r for r in discovery.records
@@ -125,9 +125,9 @@ class Index:
                 self._by_key.setdefault(key, []).append(entry)
             return
         key = spec.key if spec.alone else _key_of(spec.key)
-        named = self._declared.setdefault((type(spec), key), [])
-        if not (named and named[0][1] is DELEGRAPH):  # a plugin cannot take a name from delegraph itself
-            named.append((spec, record))
+        same_key = self._declared.setdefault((type(spec), key), [])
+        if not (same_key and same_key[0][1] is DELEGRAPH):  # a plugin cannot take a name from delegraph itself
+            same_key.append((spec, record))
         if spec.alone:
             self._declared[type(spec), f"{canonical(record.distribution)}/{key}"] = [(spec, record)]
 
@@ -252,8 +252,8 @@ class Index:
         """
         by_name = [declared for key in sorted(entry.keys) for declared in self._declared.get((kind, key), [])]
         owner = canonical(entry.record.distribution)
-        own = [(d, r) for d, r in by_name if canonical(r.distribution) == owner]
-        return own or [(d, r) for d, r in by_name if all(d.key not in (b.name, b.backend_id) for b in r.backends)]
+        of_owner = [(d, r) for d, r in by_name if canonical(r.distribution) == owner]
+        return of_owner or [(d, r) for d, r in by_name if all(d.key not in (b.name, b.backend_id) for b in r.backends)]
 
     def owner(self, kind: type) -> PluginRecord | None:
         """The plugin that declares the class ``kind``, else the only one with a target in the same top-level package.
@@ -281,8 +281,8 @@ class Index:
         """
         # PROVIDERS, too: without delegraph-analysis, r.nodes.json is an error, and not a .json file
         known = self._declared.keys() | PROVIDERS.keys()
-        meant = next((k for k in (asked, *kind.meant_by(asked)) if (kind, k) in known), asked)
-        declared = self._declared.get((kind, meant))
+        key = next((k for k in (asked, *kind.meant_by(asked)) if (kind, k) in known), asked)
+        declared = self._declared.get((kind, key))
         if declared is None:
             raise self._not_declared(kind, asked)
         if len(declared) > 1:
@@ -385,7 +385,7 @@ def _unusable(record: PluginRecord, fault: Fault, what: str = "") -> DelegraphEr
     ``what``: the beginning of the message; "" for one that names the plugin.
     """
     kind, code = _ERRORS[fault.status]
-    who = what or f"plugin {record.name!r} of {record.owner}"
-    error = kind(code, f"{who} is {fault.status}: {fault.error}", hint=fault.hint)
+    subject = what or f"plugin {record.name!r} of {record.owner}"
+    error = kind(code, f"{subject} is {fault.status}: {fault.error}", hint=fault.hint)
     error.__cause__ = record.exception
     return error

@@ -37,8 +37,8 @@ def from_text(specs: Sequence[OptionSpec], texts: Mapping[str, str], owner: str)
 
 def assigned_backends(assignments: Iterable[str]) -> list[str]:
     """The backends named in texts of the form ``BACKEND.OPTION=VALUE``, each once, in order."""
-    named = (text.partition("=")[0].rpartition(".")[0] for text in assignments)
-    return list(dict.fromkeys(filter(None, named)))
+    names = (text.partition("=")[0].rpartition(".")[0] for text in assignments)
+    return list(dict.fromkeys(filter(None, names)))
 
 
 def split_assignments(assignments: Iterable[str], backends: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -65,8 +65,8 @@ def split_assignments(assignments: Iterable[str], backends: Sequence[str]) -> di
 def _option(known: Mapping[str, OptionSpec], name: str, owner: str) -> OptionSpec:
     """The option called ``name``. Raises OptionError if ``known`` has none."""
     if name not in known:
-        listed = f"it takes {', '.join(known)}" if known else "it takes none"
-        raise OptionError("option-invalid", f"{owner} has no option {name!r}{suggestion(name, known)} ({listed})")
+        accepted = f"it takes {', '.join(known)}" if known else "it takes none"
+        raise OptionError("option-invalid", f"{owner} has no option {name!r}{suggestion(name, known)} ({accepted})")
     return known[name]
 
 

@@ -134,8 +134,8 @@ def describe(error: BaseException, own: Collection[str] = ()) -> str:
     if isinstance(error, (PluginDefect, TargetMissing, ProcessExit)):
         return text
     line = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    where = _plugin_line(error, own)
-    return f"{line} ({where})" if where and where not in line else line
+    place = _plugin_line(error, own)
+    return f"{line} ({place})" if place and place not in line else line
 
 
 def _plugin_line(error: BaseException, own: Collection[str]) -> str | None:
@@ -181,8 +181,8 @@ def without(record: PluginRecord) -> str:
 def _absent_module(name: str, record: PluginRecord) -> str:
     """The hint for the missing module ``name``: reinstall the plugin if the module is its own, else install it."""
     top = name.partition(".")[0]
-    own = any(d.target.startswith((f"{top}.", f"{top}:")) for d in record.declarations)
-    if own or f"{os.sep}{top}" in os.path.splitext(record.location)[0] or not record.location.endswith(".py"):
+    is_own = any(d.target.startswith((f"{top}.", f"{top}:")) for d in record.declarations)
+    if is_own or f"{os.sep}{top}" in os.path.splitext(record.location)[0] or not record.location.endswith(".py"):
         return f"reinstall {record.distribution}, whose files are incomplete unless it forgot to declare {name!r}"
     return f"install what provides {name!r}; {record.distribution} should declare it in BackendSpec.requires"
 

@@ -100,11 +100,11 @@ def _expect_different_names(declarations: list[Declaration]) -> None:
     """
     seen: set[tuple[type, str]] = set()
     for declared in declarations:
-        named = (type(declared), declared.key)
-        if named in seen and not isinstance(declared, PartitionerSpec):
+        kind_and_key = (type(declared), declared.key)
+        if kind_and_key in seen and not isinstance(declared, PartitionerSpec):
             text = f"it declares {declared.title} twice"
             raise PluginDefect(text, f"give each {declared.noun} a name of its own")
-        seen.add(named)
+        seen.add(kind_and_key)
 
 
 def fault_of(spec: BackendSpec, record: PluginRecord) -> Fault | None:

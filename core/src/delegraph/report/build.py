@@ -32,11 +32,11 @@ def build_rows(origin: ReportOrigin, nodes: Mapping[str, Iterable[Node]], backen
         ]
     )
     for method in origin.programs:
-        left = left_operators(nodes[method])
-        rows.host[method] = dict(Counter(entry.operator for entry in left))
+        operators = left_operators(nodes[method])
+        rows.host[method] = dict(Counter(entry.operator for entry in operators))
         by_line = figures_by_line(d for d in origin.delegates if d.method == method)
         rows.figures += [LineFigures(method, sources, figures) for sources, figures in by_line.items()]
-        rows.causes += find_causes(method, left, origin, origin.notation(method))
+        rows.causes += find_causes(method, operators, origin, origin.notation(method))
         given_back = [row for row in origin.given_back if row.method == method]
         rows.given_back += [replace(row, reason=origin.notation(method).text(row.reason)) for row in given_back]
     return rows

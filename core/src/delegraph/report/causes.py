@@ -40,13 +40,13 @@ class _Root(NamedTuple):
 class _Member(NamedTuple):
     """An operator that is left to the host, its refusal by one backend, and the root of the refusal's cause."""
 
-    left: LeftOperator
+    operator: LeftOperator
     refusal: RefusedOperator
     root: _Root
 
 
 def find_causes(method: str, left: Sequence[LeftOperator], origin: ReportOrigin, notation: Notation) -> list[Cause]:
-    """The causes that keep the operators ``left`` on the host, for one backend after the other.
+    """The causes that keep the operators in ``left`` on the host, for one backend after the other.
 
     Of each backend, causes that follow from no other cause come first; among them, those with most operators.
     """
@@ -71,12 +71,12 @@ class _Roots:
         self.backend, self.reasons = backend, reasons
         self._known: dict[int, _Root] = {}
 
-    def member(self, left: LeftOperator) -> _Member:
-        """The operator ``left`` with its refusal and the root of that; members with equal root keys form one cause."""
-        refusal = find_refusal(left.node, self.backend, self.reasons)
+    def member(self, operator: LeftOperator) -> _Member:
+        """``operator`` with its refusal and the root of that; members with equal root keys form one cause."""
+        refusal = find_refusal(operator.node, self.backend, self.reasons)
         if isinstance(refusal.reason, Reason) and refusal.reason.cause:
-            return _Member(left, refusal, self._root(refusal.reason))
-        return _Member(left, refusal, _Root((refusal.operator, full_reason(refusal)), full_reason(refusal), ""))
+            return _Member(operator, refusal, self._root(refusal.reason))
+        return _Member(operator, refusal, _Root((refusal.operator, full_reason(refusal)), full_reason(refusal), ""))
 
     def _root(self, reason: Reason) -> _Root:
         """Follow ``reason`` from operand to operand while their reasons have the same cause; the last is the root."""
@@ -123,7 +123,7 @@ def _cause(method: str, backend: str, group: Sequence[_Member], frees: int | Non
     """
     root = group[0].root  # all members have equal root keys
     hint = root.reason.hint if isinstance(root.reason, Reason) else ""
-    handles = tuple(member.left.node.meta.get("debug_handle", 0) for member in group)
+    handles = tuple(member.operator.node.meta.get("debug_handle", 0) for member in group)
     text, rows = notation.text(root.reason), _rows(method, backend, group, notation)
     return Cause(method, backend, text, notation.text(hint), root.behind, rows, frees, handles)
 
@@ -131,7 +131,7 @@ def _cause(method: str, backend: str, group: Sequence[_Member], frees: int | Non
 def _count_freed(
     method: str, backend: str, reason: str, left: Sequence[LeftOperator], origin: ReportOrigin
 ) -> int | None:
-    """How many of the operators ``left`` the backend would take if ``reason`` did not hold; None if not known."""
+    """How many of the operators in ``left`` the backend would take if ``reason`` did not hold; None if not known."""
     if origin.what_if is None or not isinstance(reason, Reason) or reason.unless is None:
         return None
     refused = origin.what_if(method, backend, reason)
@@ -141,8 +141,8 @@ def _count_freed(
 def _rows(method: str, backend: str, group: Sequence[_Member], notation: Notation) -> tuple[RefusalRow, ...]:
     """One row for each pair of operator and reason among the members, in the order of the program."""
     rows: dict[tuple[str, str], list[Node]] = {}
-    for left, refusal, _ in group:
-        rows.setdefault((left.operator, full_reason(refusal)), []).append(left.node)
+    for entry, refusal, _ in group:
+        rows.setdefault((entry.operator, full_reason(refusal)), []).append(entry.node)
     return tuple(
         RefusalRow(method, op, backend, notation.text(why), len(nodes), next(filter(None, map(source_of, nodes)), None))
         for (op, why), nodes in rows.items()

@@ -63,8 +63,8 @@ class Notation:
         Symbols of sizes are replaced unless a value of the program has the same name. An input of a loop body gets the
         name of the value that the loop starts with.
         """
-        named = _SYMBOL.sub(lambda match: self._texts.get(match[0], match[0]), str(text))
-        return _PARAMETER.sub(lambda match: self._operands.get(match[0], match[0]), named)
+        with_sizes = _SYMBOL.sub(lambda match: self._texts.get(match[0], match[0]), str(text))
+        return _PARAMETER.sub(lambda match: self._operands.get(match[0], match[0]), with_sizes)
 
     @cached_property
     def _operands(self) -> dict[str, str]:
@@ -114,8 +114,8 @@ class Notation:
         """
         if node not in self._types:  # cached, because a picture shows it in a box, at an edge and in a tooltip
             self._types[node] = self.type(node.meta.get("val"))
-        shown = self._types[node]
-        return f"{node.name}: {shown}" if named and shown else node.name if named else shown
+        type_text = self._types[node]
+        return f"{node.name}: {type_text}" if named and type_text else node.name if named else type_text
 
     def call(self, node: Node, hidden: Iterable[Node] = ()) -> Iterator[str]:
         """The lines of a call's tooltip: operator with operands, result, constant operands, and the user's line.

@@ -205,8 +205,8 @@ class Cause(Told):
         remarks += [f"hint: {self.hint}"] if self.hint else []
         if self.frees is not None:
             alone = "" if self.frees else ", whose next reason shows then"
-            behind = pluralize(self.frees, "operator") + ", with those behind them"
-            taken = f"{self.frees} of {self.count}" if self.frees <= self.count else behind
+            more = pluralize(self.frees, "operator") + ", with those behind them"
+            taken = f"{self.frees} of {self.count}" if self.frees <= self.count else more
             remarks.append(f"without that {self.backend} takes {taken}{alone}")
         return remarks
 

@@ -152,9 +152,9 @@ def main(folder: str) -> None:
 
         write(doing=_LIGHT, left=0)
         # stdout is an unbuffered file (``_run_child``), so its size also counts what native code prints.
-        before = os.fstat(1).st_size
+        size_before = os.fstat(1).st_size
         record = load(EntryPoint(name, value, PROJECT), PluginRecord(name, *origin))
-        if os.fstat(1).st_size > before:
+        if os.fstat(1).st_size > size_before:
             hint = f"for the authors of {record.distribution}: every command imports it, and its output is not yours"
             write(**asdict(Fault(Status.OK, "its light module prints when it is imported", hint)))
         for warning in record.warnings:

@@ -95,14 +95,14 @@ def _row(
 ) -> PluginRow:
     """The row of one plugin. ``probed``: None for a plugin that was registered in this process."""
     result = ProbeResult.of(list(target_faults(record))) if probed is None else probed
-    own = [Fault(record.status, record.error, record.hint)] if record.status is not Status.OK else []
+    of_plugin = [Fault(record.status, record.error, record.hint)] if record.status is not Status.OK else []
     fatal = [result.fatal] if result.fatal else []
     unmet = [f for text in record.requirements for f in _unmet(text, record, installed)]
     # faults of single backends are problems, unless the plugin is usable and they only lack an extra
     alone = record.faults.values() if record.status is Status.OK else ()
     lacking = [f for f in alone if f.status is Status.UNAVAILABLE]
     of_backends = [f for f in record.faults.values() if f not in lacking]
-    faults = dict.fromkeys([*fatal, *own, *unmet, *of_backends, *result.faults])
+    faults = dict.fromkeys([*fatal, *of_plugin, *unmet, *of_backends, *result.faults])
     problems = tuple(f for f in faults if f.status is not Status.OK)
     odd = [*(f for f in faults if f.status is Status.OK), *lacking, *record.warnings, *result.warnings]
     odd += _same_name(record, all_records)
@@ -127,24 +127,25 @@ def _unmet(text: str, record: PluginRecord, installed: Installed) -> Iterator[Fa
     from packaging.requirements import Requirement
 
     try:
-        wanted = Requirement(text)
-        applies = wanted.marker is None or wanted.marker.evaluate({"extra": ""})
+        requirement = Requirement(text)
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
     except (ValueError, RecursionError):
         hint = f"for the authors of {record.distribution}: write it as PEP 508 says"
         yield Fault(Status.OK, f"its metadata requires {text[:100]!r}, which is no requirement", hint)
         return
     if not applies:
         return
-    there, hint = version(wanted.name, installed), f"python -m pip install {str(wanted).partition(';')[0]!r}"
-    if there is None:
-        yield Fault(Status.UNAVAILABLE, f"it requires {wanted}, which is not installed", hint)
+    present = version(requirement.name, installed)
+    hint = f"python -m pip install {str(requirement).partition(';')[0]!r}"
+    if present is None:
+        yield Fault(Status.UNAVAILABLE, f"it requires {requirement}, which is not installed", hint)
         return
     try:
-        fits = wanted.specifier.contains(there, prereleases=True)
+        fits = requirement.specifier.contains(present, prereleases=True)
     except ValueError:  # the installed version cannot be compared
-        fits = not wanted.specifier
+        fits = not requirement.specifier
     if not fits:
-        yield Fault(Status.INCOMPATIBLE, f"it requires {wanted}, and {there} is installed", hint)
+        yield Fault(Status.INCOMPATIBLE, f"it requires {requirement}, and {present} is installed", hint)
 
 
 _NOTHING = "for its authors: the entry point names the module (or object) that has the functions marked @hookimpl"
