@@ -46,8 +46,14 @@ class Remote:
 
         def store() -> None:
             system, folder = self._open()
-            system.makedirs(folder, exist_ok=True)
-            system.pipe_file(f"{folder}/{key}.entry", data)
+            try:
+                system.pipe_file(f"{folder}/{key}.entry", data)
+            except FileNotFoundError:
+                # Files need a folder. What that lies in is not made: of a misspelt URL it would be a new bucket.
+                if "/" not in folder.strip("/"):
+                    raise
+                system.mkdir(folder, create_parents=False)
+                system.pipe_file(f"{folder}/{key}.entry", data)
 
         self._within(store)
 
