@@ -100,7 +100,6 @@ class BackendDetails(ABC):
                 hint=f"define it, or declare a shared base: class {cls.__name__}(BackendDetails, abstract=True)",
             )
         check_called_on_class(cls, "preprocess", ("edge_program", "compile_specs"))
-        check_called_on_class(cls, "fingerprint", ("compile_specs",))
         check_called_on_class(cls, "preprocess_multimethod", ("edge_programs", "compile_specs"))
 
     @staticmethod
@@ -120,9 +119,10 @@ class BackendDetails(ABC):
     def fingerprint(compile_specs: list[CompileSpec]) -> str | None:
         """Identifies everything that ``preprocess`` depends on besides its arguments, such as a compiler's version.
 
-        The versions of the backend's own package, delegraph and torch need not be included. None: results must not be
-        cached, because this is unknown, or because with these compile specs ``preprocess`` writes files or its result
-        depends on names or source lines.
+        It is stored with each delegate, for the runtime's ``compatible``, and is part of a cache's keys. It need not
+        include the versions of the backend's own package, delegraph and torch. None: results must not be cached,
+        because this is unknown, or because with these compile specs ``preprocess`` writes files or its result depends
+        on names or source lines.
         """
         return None
 

@@ -15,6 +15,7 @@ from .backend import Blob, CompileSpec, NamedDataStoreOutput
 from .errors import InputError, OptionError
 from .io.atomic_write import write_whole
 from .io.blob import join
+from .runtime import BEGINNING, BlobHeader
 from .summary import ConstantSummary, DelegateSummary, MethodSummary, Summary, TensorSummary
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ __all__ = [
     "ProgramFormat",
     "Quantization",
     "QuantizationParameters",
+    "StoredBlob",
     "Summary",
     "TensorSummary",
     "Verdict",
@@ -89,6 +91,10 @@ class DelegateContents(Protocol):
         """The delegate's outputs, in order, described like ``inputs``."""
 
     @property
+    def fingerprint(self) -> str:
+        """What the backend says that the blob depends on besides the program; "" if it does not say."""
+
+    @property
     def debug_handle_map(self) -> Mapping[Any, tuple[int, ...]]:
         """Delegate debug identifier -> debug handles of the nodes that it stands for."""
 
@@ -135,6 +141,7 @@ class LoadDelegate(Protocol):
     """A function that returns a delegate for a blob. The backend's runtime loads the blob at the delegate's first call.
 
     The delegate may be called from any thread. A call raises NoRuntime if this host has no runtime for the backend.
+    ``header``: what the file says of who made the blob, if it does.
     """
 
     def __call__(
@@ -143,7 +150,16 @@ class LoadDelegate(Protocol):
         processed_bytes: bytes,
         compile_specs: Sequence[CompileSpec] = (),
         named_data: Mapping[str, bytes] | None = None,
+        header: BlobHeader | None = None,
     ) -> Delegate: ...
+
+
+class StoredBlob(NamedTuple):
+    """A delegate in a file, as far as its runtime has to know it to say whether it runs."""
+
+    method: str
+    header: BlobHeader
+    compile_specs: Sequence[CompileSpec]
 
 
 # --- results of formats -----------------------------------------------------------------------------------------------
@@ -233,6 +249,11 @@ class ProgramFormat:
     @staticmethod
     def named_data(path: Path) -> Mapping[str, bytes | memoryview]:
         """Key -> bytes of the named data in a file, for ``LoadedProgram.named_data``."""
+        raise NotImplementedError
+
+    @staticmethod
+    def blobs(path: Path) -> Sequence[StoredBlob]:
+        """The delegates in a file, of which no blob is read beyond its beginning; for ``inspect --can-run``."""
         raise NotImplementedError
 
     @staticmethod
@@ -349,6 +370,13 @@ class DelegateFormat(ProgramFormat):
     def read(cls, path: Path, load_delegate: LoadDelegate) -> Mapping[str, Callable[..., Any]]:
         """The delegate as the method ``forward``, which takes the delegate's inputs and returns a tuple."""
         return {"forward": load_delegate(cls.backend_id, path.read_bytes())}
+
+    @classmethod
+    def blobs(cls, path: Path) -> Sequence[StoredBlob]:
+        """The one blob that the file is. What made it such a file does not say, unless a subclass knows."""
+        with path.open("rb") as file:
+            header = BlobHeader(cls.backend_id, path.stat().st_size, file.read(BEGINNING))
+        return [StoredBlob("forward", header, ())]
 
 
 def _computed_sizes(program: ProgramContents) -> int:

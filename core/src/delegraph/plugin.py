@@ -42,7 +42,7 @@ PROJECT = "delegraph"
 """Name of the pluggy project and of the entry-point group."""
 IN_PROCESS = "in-process"
 """The name that stands for the distribution of plugins that were registered in this process."""
-API_VERSION = 1
+API_VERSION = 2
 """The version of this contract. ``BackendSpec.api`` is the version for which a plugin was written."""
 
 OPTION_TYPES = (str, int, float, bool)
@@ -216,6 +216,10 @@ class BackendSpec(Declaration):
         super().__post_init__()
         if type(self.api) is not int:
             raise TypeError(f"BackendSpec {self.name!r}: api is an int, not {self.api!r}")
+        if not all(isinstance(name, str) for name in self.composes):
+            raise TypeError(f"BackendSpec {self.name!r}: composes is a tuple of distributions, not {self.composes!r}")
+        if type(self.isolated) is not bool:
+            raise TypeError(f"BackendSpec {self.name!r}: isolated is True or False, not {self.isolated!r}")
         for pair in self.known_differences:
             if not isinstance(pair, tuple) or [type(v) for v in pair] != [str, str]:
                 raise TypeError(f"BackendSpec {self.name!r}: a known difference is (operator, text), not {pair!r}")
@@ -392,7 +396,7 @@ def expected(option: OptionSpec) -> str:
 
 
 class Hooks(Protocol):
-    """The hooks of plugin API version 1. Those without arguments return declarations; the last two are events."""
+    """The hooks of a plugin. Those without arguments return declarations; the last two are events."""
 
     @hookspec
     def delegraph_backends(self) -> Iterable[BackendSpec]:

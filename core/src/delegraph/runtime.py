@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args
 
 from .backend import CompileSpec, check_called_on_class
 
@@ -16,14 +17,59 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BackendRuntime",
+    "BlobHeader",
+    "Compatibility",
     "Delegate",
     "Inside",
     "ObservedDelegate",
     "Observer",
 ]
 
+Verdict = Literal["runs", "rebuild", "cannot"]
+"""``rebuild``: it runs, and compiling it anew would be better, or will be needed soon."""
+BEGINNING = 4096
+"""Bytes of a blob that its header has."""
+
 Inside = Mapping[Any, "Sequence[torch.Tensor]"]
 """Delegate debug identifier -> the values that its operator computed."""
+
+
+@dataclass(frozen=True)
+class BlobHeader:
+    """What is known of a blob before it is loaded. All of it may come from a file, and nothing of it has to be true.
+
+    ``producer`` is what made the blob, its distribution and version (``acme-npu 1.0``), ``fingerprint`` what
+    ``BackendDetails.fingerprint`` said there; both are "" where the file does not say. ``size`` is in bytes,
+    ``beginning`` the first ``BEGINNING`` of them.
+    """
+
+    backend_id: str
+    size: int
+    beginning: bytes
+    producer: str = ""
+    fingerprint: str = ""
+
+    @property
+    def distribution(self) -> str:
+        """The producer without its version."""
+        return self.producer.partition(" ")[0]
+
+    @property
+    def version(self) -> str:
+        """The producer's version."""
+        return self.producer.partition(" ")[2]
+
+
+@dataclass(frozen=True)
+class Compatibility:
+    """Whether a stored blob still runs, and why, in a sentence for the user."""
+
+    verdict: Verdict
+    reason: str
+
+    def __post_init__(self) -> None:
+        if self.verdict not in get_args(Verdict) or not isinstance(self.reason, str):
+            raise ValueError(f"a verdict is one of {get_args(Verdict)}, with a reason; not {self!r}")
 
 
 class Delegate(Protocol):
@@ -72,6 +118,17 @@ class BackendRuntime:
         False, for example, if no device is connected. Only ``delegraph backends --available`` calls this.
         """
         return True
+
+    @staticmethod
+    def compatible(
+        header: BlobHeader, compile_specs: Sequence[CompileSpec], device: str | None = None
+    ) -> Compatibility | None:
+        """Whether the blob of ``header`` runs here, on ``device`` if one is named; None if that cannot be told.
+
+        Optional. It is asked before a blob of a file is loaded, which happens only if the verdict is not ``cannot``, so
+        that versions that do not fit end in a sentence and not in a crash. It raises nothing, whatever the header says.
+        """
+        return None
 
     @staticmethod
     def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:

@@ -162,6 +162,11 @@ class DelegateInfo:
         return str(self.module.meta.get("producer", ""))
 
     @property
+    def fingerprint(self) -> str:
+        """What the backend says that the blob depends on besides the program, such as a compiler's version; or ""."""
+        return str(self.module.meta.get("fingerprint", ""))
+
+    @property
     def inputs(self) -> tuple[Argument, ...]:
         """Run-time inputs in calling order."""
         return self.module.inputs

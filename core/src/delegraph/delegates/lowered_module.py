@@ -85,11 +85,15 @@ class LoweredBackendModule(torch.nn.Module):
         """Replace the program of the partition by a fresh extract, after the backend rewrote its own."""
         self._original_module = original_module
 
-    def attach(self, result: PreprocessResult, producer: tuple[str, str]) -> None:
-        """Store the result of ``preprocess``. ``producer``: the backend's distribution and its version."""
+    def attach(self, result: PreprocessResult, producer: tuple[str, str], fingerprint: str | None = None) -> None:
+        """Store the result of ``preprocess``.
+
+        ``producer``: the backend's distribution and its version. ``fingerprint``: what the backend gives, if it does.
+        """
         self.blob, self._named_data_store_output = result.processed_bytes, result.data_store_output
         self.meta["debug_handle_map"] = result.debug_handle_map
         self.meta["producer"] = " ".join(filter(None, producer))
+        self.meta["fingerprint"] = fingerprint or ""
         delegate_info = result._delegate_info_meta  # ExecuTorch's name; a mapping becomes facts, too
         if delegate_info is not None:
             self.meta["_delegate_info_meta"] = delegate_info

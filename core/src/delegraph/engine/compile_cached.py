@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from ..backend import BackendDetails, PreprocessResult
-from ..discovery.attribution import AtWork
 from ..errors import DelegraphError, Unsupported
 from ..exported.work import Form, canonical, write
 from ..exported_program import user_inputs
@@ -24,6 +23,7 @@ from ..report.facts import pluralize
 from ..work import read_result, write_result
 from .cache import Cache
 from .cache_key import key_of_result
+from .fingerprint import fingerprint_of
 from .partition import Work
 from .preprocess import compile_work, compiles_jointly, preprocess
 from .remote_cache import Away
@@ -158,8 +158,7 @@ class Lookups:
         if compiles_jointly(backend):
             self.say(f"{name} compiles its partitions jointly: nothing of it is cached")
             return None
-        with AtWork(backend, "fingerprint", place, item.partition.nodes, registry):
-            fingerprint = backend.fingerprint(list(specs))
+        fingerprint = fingerprint_of(item, registry)
         if fingerprint is None:
             self.say(f"{name} gives no fingerprint for its compile specs: nothing that has them is cached")
             return None

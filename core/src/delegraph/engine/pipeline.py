@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import count, groupby
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch._ops import OpOverload
@@ -46,6 +46,7 @@ from .decompose import Decomposer, rebuild, support_of
 from .elsewhere import Elsewhere
 from .export import Source, export_method
 from .extract import begin_work
+from .fingerprint import fingerprint_of
 from .give_back import give_back, given_back_row
 from .insert import insert_delegates
 from .order import order, random_notes
@@ -258,9 +259,13 @@ def _compile(lowering: Lowering) -> None:
     for plan in (plan for top in lowering.plans.values() for plan in top.all()):
         give_back(plan, [work for work in refused if work.plan is plan])
     lowering.given_back += [(lowering.rounds[lowering.turn].name, work) for work in refused]
+    fingerprints: dict[Any, str | None] = {}  # a backend may have to start its compiler to know
     for work in lowering.work:
         if work.result is not None:
-            work.module.attach(work.result, lowering.registry.producer(work.module.backend_id))
+            told = (work.module.backend_id, *work.module.compile_specs)
+            if told not in fingerprints:
+                fingerprints[told] = fingerprint_of(work, lowering.registry)
+            work.module.attach(work.result, lowering.registry.producer(work.module.backend_id), fingerprints[told])
 
 
 def _insert(lowering: Lowering) -> None:

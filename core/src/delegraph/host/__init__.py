@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .compatibility import ProgramCompatibility
     from .executor import run_in_eager
     from .files import FileFormat, LoadedProgram
     from .graph_code import eager_target, is_observable
@@ -20,6 +21,7 @@ __all__ = [
     "FileFormat",
     "LoadedProgram",
     "OutputStatistics",
+    "ProgramCompatibility",
     "Verification",
     "compare",
     "decibels",
@@ -31,6 +33,7 @@ __all__ = [
 ]
 
 _NAMES = {
+    "compatibility": "ProgramCompatibility",
     "executor": "run_in_eager",
     "files": "FileFormat LoadedProgram",
     "graph_code": "eager_target is_observable",

@@ -24,8 +24,9 @@ from ..exported.layouts import Layout, arrange, output_layouts, pinned_inputs, r
 from ..exported.shared_memory import expect_written_apart
 from ..exported.tracing import Turn
 from ..exported_program import MUTATIONS, STATE_WRITES, constant_tensor, placeholders, user_inputs, written_targets
-from ..runtime import BackendRuntime, Delegate
+from ..runtime import BackendRuntime, BlobHeader, Delegate
 from ..source import source_of
+from .compatibility import expect_compatible
 from .graph_code import GraphCode
 from .kept_inputs import KeptInputs, versions
 from .sizes import failed_at
@@ -83,6 +84,7 @@ class StoredDelegate:
     compile_specs: list[CompileSpec]
     data: Mapping[str, bytes]
     where: str
+    header: BlobHeader
     outputs: None = None
 
     @property
@@ -174,6 +176,8 @@ class LoadedDelegate:
                 self._turn = _TURN_OF_RUNTIME.setdefault(runtime, Turn(f"calling {runtime.__name__}"))
         with self._turn:
             if self._run is None:
+                if isinstance(module, StoredDelegate):
+                    expect_compatible(module.header, module.compile_specs, registry)
                 load, call = (AtWork(runtime, doing, *module.place, registry) for doing in ("load", "delegate"))
                 with load:
                     opened = self._open(runtime)(module.processed_bytes, module.compile_specs, module.named_data())

@@ -16,6 +16,8 @@ from ..io.blob import is_blob
 from ..io.escape import printable
 from ..io.paths import as_path
 from ..plugin import FormatSpec
+from ..runtime import BEGINNING, BlobHeader
+from .compatibility import ProgramCompatibility, compatibility_of
 
 
 class LoadedProgram:
@@ -61,6 +63,13 @@ class LoadedProgram:
         if not self._file.defines("named_data"):
             return {}
         return cast("Mapping[str, bytes | memoryview]", self._file.named_data(self._file.path))
+
+    def compatible(self, device: str | None = None) -> ProgramCompatibility:
+        """Whether the delegates of the file run on this host, on ``device`` if one is named; nothing is loaded for it.
+
+        Raises OptionError if files of the format do not say which delegates they hold.
+        """
+        return self._file.compatible(device)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call ``forward``, or the only method."""
@@ -153,6 +162,12 @@ class FileFormat:
         attributed = {name: call.around(method) for name, method in methods.items()}
         return LoadedProgram(attributed, self)
 
+    def compatible(self, device: str | None = None) -> ProgramCompatibility:
+        """What the runtimes of the file's delegates say of whether they run; see ``LoadedProgram.compatible``."""
+        blobs = self.blobs(self.path)
+        answers = (compatibility_of(blob.header, blob.compile_specs, self.registry, device) for blob in blobs)
+        return ProgramCompatibility(tuple(zip(blobs, answers, strict=True)))
+
     def _bounds(self, runtime: str | None, limits: Mapping[str, int | None]) -> dict[str, int]:
         """``limits`` without those that are None.
 
@@ -173,6 +188,7 @@ class FileFormat:
         processed_bytes: bytes,
         compile_specs: Any = (),
         named_data: Mapping[str, bytes] | None = None,
+        header: BlobHeader | None = None,
     ) -> Callable[..., tuple[Any, ...]]:
         """A delegate in the file as a function, loaded at its first call.
 
@@ -182,7 +198,8 @@ class FileFormat:
         from .executor import Delegates, LoadedDelegate, StoredDelegate
 
         where = f"a delegate of {self.path}"
-        stored = StoredDelegate(backend_id, processed_bytes, list(compile_specs), dict(named_data or {}), where)
+        told = header or BlobHeader(backend_id, len(processed_bytes), bytes(processed_bytes[:BEGINNING]))
+        stored = StoredDelegate(backend_id, processed_bytes, list(compile_specs), dict(named_data or {}), where, told)
         return LoadedDelegate(stored, Delegates(self.registry))
 
 

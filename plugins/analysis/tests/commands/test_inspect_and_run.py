@@ -4,9 +4,12 @@ import json
 import subprocess
 import sys
 
+import delegraph
 import pytest
+import torch
 from delegraph.cli import main
 from delegraph.discovery.registry import Registry
+from delegraph.errors import FormatError
 
 from core.tests.cli.test_main import echo, fails
 from core.tests.cli.test_terminal import EVIL, HOSTILE, LONG, PROGRESS_BAR
@@ -44,6 +47,29 @@ def test_what_is_read_is_not_written_over(echo, tmp_path, capsys):
     net.write_bytes(b"blob")
     assert "net.echo is read" in fails(capsys, "inspect", net, "--html", net, code=2, error="usage-invalid")
     assert net.read_bytes() == b"blob"
+
+
+def test_inspect_says_whether_a_file_can_run_here(tmp_path, capsys):
+    lowered = delegraph.lower(torch.nn.Linear(4, 4).eval(), (torch.ones(1, 4),), backends=["compiler-demo"])
+    path = tmp_path / "m.pte"
+    lowered.save(path)
+    assert main(["inspect", str(path), "--can-run"]) == 0
+    made = lowered.delegates[0].producer
+    shown = "can run here: runs\n  forward  BackendWithCompilerDemo ({})  runs: version 1 of its format is read here\n"
+    assert capsys.readouterr().out == shown.format(made)
+    assert main(["inspect", str(path), "--can-run", "--device", "npu", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["compatible"]["verdict"] == "cannot" and "'npu'" in found["compatible"]["delegates"][0]["reason"]
+    assert set(found) == {"schema", "file", "summary", "compatible"}
+    assert "--can-run" in fails(capsys, "inspect", path, "--device", "npu", code=2, error="usage-invalid")
+    blob = bytearray(path.read_bytes())
+    place = blob.index(b"DGCD")
+    blob[place + 4] = 9  # the version
+    path.write_bytes(blob)
+    assert main(["inspect", str(path), "--can-run"]) == 1
+    assert "cannot: this blob of BackendWithCompilerDemo was written by version 9" in capsys.readouterr().out
+    with pytest.raises(FormatError, match="cannot run: this blob of BackendWithCompilerDemo was written by version 9"):
+        delegraph.load(path)(torch.ones(1, 4))
 
 
 @pytest.mark.parametrize("command", ["inspect", "run"])

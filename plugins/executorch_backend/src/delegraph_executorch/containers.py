@@ -99,15 +99,22 @@ def _stated(container: ContainerMetadata | None, key: str) -> Any:
     return content.get(key) if isinstance(content, dict) else None
 
 
-def encode_outputs(spec: pytree.TreeSpec, delegate_outputs: Sequence[int], producers: Sequence[str]) -> str:
+def encode_outputs(
+    spec: pytree.TreeSpec,
+    delegate_outputs: Sequence[int],
+    producers: Sequence[str],
+    fingerprints: Sequence[str] = (),
+) -> str:
     """The text of the outputs of a method, with how many outputs each of its delegates has, and what made it.
 
-    A delegate call in a file lists inputs and outputs without saying where the outputs start, and its table has no
-    field for a producer. ``program.calling`` reads both.
+    ``fingerprints``, of the backends' tools, are left out where no backend gives one. A delegate call in a file lists
+    inputs and outputs without saying where the outputs start, and its table has no field for a producer.
+    ``program.calling`` reads all of it.
     """
     if not delegate_outputs:
         return encode_structure(spec)
     stated = {"structure": _encode(spec), "delegate_outputs": list(delegate_outputs), "producers": list(producers)}
+    stated |= {"fingerprints": list(fingerprints)} if any(fingerprints) else {}
     return json.dumps(stated, separators=(",", ":"))
 
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from delegraph.command import provided
 from delegraph.errors import OptionError
-from delegraph.formats import Blob, LoadDelegate, ProgramContents, ProgramFormat, Summary, Verdict
+from delegraph.formats import Blob, LoadDelegate, ProgramContents, ProgramFormat, StoredBlob, Summary, Verdict
 
 from .inspection import ProgramFacts, collect_facts, summarize
+from .inspection.blobs import stored_blob
 from .serialize.check import check_program
 from .serialize.reader import ProgramFile, named_segments, open_bytes, read_data, read_program
 
@@ -69,6 +70,12 @@ class PteFormat(ProgramFormat):
     def named_data(path: Path) -> Mapping[str, bytes | memoryview]:
         """Named data of the program file, not of its data files."""
         return named_segments(read_program(open_bytes(path)))
+
+    @staticmethod
+    def blobs(path: Path) -> Sequence[StoredBlob]:
+        """The delegates of all methods, in their order."""
+        file = _checked(path)
+        return [stored_blob(file, plan, k) for plan in file.program.plans for k in range(len(plan.delegates))]
 
     @staticmethod
     def load_in(runtime: str, path: Path) -> Mapping[str, Callable[..., Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,15 @@ def in_c_order(given: Any) -> Any:
     numpy let them be anything there, and the runtime ends the process.
     """
     return given.contiguous() if given.numel() else given.new_empty(given.shape)
+
+
+@cache
+def version_of(distribution: str) -> str:
+    """The version of an installed distribution, such as ``1.5.1``; "" if it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def wheel_folder() -> Path:

@@ -72,7 +72,7 @@ def look_at(data: bytes, inputs: tuple[object, ...]) -> bool:
     return True
 
 
-def _load_in_python(backend: str, blob: bytes, specs: Any = (), data: Any = None) -> Any:
+def _load_in_python(backend: str, blob: bytes, specs: Any = (), data: Any = None, header: Any = None) -> Any:
     """Not in native code, which ends the process on a damaged blob: SECURITY.md counts these deaths."""
     if issubclass(delegraph.get_runtime(backend), BridgedRuntime):
         raise NoRuntime("no-runtime", f"{backend} is not tried with damaged blobs")

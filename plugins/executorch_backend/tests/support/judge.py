@@ -98,5 +98,5 @@ def host_program(file: ProgramFile, load: Any = None, **limits: int) -> HostProg
     return HostProgram(file, [], load or load_delegate, **limits)
 
 
-def load_delegate(backend: str, blob: bytes, specs: Any = (), data: Any = None) -> Any:
+def load_delegate(backend: str, blob: bytes, specs: Any = (), data: Any = None, header: Any = None) -> Any:
     return delegraph.get_runtime(backend).load(blob, specs, data or {})

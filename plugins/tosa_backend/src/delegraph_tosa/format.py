@@ -11,13 +11,25 @@ from typing import Any
 
 from delegraph.command import provided
 from delegraph.errors import InputError, Unsupported
-from delegraph.formats import Blob, DelegateFormat, LoadDelegate, ProgramContents, Quantization, Summary, Verdict, join
+from delegraph.formats import (
+    Blob,
+    DelegateFormat,
+    LoadDelegate,
+    ProgramContents,
+    Quantization,
+    StoredBlob,
+    Summary,
+    Verdict,
+    join,
+)
 
 from .evaluate import bounded_iterations, evaluate, numbers_of
 from .evaluate.specialize import is_dynamic
 from .ir.graph import Array, Graph, Value
 from .ir.types import BLOCK_SCALED, DType
-from .serialize import joined, quantization, read, target_of
+from .options import Options
+from .serialize import joined, producer_of, producer_record, quantization, read, target_of
+from .serialize.trailer import Followed
 from .text import render
 from .tools import figures, sample, summarize, verdicts
 from .validate import validate
@@ -98,11 +110,13 @@ class TosaFormat(DelegateFormat):
 
     @classmethod
     def serialize(cls, program: ProgramContents, options: Mapping[str, Any]) -> bytes | Blob:
-        """The file, whole, also where its constants are named data."""
+        """The file, whole, also where its constants are named data, and behind it what made it."""
         blob, data = super().serialize(program, options), program.named_data
-        if not isinstance(blob, bytes):
-            return blob
-        return joined(blob, {key: join(data.buffers[entry.buffer_index]) for key, entry in data.pte_data.items()})
+        if isinstance(blob, bytes):
+            blob = joined(blob, {key: join(data.buffers[entry.buffer_index]) for key, entry in data.pte_data.items()})
+        (delegate,) = program.delegates
+        wanted = Options.parse(delegate.compile_specs).metadata
+        return Followed(blob, producer_record(delegate.producer) if wanted else b"")
 
     @staticmethod
     def inspect(path: Path) -> TosaInspection:
@@ -133,9 +147,16 @@ class TosaFormat(DelegateFormat):
     @classmethod
     def read(cls, path: Path, load_delegate: LoadDelegate) -> Mapping[str, Callable[..., Any]]:
         """``forward``, which takes its inputs in order or by the names in the file, and returns a tuple."""
+        (blob,) = cls.blobs(path)
         names = [value.name for value in _graph(path).inputs]
-        delegate = load_delegate(cls.backend_id, path.read_bytes())
+        delegate = load_delegate(cls.backend_id, path.read_bytes(), header=blob.header)
         return {"forward": lambda *args, **kwargs: delegate(*_in_order(names, args, kwargs))}
+
+    @classmethod
+    def blobs(cls, path: Path) -> Sequence[StoredBlob]:
+        """The one blob that the file is, with what made it."""
+        (blob,) = super().blobs(path)
+        return [blob._replace(header=replace(blob.header, producer=producer_of(_content(path))))]
 
     @staticmethod
     def quantization(path: Path) -> Quantization:
@@ -148,7 +169,8 @@ class TosaFormat(DelegateFormat):
         """One screen."""
         data = _content(path)
         graph = read(data)
-        return summarize(graph, target_of(data, graph), path.stat().st_size, quantization(data, graph))
+        summary = summarize(graph, target_of(data, graph), path.stat().st_size, quantization(data, graph))
+        return replace(summary, producer=producer_of(data))
 
     @staticmethod
     def page(path: Path) -> str:

@@ -13,6 +13,7 @@ from delegraph.backend import CompileSpec
 from delegraph.errors import InputError, Unsupported
 from delegraph.runtime import BackendRuntime, Delegate, ObservedDelegate
 
+from .compatible import compatible
 from .evaluate import Program, See, check_inputs
 from .ir.graph import Array, Graph, Operator, Value
 from .ir.operators import CONCAT, IDENTITY, RESCALE, RESHAPE, REVERSE, SLICE, TILE, TRANSPOSE, VARIABLE
@@ -28,6 +29,7 @@ class TOSARuntime(BackendRuntime):
     """The TOSA plugin's default runtime."""
 
     thread_safe = True
+    compatible = staticmethod(compatible)
 
     @staticmethod
     def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:

@@ -14,7 +14,7 @@ from delegraph.errors import FormatError
 from delegraph.formats import QuantizationParameters
 from delegraph_tosa.borders import integer_borders
 from delegraph_tosa.format import TosaFormat
-from delegraph_tosa.serialize.trailer import MAGIC, SCHEMA
+from delegraph_tosa.serialize.trailer import MAGIC, SCHEMA, producer_of, producer_record
 
 from ..support.quantized_cases import dequantize, quantize
 
@@ -96,7 +96,11 @@ def test_inspecting_shows_them(path, capsys):
 def test_it_stands_behind_the_same_flatbuffer(path, tmp_path):
     lowered(metadata=False).save(tmp_path / "bare.tosa")
     bare, whole = (tmp_path / "bare.tosa").read_bytes(), path.read_bytes()
-    assert whole.startswith(bare) and whole.endswith(MAGIC) and MAGIC not in bare
+    assert (
+        whole.startswith(bare)
+        and whole.endswith(producer_record(lowered().delegates[0].producer))
+        and MAGIC not in bare
+    )
     assert set(delegraph.load(tmp_path / "bare.tosa").quantization.inputs.values()) == {None}
     lowered().save(tmp_path / "again.tosa")
     assert (tmp_path / "again.tosa").read_bytes() == whole
@@ -107,15 +111,20 @@ def test_other_readers_do_not_see_it(path):
     assert [(v.judge, v.accepted) for v in TosaFormat.verify(path)] == [("tosa-opt", True), ("reference model", True)]
 
 
-def test_a_file_of_floats_ends_with_its_flatbuffer(tmp_path):
-    delegraph.lower(torch.nn.ReLU().eval(), (torch.ones(3),), backends=["tosa"]).save(tmp_path / "m.tosa")
-    assert MAGIC not in (tmp_path / "m.tosa").read_bytes()
+def test_a_file_of_floats_ends_with_what_made_it_and_its_blob_with_the_flatbuffer(tmp_path):
+    lowered = delegraph.lower(torch.nn.ReLU().eval(), (torch.ones(3),), backends=["tosa"])
+    lowered.save(tmp_path / "m.tosa")
+    blob, made = lowered.delegates[0].processed_bytes, lowered.delegates[0].producer
+    assert made.startswith("delegraph-tosa ") and MAGIC not in blob
+    assert (tmp_path / "m.tosa").read_bytes() == blob + producer_record(made)
+    assert delegraph.load(tmp_path / "m.tosa").summary.producer == made
     assert list(delegraph.load(tmp_path / "m.tosa").quantization.inputs.values()) == [None]
 
 
 def behind(path, text, length=None):
-    """Put another text behind the flatbuffer."""
+    """Put another text behind the flatbuffer, in the last record of all."""
     data = path.read_bytes()
+    data = data.removesuffix(producer_record(producer_of(data)))
     (old,) = struct.unpack_from("<I", data, len(data) - 12)
     path.write_bytes(data[: -12 - old] + text + struct.pack("<I", len(text) if length is None else length) + MAGIC)
 

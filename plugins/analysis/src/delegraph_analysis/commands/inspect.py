@@ -8,6 +8,7 @@ from typing import Any
 
 from delegraph import default_registry
 from delegraph.command import Outcome, expect_file, expect_places, output_path, progress
+from delegraph.errors import UsageError
 from delegraph.host import FileFormat
 from delegraph.io.atomic_write import write_whole
 
@@ -22,17 +23,24 @@ class Inspect:
         add = parser.add_argument
         add("file", type=Path, metavar="FILE")
         add("--summary", action="store_true", help="one screen: what it is, takes, returns and holds")
+        add("--can-run", action="store_true", help="ask the runtimes of its delegates; 1 if one of them cannot run")
+        add("--device", metavar="NAME", help="with --can-run: the device to ask about, as its runtime calls it")
         add("--html", type=output_path, metavar="FILE", help="write a page that shows the graph")
         add("--verify", action="store_true", help="ask other tools that are installed; 1 if one refuses")
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
         expect_file(args.file)
+        if args.device is not None and not args.can_run:
+            raise UsageError("usage-invalid", "--device is of use with --can-run alone")
         file_format = FileFormat(args.file, default_registry())
         expect_places(filter(None, [args.html]), [args.file])
         with progress(f"reading {args.file}"):
             content, shown = _inspect(file_format, args)
-        texts = [shown]
+            answer = file_format.compatible(args.device) if args.can_run else None
+        texts = list(filter(None, [shown, "" if answer is None else str(answer)]))
+        if answer is not None:
+            content["compatible"] = answer.to_json()
         if args.html:
             write_whole(args.html, file_format.page(args.file).encode())
             texts.append(f"wrote {args.html}")
@@ -41,6 +49,7 @@ class Inspect:
             content["verdicts"] = [verdict._asdict() for verdict in verdicts]
             texts += [f"{_VERDICTS[v.accepted]} {v.judge}: {v.detail}" for v in verdicts]
         refused = any(verdict.accepted is False for verdict in verdicts)
+        refused = refused or (answer is not None and answer.verdict == "cannot")
         return Outcome("delegraph.inspect/1", content, "\n".join(texts), int(refused))
 
 
@@ -51,7 +60,7 @@ def _inspect(file_format: FileFormat, args: argparse.Namespace) -> tuple[dict[st
     if args.summary or (args.json and file_format.defines("summarize")):
         summary = file_format.summarize(args.file)
         content["summary"], text = summary.to_json(), f"{args.file.name}: {summary_text(summary)}"
-    if args.summary:
+    if args.summary or args.can_run:  # whether it runs is asked of a file that nobody wants to read as a whole
         return content, text
     inspection = file_format.inspect(args.file)
     return {**content, **inspection.to_json()}, str(inspection)

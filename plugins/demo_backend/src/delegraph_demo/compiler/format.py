@@ -97,6 +97,11 @@ def decode(blob: bytes) -> Code:
     return Code(tuple(shapes[:inputs]), tuple(weights), tuple(code), tuple(results))
 
 
+def expect_version(blob: bytes) -> None:
+    """Raise FormatError unless a blob, of which the beginning is enough, is of the version that is read here."""
+    _Reader(blob).header()
+
+
 def damaged(text: str) -> FormatError:
     """The error for a blob, or named data, that cannot be what the compiler wrote."""
     return FormatError("format-invalid", f"this is no intact blob of BackendWithCompilerDemo: {text}")

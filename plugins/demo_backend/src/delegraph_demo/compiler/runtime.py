@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from delegraph.backend import CompileSpec
-from delegraph.errors import DelegraphError, InputError
-from delegraph.runtime import BackendRuntime, Delegate
+from delegraph.errors import DelegraphError, FormatError, InputError
+from delegraph.runtime import BackendRuntime, BlobHeader, Compatibility, Delegate
 
-from .format import Code, Constant, damaged, decode
+from .format import VERSION, Code, Constant, damaged, decode, expect_version
 from .operators import Shape
 from .options import from_compile_specs
 
@@ -24,6 +24,19 @@ class CompilerDemoRuntime(BackendRuntime):
     """The host's runtime of ``BackendWithCompilerDemo``, and where its device half is."""
 
     device_half = Path(__file__).parent.parent / "device" / "compiler_demo.cpp"
+
+    @staticmethod
+    def compatible(
+        header: BlobHeader, compile_specs: Sequence[CompileSpec], device: str | None = None
+    ) -> Compatibility | None:
+        """By the version of the format, which stands in the first five bytes: whatever the rest is, nothing raises."""
+        if device is not None:
+            return Compatibility("cannot", f"it runs on this host alone, and not on {device!r}")
+        try:
+            expect_version(header.beginning)
+        except FormatError as e:
+            return Compatibility("cannot", f"{e.message}; {e.hint}" if e.hint else e.message)
+        return Compatibility("runs", f"version {VERSION} of its format is read here")
 
     @staticmethod
     def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:

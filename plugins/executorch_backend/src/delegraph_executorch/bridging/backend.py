@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from typing import Any, ClassVar
 
 import torch
@@ -12,6 +11,7 @@ from delegraph.errors import ContractViolation, Unsupported
 from delegraph.io.quiet import quietly
 from torch.export import ExportedProgram
 
+from ..wheel import version_of
 from .convention import add_convention
 from .edge import to_edge_dialect
 from .parts import cut
@@ -26,7 +26,9 @@ class BridgedBackend(BackendDetails, abstract=True):
     @classmethod
     def fingerprint(cls, compile_specs: list[CompileSpec]) -> str | None:
         """Versions of ExecuTorch and of the bridge, if the backend may be cached."""
-        return ", ".join(map(version, ("executorch", "delegraph-executorch"))) if cls.cached else None
+        if not cls.cached:
+            return None
+        return ", ".join(f"{name} {version_of(name)}" for name in ("executorch", "delegraph-executorch"))
 
     @classmethod
     def preprocess(cls, edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:

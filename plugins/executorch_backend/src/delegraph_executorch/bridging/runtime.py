@@ -9,13 +9,14 @@ from typing import Any, ClassVar
 import torch
 from delegraph.backend import CompileSpec
 from delegraph.errors import FormatError, InputError, NoRuntime
-from delegraph.runtime import BackendRuntime, Delegate
+from delegraph.runtime import BackendRuntime, BlobHeader, Compatibility, Delegate
 
 from ..emit.kernel_calls import CODES
 from ..program import tables
 from ..program.tables import AllocationDetails, Chain, DelegateCall, Dynamism, EValue, Instruction, Int, Tensor
 from ..serialize.file import Segment, program_file
 from ..wheel import in_c_order, stock_runtime
+from .compatible import compatible
 from .convention import Convention, Value, convention_of
 
 ALIGNMENT = 16
@@ -26,6 +27,13 @@ class BridgedRuntime(BackendRuntime):
     """Runs the blobs of ``backend_id``, if the wheel ``executorch`` has the backend's device half."""
 
     backend_id: ClassVar[str]
+
+    @classmethod
+    def compatible(
+        cls, header: BlobHeader, compile_specs: Sequence[CompileSpec], device: str | None = None
+    ) -> Compatibility | None:
+        """By the backends of ExecuTorch's runtime here, and by its version beside that which compiled the blob."""
+        return compatible(cls.backend_id, header, device)
 
     @classmethod
     def load(

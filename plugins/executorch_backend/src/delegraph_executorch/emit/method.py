@@ -308,7 +308,8 @@ class _Method:
         sizes = size_relations(self.program)
         takes = encode_inputs(spec.in_spec, names, sizes, fixed) if spec.in_spec is not None else ""
         used = self.delegates.used.values()
-        outputs = encode_outputs(spec.out_spec, [len(d.outputs) for d in used], [d.producer for d in used])
+        made = [d.producer for d in used], [d.fingerprint for d in used]
+        outputs = encode_outputs(spec.out_spec, [len(d.outputs) for d in used], *made)
         return ContainerMetadata(takes, outputs)
 
 

@@ -22,8 +22,18 @@ def delegate_outputs(container: ContainerMetadata | None) -> list[int] | None:
 
 
 def producers(container: ContainerMetadata | None) -> list[str]:
-    """What made each delegate of a method, with its version; empty if the file does not say."""
-    return [text for text in _stated(container, "producers") or [] if isinstance(text, str)]
+    """What made each delegate of a method, with its version; empty if the file does not say, "" for what is no text."""
+    return _texts(container, "producers")
+
+
+def fingerprints(container: ContainerMetadata | None) -> list[str]:
+    """What the backend of each delegate of a method said that it depends on; read as ``producers`` are."""
+    return _texts(container, "fingerprints")
+
+
+def _texts(container: ContainerMetadata | None, key: str) -> list[str]:
+    listed = _stated(container, key) or []
+    return [printable(text[:_LONGEST]) if isinstance(text, str) else "" for text in listed]
 
 
 def input_names(container: ContainerMetadata | None, count: int) -> list[str]:

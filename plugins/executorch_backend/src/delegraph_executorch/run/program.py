@@ -11,6 +11,7 @@ from delegraph.formats import LoadDelegate
 
 from ..bridging.convention import convention_in_file
 from ..containers import argument_names, flatten_call, structure_of, unflatten_result
+from ..inspection.blobs import stored_blob
 from ..program.calling import delegate_outputs
 from ..program.tables import BackendDelegate, Call, DelegateCall, ExecutionPlan
 from ..serialize.check import check_program
@@ -95,7 +96,7 @@ class HostProgram:
                 values = [plan.values[index].value for index in call.args]
                 named |= convention_in_file(delegate.id, blob, values, split[place])
         specs = [CompileSpec(spec.key, spec.value) for spec in delegate.compile_specs]
-        return self._load(delegate.id, blob, specs, named)
+        return self._load(delegate.id, blob, specs, named, header=stored_blob(self.file, plan, number).header)
 
     def _named_data(self) -> Mapping[str, Any]:
         return {**{key: content for key, (content, _) in self._data.external.items()}, **named_segments(self.file)}

@@ -2,8 +2,20 @@
 
 from .convert import convert
 from .cut import cut, joined
-from .reader import read, read_numbered, target_of
-from .trailer import quantization
+from .reader import read, read_numbered, stated_version, target_of
+from .trailer import producer_of, producer_record, quantization
 from .writer import TosaFile
 
-__all__ = ["TosaFile", "convert", "cut", "joined", "quantization", "read", "read_numbered", "target_of"]
+__all__ = [
+    "TosaFile",
+    "convert",
+    "cut",
+    "joined",
+    "producer_of",
+    "producer_record",
+    "quantization",
+    "read",
+    "read_numbered",
+    "stated_version",
+    "target_of",
+]

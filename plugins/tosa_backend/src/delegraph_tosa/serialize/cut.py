@@ -66,6 +66,17 @@ def joined(content: bytes, named_data: Mapping[str, bytes]) -> bytes:
     return bytes(whole + content[position:])
 
 
+def beginning(content: bytes) -> bytes:
+    """Where the flatbuffer begins in the first bytes of a file, with or without its constants; b"" if further behind.
+
+    Nothing is checked, except that nothing is read which is not there.
+    """
+    if not content.startswith(MAGIC) or len(content) < len(MAGIC) + _COUNT.size:
+        return content
+    (count,) = _COUNT.unpack_from(content, len(MAGIC))
+    return content[len(MAGIC) + _COUNT.size + _ROW.size * count :]
+
+
 class _Row(NamedTuple):
     start: int
     size: int

@@ -46,11 +46,23 @@ def target_of(data: bytes | bytearray | memoryview, graph: Graph) -> TosaSpec:
     return TosaSpec(version, *needs)
 
 
-def _version(table: Table) -> tuple[int, int]:
+def stated_version(data: bytes) -> tuple[int, int]:
+    """The version that a file of any version says it has, of which only the beginning has to be there.
+
+    Raises FormatError if it is not in there.
+    """
+    return _stated(root(data, IDENTIFIER, "TOSA file"))
+
+
+def _stated(table: Table) -> tuple[int, int]:
     version = table.table(GraphField.VERSION, "version")
     if version is None:
         raise table.damaged("it has no version")
-    major, minor = version.scalar(0, "i", -1), version.scalar(1, "i", -1)
+    return version.scalar(0, "i", -1), version.scalar(1, "i", -1)
+
+
+def _version(table: Table) -> tuple[int, int]:
+    major, minor = _stated(table)
     if (major, minor) not in {**FILES, **OLDER}:
         raise FormatError("format-invalid", f"a TOSA file of version {major}.{minor}; 0.80, 1.0 and 1.1 are read here")
     return major, minor

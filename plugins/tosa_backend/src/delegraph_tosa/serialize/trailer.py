@@ -1,11 +1,13 @@
-"""How a file's quantized inputs and outputs stand for real numbers, in JSON behind the flatbuffer.
+"""Records behind the flatbuffer: how its quantized inputs and outputs stand for real numbers, and what made the file.
 
-The schema has no field for it. A flatbuffer is read from its front, so that its readers do not see what follows:
+The schema has no field for either. A flatbuffer is read from its front, so that its readers do not see what follows.
+There are up to ``RECORDS`` records, one behind the other, each of which is found from its end:
 
-    flatbuffer, JSON (UTF-8), its length (uint32, little-endian), MAGIC
+    JSON (UTF-8), its length (uint32, little-endian), MAGIC
 
-The JSON has the entries ``schema``, ``inputs`` and ``outputs``. The latter are lists, in the order of the program's
-inputs and outputs in the flatbuffer, of ``{"dtype", "scale", "zero_point"}``, or null for what is not quantized.
+The JSON has an entry ``schema``. With ``SCHEMA`` it has ``inputs`` and ``outputs``: lists, in the order of the
+program's inputs and outputs in the flatbuffer, of ``{"dtype", "scale", "zero_point"}``, or null for what is not
+quantized. With ``PRODUCER`` it has ``producer``, a distribution and its version; a saved file ends with this record.
 """
 
 from __future__ import annotations
@@ -13,19 +15,27 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
 
+from delegraph.backend import Blob
 from delegraph.errors import FormatError
 from delegraph.formats import Quantization, QuantizationParameters
+from delegraph.io.escape import printable
 
 from ..ir.graph import Graph, Value
 from ..ir.types import DType
 
 MAGIC = b"dlgrMETA"
 SCHEMA = "delegraph-tosa.metadata/1"
+PRODUCER = "delegraph-tosa.producer/1"
+RECORDS = 8
+"""Records that are looked for; a file that somebody saved again has no more than two."""
 LONGEST = 1 << 22
 """Bytes of JSON that are read: some 60,000 inputs."""
+LONGEST_NAME = 500
+"""Characters of a producer."""
 LIMITS = {
     DType.INT8: {"int8": (-128, 127), "uint8": (0, 255)},
     DType.INT16: {"int16": (-(1 << 15), (1 << 15) - 1), "uint16": (0, (1 << 16) - 1)},
@@ -43,14 +53,51 @@ def trailer(inputs: Border, outputs: Border) -> bytes:
         return b""
     sides = {"inputs": inputs, "outputs": outputs}
     lists = {side: [row and row._asdict() for row in rows] for side, rows in sides.items()}
-    text = json.dumps({"schema": SCHEMA, **lists}, separators=(",", ":")).encode()
+    return _record({"schema": SCHEMA, **lists})
+
+
+def producer_record(producer: str) -> bytes:
+    """What a saved file ends with; nothing if it is not known what made the file."""
+    return _record({"schema": PRODUCER, "producer": producer}) if producer else b""
+
+
+def _record(content: Mapping[str, Any]) -> bytes:
+    text = json.dumps(content, separators=(",", ":")).encode()
     return text + _LENGTH.pack(len(text)) + MAGIC
 
 
 def trailer_of(data: bytes | memoryview) -> bytes:
     """The bytes behind the flatbuffer, as they are; none if nothing of ours is there."""
-    held = _extent(data)
-    return b"" if held is None else bytes(data[held[0] :])
+    starts = [start for start, _ in _extents(data)]
+    return bytes(data[starts[-1] :]) if starts else b""
+
+
+def producer_of(data: bytes | memoryview) -> str:
+    """What made a file, its distribution and version; "" if the file does not say it in a way that is known."""
+    try:
+        given = (_read(data, PRODUCER) or {}).get("producer")
+    except FormatError:  # who asks for the scales is told what is damaged; the program does not depend on it
+        return ""
+    return printable(given[:LONGEST_NAME]) if isinstance(given, str) else ""
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A file with a record behind it (a ``delegraph.backend.Blob``); the file is not joined for it."""
+
+    file: bytes | Blob
+    record: bytes
+
+    def __len__(self) -> int:
+        return len(self.file) + len(self.record)
+
+    def write_to(self, stream: BinaryIO) -> None:
+        """Append the bytes of both."""
+        if isinstance(self.file, bytes):
+            stream.write(self.file)
+        else:
+            self.file.write_to(stream)
+        stream.write(self.record)
 
 
 def quantization(data: bytes | memoryview, graph: Graph) -> Quantization:
@@ -58,7 +105,7 @@ def quantization(data: bytes | memoryview, graph: Graph) -> Quantization:
 
     Raises FormatError for what does not fit the graph.
     """
-    held = _read(data)
+    held = _read(data, SCHEMA)
     inputs, outputs = (
         _named(values, None if held is None else held.get(side), side)
         for side, values in (("inputs", graph.inputs), ("outputs", graph.outputs))
@@ -66,31 +113,32 @@ def quantization(data: bytes | memoryview, graph: Graph) -> Quantization:
     return Quantization(inputs, outputs)
 
 
-def _read(data: bytes | memoryview) -> Mapping[str, Any] | None:
-    """The JSON at the end of a file; None if there is none, or if a later version wrote it."""
-    extent = _extent(data)
-    if extent is None:
-        return None
-    start, length = extent
-    try:
-        held = json.loads(bytes(data[start : start + length]))
-    except (ValueError, RecursionError) as error:
-        raise _damaged(f"it is no JSON ({type(error).__name__})") from error
-    if not isinstance(held, dict) or not isinstance(held.get("schema"), str):
-        raise _damaged("it has no schema")
-    return held if held["schema"] == SCHEMA else None
+def _read(data: bytes | memoryview, schema: str) -> Mapping[str, Any] | None:
+    """The last record of that schema; None if there is none. What a later version wrote has another schema."""
+    for start, length in _extents(data):
+        try:
+            held = json.loads(bytes(data[start : start + length]))
+        except (ValueError, RecursionError) as error:
+            raise _damaged(f"it is no JSON ({type(error).__name__})") from error
+        if not isinstance(held, dict) or not isinstance(held.get("schema"), str):
+            raise _damaged("it has no schema")
+        if held["schema"] == schema:
+            return held
+    return None
 
 
-def _extent(data: bytes | memoryview) -> tuple[int, int] | None:
-    """Where the JSON starts and how long it is; None if there is none."""
-    end = len(data) - len(MAGIC)
-    if end < _LENGTH.size or bytes(data[end:]) != MAGIC:
-        return None
-    (length,) = _LENGTH.unpack_from(data, end - _LENGTH.size)
-    start = end - _LENGTH.size - length
-    if length > LONGEST or start < 0:
-        raise _damaged(f"it has {length} bytes")
-    return start, length
+def _extents(data: bytes | memoryview) -> Iterator[tuple[int, int]]:
+    """Where the JSON of each record starts and how long it is, the last record first."""
+    end = len(data)
+    for _ in range(RECORDS):
+        text_end = end - len(MAGIC) - _LENGTH.size
+        if text_end < 0 or bytes(data[end - len(MAGIC) : end]) != MAGIC:
+            return
+        (length,) = _LENGTH.unpack_from(data, text_end)
+        if length > LONGEST or length > text_end:
+            raise _damaged(f"it has {length} bytes")
+        end = text_end - length
+        yield end, length
 
 
 def _named(values: Sequence[Value], rows: Any, side: str) -> dict[str, QuantizationParameters | None]:

@@ -1,0 +1,91 @@
+"""Whether stored blobs of ExecuTorch's backends run here, by what a .pte says of who compiled them."""
+
+import json
+
+import delegraph
+import pytest
+import torch
+from delegraph.runtime import BlobHeader
+from delegraph_executorch.containers import encode_outputs
+from delegraph_executorch.program.calling import fingerprints, producers
+from delegraph_executorch.program.tables import ContainerMetadata
+from torch.utils import _pytree as pytree
+
+ONE = pytree.tree_structure(0)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    pytest.importorskip("executorch")
+    path = tmp_path_factory.mktemp("saved") / "m.pte"
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).eval()
+    delegraph.lower(model, (torch.ones(1, 8),), backends=["xnnpack"]).save(path)
+    return path
+
+
+def asked(fingerprint, beginning=bytes(4) + b"XN01", device=None):
+    header = BlobHeader("XnnpackBackend", 100, beginning, "delegraph-executorch 0.1.0", fingerprint)
+    return delegraph.get_runtime("xnnpack").compatible(header, [], device)
+
+
+def test_a_file_says_which_executorch_compiled_it_and_that_this_one_runs_it(saved):
+    version = __import__("importlib.metadata").metadata.version("executorch")
+    answer = delegraph.load(saved).compatible()
+    [(blob, _)] = answer.delegates
+    assert (answer.verdict, blob.header.fingerprint.partition(",")[0]) == ("runs", f"executorch {version}")
+    assert blob.header.distribution == "delegraph-executorch" and blob.header.beginning[4:8] == b"XH00"
+
+
+def test_executorch_s_own_runtime_loads_such_a_file(saved):
+    runtime = pytest.importorskip("executorch.runtime")
+    method = runtime.Runtime.get().load_program(saved).load_method("forward")
+    assert torch.equal(method.execute([torch.ones(1, 8)])[0], delegraph.load(saved)(torch.ones(1, 8)))
+
+
+@pytest.mark.parametrize(
+    ("fingerprint", "verdict"),
+    [
+        ("executorch 1.0.0", "runs"),
+        ("executorch 99.1.0", "rebuild"),
+        ("executorch 0.7", "rebuild"),
+        ("", None),
+        ("executorch", None),
+        ("executorch 1.x", None),
+        ("executorch " + "9" * 5000, None),
+    ],
+)
+def test_the_versions_decide(fingerprint, verdict):
+    pytest.importorskip("executorch")
+    answer = asked(fingerprint)
+    assert (answer and answer.verdict) == verdict
+
+
+@pytest.mark.parametrize("beginning", [b"", b"XN01", bytes(4096), bytes(4) + b"XN02", bytes(4) + b"XH00", b"\xff" * 20])
+def test_what_is_no_graph_of_xnnpack_cannot_run(beginning):
+    pytest.importorskip("executorch")
+    answer = asked("executorch 1.0.0", beginning)
+    assert answer.verdict == "cannot" and "no graph of XNNPACK" in answer.reason
+
+
+def test_another_device_is_refused():
+    pytest.importorskip("executorch")
+    assert "no device 'npu'" in asked("executorch 1.0.0", device="npu").reason
+
+
+def test_a_file_without_fingerprints_is_as_it_was():
+    plain = encode_outputs(ONE, [1], ["a 1"])
+    assert encode_outputs(ONE, [1], ["a 1"], [""]) == plain and "fingerprints" not in plain
+    told = ContainerMetadata("", encode_outputs(ONE, [1, 1], ["a 1", "b 2"], ["", "acmec 4"]))
+    assert (producers(told), fingerprints(told)) == (["a 1", "b 2"], ["", "acmec 4"])
+
+
+@pytest.mark.parametrize(
+    ("listed", "read"),
+    [([1, "x"], ["", "x"]), ([["x"], None], ["", ""]), ("x", []), ({}, []), (None, []), (["\x1b[2J"], ["\\x1b[2J"])],
+)
+def test_hostile_texts_stay_in_their_place(listed, read):
+    assert fingerprints(ContainerMetadata("", json.dumps({"fingerprints": listed}))) == read
+
+
+def test_a_text_of_any_length_is_cut():
+    assert len(fingerprints(ContainerMetadata("", json.dumps({"fingerprints": ["x" * 10**6]})))[0]) == 500

@@ -1,0 +1,91 @@
+"""Whether the host's runtime takes a stored TOSA file, by its beginning."""
+
+import struct
+
+import delegraph
+import pytest
+import torch
+from delegraph.backend import CompileSpec
+from delegraph.errors import FormatError
+from delegraph.runtime import BlobHeader
+from delegraph_tosa.runtime import TOSARuntime
+from delegraph_tosa.serialize import stated_version
+
+
+def saved(folder, spec, **options):
+    chosen = {"tosa": {"spec": spec, **options}}
+    lowered = delegraph.lower(torch.nn.Linear(40, 40).eval(), (torch.ones(1, 40),), options=chosen)
+    lowered.save(folder / "m.tosa")
+    return lowered, folder / "m.tosa"
+
+
+def asked(data, specs=(), size=None, device=None):
+    return TOSARuntime.compatible(BlobHeader("TOSABackend", len(data) if size is None else size, data), specs, device)
+
+
+@pytest.mark.parametrize(
+    ("spec", "verdict", "text"),
+    [
+        ("TOSA-1.0+FP", "runs", "TOSA 1.0 is run here"),
+        ("TOSA-0.80+MI", "runs", "TOSA 0.80 is run here"),
+        ("TOSA-1.1+FP", "rebuild", "TOSA 1.1 is a draft"),
+    ],
+)
+def test_a_saved_file_says_what_made_it_and_which_tosa_it_is(tmp_path, spec, verdict, text):
+    lowered, path = saved(tmp_path, spec)
+    answer = delegraph.load(path).compatible()
+    [(blob, why)] = answer.delegates
+    assert (answer.verdict, blob.header.producer) == (verdict, lowered.delegates[0].producer)
+    assert text in why.reason and len(blob.header.beginning) == 4096
+
+
+def test_a_file_of_another_version_cannot_run(tmp_path):
+    _, path = saved(tmp_path, "TOSA-1.0+FP")
+    data = path.read_bytes()
+
+    def other(place):
+        return data[:place] + struct.pack("<i", 7) + data[place + 4 :]
+
+    def says_so(place):
+        try:
+            return stated_version(other(place)) == (7, 0)
+        except FormatError:
+            return False
+
+    place = next(filter(says_so, range(8, 400)))
+    answer = asked(other(place)[:4096], size=len(data))
+    assert answer.verdict == "cannot" and "TOSA 7.0" in answer.reason
+
+
+def test_named_constants_do_not_hide_the_version(tmp_path):
+    lowered, _ = saved(tmp_path, "TOSA-1.0+FP", named_constants=True)
+    delegate = lowered.delegates[0]
+    assert delegate.processed_bytes.startswith(b"dlgrCUT1")
+    assert asked(delegate.processed_bytes[:4096], delegate.compile_specs).verdict == "runs"
+
+
+@pytest.mark.parametrize(
+    ("data", "verdict"),
+    [
+        (b"", "cannot"),
+        (bytes(4096), "cannot"),
+        (b"\xff" * 4096, "cannot"),
+        (b"\xff\xff\xff\x7fTOSA", "cannot"),
+        (b"dlgrCUT1", "cannot"),
+        (b"dlgrCUT1\xff\xff\xff\xff", None),
+    ],
+)
+def test_hostile_beginnings_give_an_answer(data, verdict):
+    answer = asked(data)
+    assert (answer and answer.verdict) == verdict
+
+
+def test_a_file_whose_version_is_further_behind_cannot_be_told():
+    assert asked(b"\xff\xff\0\0TOSA" + bytes(4088), size=1 << 20) is None
+
+
+def test_specs_and_devices_that_are_not_known_cannot_run(tmp_path):
+    lowered, _ = saved(tmp_path, "TOSA-1.0+FP")
+    blob = lowered.delegates[0].processed_bytes
+    assert asked(blob, [CompileSpec("tosa_spec", b"\xff")]).verdict == "cannot"
+    assert "no device 'npu'" in asked(blob, device="npu").reason
