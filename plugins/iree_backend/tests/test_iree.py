@@ -127,3 +127,8 @@ def test_the_process_ends_without_a_word():
     """IREE's bindings print a page about objects that are alive when the interpreter ends."""
     done = subprocess.run([sys.executable, "-c", ALIVE], capture_output=True, text=True, check=True)
     assert done.stdout + done.stderr == ""
+
+
+def test_equal_programs_have_equal_modules(lowered):
+    again = delegraph.lower(MODEL, INPUTS, backends=["iree"], require_full=True)
+    assert again.delegates[0].processed_bytes == lowered.delegates[0].processed_bytes

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import delegraph
 from delegraph import Verification
-from delegraph.errors import ContractViolation, Unsupported
+from delegraph.errors import ContractViolation, NoRuntime, Unsupported
 from delegraph.exported_program import written_targets
 from torch.utils import _pytree as pytree
 
@@ -35,6 +35,7 @@ class Kind(str, Enum):
     HANG = "look where the backend waits or loops; refuse in the partitioner what takes this long"
     ESCAPED = "look for the first line of the traceback that is yours; if none is, report a defect of delegraph-devkit"
     RUNTIME = "refuse in the partitioner what the runtime cannot run; its error is the first line"
+    NO_RUNTIME = "the runtime says that this host cannot run the delegate: check the backend where it can"
     OUTPUTS = (
         "return all outputs of the part that was compiled, in its order, with the dtypes and shapes that it records"
     )
@@ -175,6 +176,7 @@ def compare_with_eager(one: LoweringAttempt, backend: ConfiguredBackend) -> tupl
 
 def _runtime_fault(error: BaseException) -> Fault:
     kind = Kind.OUTPUTS if isinstance(error, ContractViolation) else Kind.RUNTIME
+    kind = Kind.NO_RUNTIME if isinstance(error, NoRuntime) else kind
     return Fault(kind, f"the runtime raised {type(error).__name__}: {error}")
 
 

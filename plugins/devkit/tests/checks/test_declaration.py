@@ -3,8 +3,10 @@
 import re
 
 import delegraph_devkit as devkit
+from delegraph_devkit.check import Status
 
-from ..support.kit import failures
+from ..support import bad_backends as backends
+from ..support.kit import failures, under_test
 
 
 def test_a_slow_or_talking_light_module_is_a_warning(installed):
@@ -24,6 +26,13 @@ def test_a_backend_that_is_slow_to_import_is_a_warning(installed, site):
     [slow] = [w for w in report.results[0].warnings if "importing" in w]  # a busy machine may read slowly too
     assert report.passed and "importing bad_backends takes " in slow
     assert "-X importtime -c 'import bad_backends'" in slow
+
+
+def test_a_target_without_a_device_here_is_only_compiled():
+    register = backends.variant(partitioner=backends.TellsTheLevel, runtime=backends.HasNoDeviceOfLevelTwo)
+    result = devkit.run_check(devkit.CHECKS["options_run"], under_test(register))
+    assert result.status is Status.PASSED, result.message
+    assert result.figures == {"values": 1, "only_compiled": 1}
 
 
 def test_an_installed_backend_with_a_heavy_declaration_fails_exactly_that(installed):

@@ -14,8 +14,8 @@ from typing import ClassVar
 from unittest import mock
 
 import torch
-from delegraph.backend import BackendDetails, DelegateMappingBuilder, NamedDataStore, PreprocessResult
-from delegraph.errors import FormatError, OptionError, Unsupported
+from delegraph.backend import BackendDetails, CompileSpec, DelegateMappingBuilder, NamedDataStore, PreprocessResult
+from delegraph.errors import FormatError, NoRuntime, OptionError, Unsupported
 from delegraph.exported_program import constant_tensor, placeholders, user_inputs
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.plugin import OptionSpec
@@ -393,6 +393,22 @@ class FailsAtLevelTwo(GoodPartitioner):
         if self.level == 2:
             raise KeyError("level 2")
         return super().partition(exported_program)
+
+
+class TellsTheLevel(GoodPartitioner):
+    """The level is a target, which the blob's runtime is told of."""
+
+    def __init__(self, level=1):
+        specs = [CompileSpec("level", str(level).encode())]
+        CapabilityPartitioner.__init__(self, self.why_not, self.backend_id, specs)
+
+
+class HasNoDeviceOfLevelTwo(GoodRuntime):
+    @classmethod
+    def load(cls, processed_bytes, compile_specs, named_data):
+        if compile_specs[0].value == b"2":
+            raise NoRuntime("no-runtime", "no device of level 2 here")
+        return super().load(processed_bytes, compile_specs, named_data)
 
 
 class NeedsACall(GoodPartitioner):

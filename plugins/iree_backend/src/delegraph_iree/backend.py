@@ -91,19 +91,20 @@ def _compile(graph: Graph, settings: dict[str, str]) -> bytes:
         source, module = Path(folder, "main.mlir"), Path(folder, "main.vmfb")
         with source.open("wb") as text:
             write_mlir(graph, text.write)
-        command = [find_tool("iree-compile"), str(source), "-o", str(module), "--iree-input-type=tosa"]
+        # The module names its source: by the same name each time, so that equal partitions have equal modules.
+        command = [find_tool("iree-compile"), source.name, "-o", module.name, "--iree-input-type=tosa"]
         command += [f"--iree-hal-target-backends={settings['iree_target']}", *shlex.split(settings["iree_flags"])]
         if settings["iree_target"] == "llvm-cpu":
             command.append(f"--iree-llvmcpu-target-cpu={settings['iree_cpu']}")
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
         if done.returncode != 0:
-            raise _refused(done, str(source))
+            raise _refused(done)
         return module.read_bytes()
 
 
-def _refused(done: subprocess.CompletedProcess[str], source: str) -> Unsupported:
+def _refused(done: subprocess.CompletedProcess[str]) -> Unsupported:
     """The error for a compiler that made no module."""
-    said = done.stderr.replace(source, "main.mlir").splitlines()
+    said = done.stderr.splitlines()
     errors = [line for line in said if "error:" in line] or said[-3:]
     ended = f"iree-compile ended with {done.returncode}" if done.returncode > 0 else "iree-compile crashed"
     return Unsupported("unsupported", f"{ended}: {'; '.join(errors)[:_LONGEST]}")

@@ -22,7 +22,7 @@ from ..configured_backend import ConfiguredBackend
 from ..failures import CheckFailed, CheckSkipped
 from ..subprocesses import Report
 from ..sweep import SAMPLES, raise_first
-from ..trial import Fault
+from ..trial import Fault, Kind
 
 SLOW = 0.5
 """Seconds beyond which reading declarations is worth a warning."""
@@ -159,21 +159,29 @@ def _shown(values: dict[str, Any]) -> str:
 
 @check
 def options_run(backend: BackendUnderTest) -> Figures:
-    """With every other value of every option the small programs compile, and compute what eager computes."""
-    tried, sound = 0, {o.program for o in backend.rehearsal if not o.faults}  # other checks are about the rest
+    """With every other value of every option the small programs compile, and compute what eager computes.
+
+    A value for which the runtime raises NoRuntime, such as a target that this host has no device for, is only compiled.
+    """
+    tried, not_run, sound = (
+        0,
+        set[str](),
+        {o.program for o in backend.rehearsal if not o.faults},
+    )  # other checks are about the rest
     for option in backend.registry.spec(backend.name).options:
         for value in _others(option, backend):
             if _made(backend, {option.name: value}) is not None:
                 continue  # what options_validated is about
             other = replace(backend, options={**backend.options, option.name: value}, randoms=0)
             said = f"with the option {_shown({option.name: value})}: "
-            outcomes = (o for o in other.rehearsal if o.program in sound)
-            faults = [(o, Fault(f.kind, said + f.text)) for o in outcomes for f in o.faults]
+            found = [(o, f) for o in other.rehearsal if o.program in sound for f in o.faults]
+            not_run |= {f"{option.name}={value}" for _, f in found if f.kind is Kind.NO_RUNTIME}
+            faults = [(o, Fault(f.kind, said + f.text)) for o, f in found if f.kind is not Kind.NO_RUNTIME]
             raise_first(faults, other, SAMPLES)
             tried += 1
     if not tried:
         raise CheckSkipped("no option has choices; try another value with a contract class that has it in its options")
-    return {"values": tried}
+    return {"values": tried} | ({"only_compiled": len(not_run)} if not_run else {})
 
 
 def _others(option: OptionSpec, backend: BackendUnderTest) -> list[Any]:
