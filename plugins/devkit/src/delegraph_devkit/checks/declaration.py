@@ -163,11 +163,8 @@ def options_run(backend: BackendUnderTest) -> Figures:
 
     A value for which the runtime raises NoRuntime, such as a target that this host has no device for, is only compiled.
     """
-    tried, not_run, sound = (
-        0,
-        set[str](),
-        {o.program for o in backend.rehearsal if not o.faults},
-    )  # other checks are about the rest
+    tried, not_run = 0, set[str]()
+    sound = {o.program for o in backend.rehearsal if not o.faults}  # other checks are about the rest
     for option in backend.registry.spec(backend.name).options:
         for value in _others(option, backend):
             if _made(backend, {option.name: value}) is not None:
