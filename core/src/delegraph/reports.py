@@ -22,7 +22,7 @@ from .report.formats import LoweringResult, ReportFormat, verification_content
 from .report.model import SCHEMA, Report
 from .report.notation import Notation, stem
 from .report.rows import Cause, DelegateRow, GivenBack, LineFigures, MethodRow, RefusalRow
-from .report.saving import SavedReport, write_report
+from .report.saving import write_report
 
 __all__ = [
     "NOT_TAGGED",
@@ -40,7 +40,6 @@ __all__ = [
     "RefusalRow",
     "Report",
     "ReportFormat",
-    "SavedReport",
     "Told",
     "Verification",
     "format_seconds",

@@ -8,7 +8,7 @@ import torch
 from delegraph.discovery.registry import Registry
 from delegraph.errors import FormatNotFound, InputError, PluginBroken, PluginFailed, UsageError
 from delegraph.plugin import ModelSpec, ReportSpec, hookimpl
-from delegraph.reports import ReportFormat, SavedReport, write_report
+from delegraph.reports import LoweringResult, ReportFormat, write_report
 
 from ..conftest import EchoBackend, EchoRuntime
 
@@ -83,7 +83,7 @@ def registry():
 
 @pytest.fixture
 def result(registry):
-    return SavedReport(delegraph.lower(Net().eval(), (torch.ones(2),), backends=[], registry=registry).report)
+    return LoweringResult(delegraph.lower(Net().eval(), (torch.ones(2),), backends=[], registry=registry).report)
 
 
 def test_the_suffix_chooses_a_plugins_format(registry, result, tmp_path):
@@ -105,7 +105,7 @@ def test_text_and_json_are_delegraphs_own_and_no_plugin_takes_them(registry, res
 
 
 def test_only_a_format_that_tells_failures_is_asked_without_a_report(registry, tmp_path):
-    failed = SavedReport(None, error=InputError("input-invalid", "no model"))
+    failed = LoweringResult(None, error=InputError("input-invalid", "no model"))
     assert write_report(failed, tmp_path / "r.csv", registry) == []
     assert len(write_report(failed, tmp_path / "r.two", registry)) == 2
     assert [p.name for p in tmp_path.iterdir()] != ["r.csv"]

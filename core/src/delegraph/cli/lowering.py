@@ -117,7 +117,7 @@ def _lower_one(
     An error ends the work and is kept in the result. Reports are still written: by formats that report failures, and by
     all if the error came after lowering.
     """
-    result, backends = Attempt(model, verbose=args.verbose), chosen.names
+    result, backends = Attempt(model=model, verbose=args.verbose), chosen.names
     with attempt(result):
         with progress(f"loading {model}"):
             from .. import Cache
@@ -145,7 +145,7 @@ def _lower_one(
             output = _path_for_model(args.output, model)
             with progress(f"writing {output}"):
                 size = FileFormat(output, default_registry()).save(lowered, {})
-            result.written = {"path": str(output), "bytes": size}
+            result.output, result.bytes = output, size
     for path in args.report:
         result.reports += map(str, write_report(result, _path_for_model(path, model)))
     return result

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..io.atomic_write import write_whole
 from ..io.escape import printable
@@ -17,32 +18,25 @@ if TYPE_CHECKING:
     from .model import Report
 
 
-class LoweringResult(Protocol):
+@dataclass
+class LoweringResult:
     """The result of lowering one model, from which a ``ReportFormat`` writes a file.
 
-    ``model``: the model as the user named it. ``report``: None if lowering failed; ``error`` then says why. Until
-    ``report.release()``, ``report.origin`` has the programs. ``verifications``: method -> comparison with eager; empty
-    if there was none. ``gates``: name of a check that the user asked for -> its error, or None if the check passed.
-    ``output``: where the program was saved; None if it was not. ``seconds``: duration of the whole work. ``verbose``:
-    the user wants details.
+    ``report``: None if lowering failed; ``error`` then says why. Until ``report.release()``, ``report.origin`` has the
+    programs. ``verifications``: method -> comparison with eager; empty if there was none. ``output``: where the program
+    was saved; None if it was not. ``verbose``: the user wants details. ``model``: the model as the user named it; "" if
+    that is not known. ``gates``: name of a check that the user asked for -> its error, or None if the check passed.
+    ``seconds``: duration of the whole work.
     """
 
-    @property
-    def model(self) -> str: ...
-    @property
-    def report(self) -> Report | None: ...
-    @property
-    def verifications(self) -> Mapping[str, Verification]: ...
-    @property
-    def gates(self) -> Mapping[str, DelegraphError | None]: ...
-    @property
-    def error(self) -> DelegraphError | None: ...
-    @property
-    def output(self) -> Path | None: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def verbose(self) -> bool: ...
+    report: Report | None = None
+    verifications: dict[str, Verification] = field(default_factory=dict)
+    output: Path | None = None
+    verbose: bool = False
+    model: str = ""
+    gates: dict[str, DelegraphError | None] = field(default_factory=dict)
+    error: DelegraphError | None = None
+    seconds: float = 0.0
 
 
 class ReportFormat:

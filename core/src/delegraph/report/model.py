@@ -141,9 +141,10 @@ class Report(Told):
         ``verifications``: method -> result of ``verify``, to be written with the report. Raises FormatNotFound if no
         plugin declares the suffix (the hint names what to install), WriteError if the file cannot be written.
         """
-        from .saving import SavedReport, write_report
+        from .formats import LoweringResult
+        from .saving import write_report
 
-        write_report(SavedReport(self, dict(verifications or {})), path)
+        write_report(LoweringResult(self, dict(verifications or {})), path)
 
     def to_html(self, verifications: Mapping[str, Verification] | None = None) -> str:
         """The report as an HTML page with pictures, as ``save("report.html")`` writes it. Needs ``delegraph-analysis``.

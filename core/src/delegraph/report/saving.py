@@ -3,33 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from ..discovery.attribution import AtWork
 from ..discovery.registry import Registry, default_registry
 from ..plugin import ReportSpec
-
-if TYPE_CHECKING:
-    from ..errors import DelegraphError
-    from ..host.verify import Verification
-
-
-@dataclass(frozen=True)
-class SavedReport:
-    """The ``LoweringResult`` that ``Report.save`` writes; what a report alone does not know has its default."""
-
-    report: Any
-    """A ``Report``, or None."""
-    verifications: Mapping[str, Verification] = field(default_factory=dict)
-    output: Path | None = None
-    verbose: bool = False
-    model: str = ""
-    gates: Mapping[str, DelegraphError | None] = field(default_factory=dict)
-    error: DelegraphError | None = None
-    seconds: float = 0.0
+from .formats import LoweringResult
 
 
 def declared_for(path: Path) -> str:
@@ -37,7 +17,9 @@ def declared_for(path: Path) -> str:
     return path.name if path.suffix else ".txt"
 
 
-def write_report(result: Any, path: str | os.PathLike[str], registry: Registry | None = None) -> Sequence[Path]:
+def write_report(
+    result: LoweringResult, path: str | os.PathLike[str], registry: Registry | None = None
+) -> Sequence[Path]:
     """Write a ``LoweringResult`` in the format that the suffix of ``path`` chooses; returns the files written.
 
     Writes nothing if lowering failed and the format does not report failures. Raises FormatNotFound if no plugin

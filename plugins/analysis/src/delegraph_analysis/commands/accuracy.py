@@ -42,7 +42,7 @@ class AccuracyOfOperators:
         options = parse_options(args.backend, args.option)
         with progress(f"lowering {args.model}"):
             from delegraph import lower
-            from delegraph.reports import SavedReport, write_report
+            from delegraph.reports import LoweringResult, write_report
 
             from ..accuracy.operators import VerificationByOperator
             from ..accuracy.reference import verify_operators
@@ -63,7 +63,7 @@ class AccuracyOfOperators:
                 several = [verify_operators(lowered, *a, method=method, **k) for a, k in calls]
                 found[method] = VerificationByOperator.worst_of(several)
         for path in args.report:
-            write_report(SavedReport(lowered.report, found, model=args.model), path)
+            write_report(LoweringResult(lowered.report, found, model=args.model), path)
         texts = [f"method {method}, {figures}" if len(found) > 1 else str(figures) for method, figures in found.items()]
         content = {"methods": {method: figures.to_json() for method, figures in found.items()}}
         agrees = all(figures.agrees() for figures in found.values())
