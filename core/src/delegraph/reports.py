@@ -20,7 +20,7 @@ from .report.facts import (
 )
 from .report.formats import LoweringResult, ReportFormat, verification_content
 from .report.model import SCHEMA, Report
-from .report.notation import Notation, stem
+from .report.notation import Notation
 from .report.rows import Cause, DelegateRow, GivenBack, LineFigures, MethodRow, RefusalRow
 from .report.saving import write_report
 
@@ -51,7 +51,6 @@ __all__ = [
     "most_frequent",
     "pluralize",
     "refused_by",
-    "stem",
     "verification_content",
     "write_report",
 ]

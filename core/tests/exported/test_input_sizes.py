@@ -153,3 +153,16 @@ def test_several_threads_make_the_first_call(nested):
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
     assert len(failed) == 200
+
+
+class Scaled(torch.nn.Module):
+    def forward(self, x, n):
+        return x * n
+
+
+def test_a_number_that_may_vary_has_to_be_a_number():
+    program = export(Scaled(), (torch.ones(3), 4), dynamic_shapes={"x": None, "n": Dim.DYNAMIC})
+    lowered = delegraph.lower(program, backends=[])
+    assert lowered(torch.ones(3), 7).tolist() == [7, 7, 7]
+    with pytest.raises(InputError, match="input n is to be a number; it is '7'"):
+        lowered(torch.ones(3), "7")

@@ -1,11 +1,11 @@
-"""Writes types, symbolic sizes and calls of a program as text, with names that the user knows."""
+"""Writes symbolic sizes, and texts of backends about a program, with names that the user knows."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -15,10 +15,8 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from ..delegates.lowered_module import Argument
-from ..exported.call_names import operator_name
 from ..exported.size_names import names_of_symbols
 from ..exported_program import CALL_DELEGATE
-from ..source import source_of
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _SYMBOL = re.compile(r"[su](?<![\w.].)\d+(?!\w)")
@@ -26,10 +24,8 @@ _SYMBOL = re.compile(r"[su](?<![\w.].)\d+(?!\w)")
 
 The lookbehind stands after the letter and not before it: this makes the search four times as fast.
 """
-_OF_TORCH = ("aten.", "quantized_decomposed.")
 _PARAMETER = re.compile(r"arg(?<![\w.]arg)\d+_\d+(?!\w)")
 """A name that torch gives to an input of a loop body."""
-_NUMBERS = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool", type(None): ""}
 
 
 class Notation:
@@ -42,7 +38,6 @@ class Notation:
     def __init__(self, nodes: Iterable[Node] = ()) -> None:
         self._nodes = nodes
         self._written: dict[Any, str] = {}
-        self._types: dict[Node, str] = {}
 
     def size(self, size: Any) -> str:
         """A size (an int or symbolic) as text, with users' names in place of torch's symbols."""
@@ -91,44 +86,10 @@ class Notation:
         names = names_of_symbols(list(self._nodes))
         return {symbol: sympy.Symbol(name, integer=True) for symbol, name in names.items()}
 
-    def type(self, value: Any) -> str:
-        """The type of a value as ``node.meta["val"]`` records it: ``float32[batch, 3]``, ``int``; "" for None.
-
-        The types of a list of values are separated by commas.
-        """
-        if isinstance(value, torch.Tensor):
-            return f"{_name_of_dtype(value.dtype)}[{', '.join(map(self.size, value.shape))}]"
-        if isinstance(value, (list, tuple)):
-            return ", ".join(map(self.type, value))
-        return _NUMBERS.get(type(value), type(value).__name__)
-
     def argument(self, argument: Argument) -> Argument:
         """``argument``, an input or output of a delegate, with its symbolic sizes as text."""
         shape = argument.shape and tuple(size if isinstance(size, int) else self.size(size) for size in argument.shape)
         return replace(argument, shape=shape)
-
-    def value(self, node: Node, named: bool = True) -> str:
-        """The value of ``node`` as text: ``name: float32[2, 3]``, or the type alone if ``named`` is false.
-
-        A value without a recorded type is written as its name.
-        """
-        if node not in self._types:  # cached, because a picture shows it in a box, at an edge and in a tooltip
-            self._types[node] = self.type(node.meta.get("val"))
-        type_text = self._types[node]
-        return f"{node.name}: {type_text}" if named and type_text else node.name if named else type_text
-
-    def call(self, node: Node, hidden: Iterable[Node] = ()) -> Iterator[str]:
-        """The lines of a call's tooltip: operator with operands, result, constant operands, and the user's line.
-
-        ``hidden``: the constants that the picture does not draw; those among the operands get a line of their own.
-        """
-        constants = set(hidden)
-        yield f"{operator_name(node)}({', '.join(n.name for n in node.all_input_nodes)})"
-        yield self.value(node)
-        yield from (f"constant {self.value(n)}" for n in node.all_input_nodes if n in constants)
-        source = source_of(node)
-        if source is not None:
-            yield f"at {source}"
 
 
 def _name_in_program(value: Node) -> str:
@@ -159,14 +120,3 @@ def _names_in_bodies(nodes: Iterable[Node], outer: Mapping[str, str] = _NOTHING)
             inside = {name: outer.get(v.name) or _name_in_program(v) for name, v in pairs if isinstance(v, Node)}
             yield from inside.items()
             yield from _names_in_bodies(body.graph.nodes, inside)
-
-
-@lru_cache
-def _name_of_dtype(dtype: torch.dtype) -> str:
-    """The name of a dtype without ``torch.``: ``float32``."""
-    return str(dtype).removeprefix("torch.")
-
-
-def stem(operator: str) -> str:
-    """A short name of an operator: ``add`` for ``aten.add.Tensor``. Names of other libraries are not shortened."""
-    return operator.split(".")[1] if operator.startswith(_OF_TORCH) and operator.count(".") == 2 else operator

@@ -96,3 +96,36 @@ def test_an_inverse_is_used_where_there_is_one(view):
 @pytest.mark.parametrize("view", VIEWS)
 def test_every_cell(view, kind):
     check([cell for cell in CELLS if cell[0] == view], kind)
+
+
+BY_DATA = {
+    "aten.narrow.default": lambda x, n: x.narrow(0, 1, n),
+    "aten.split_with_sizes.default": lambda x, n: x.split([n, 4 - n])[0],
+    "aten.as_strided.default": lambda x, n: x.as_strided((2,), (n,), 0),
+}
+
+
+class WritesByData(nn.Module):
+    """Writes through a view whose sizes depend on data: where it lies is known in a call only."""
+
+    def __init__(self, view):
+        super().__init__()
+        self.view = view
+
+    def forward(self, x, k):
+        n = k.item()
+        torch._check(n >= 1)
+        torch._check(n <= 3)
+        y = x.clone()
+        self.view(y, n).add_(1)
+        return y
+
+
+@pytest.mark.parametrize("name", BY_DATA)
+def test_a_view_whose_sizes_depend_on_data_is_left_to_torch(name):
+    model = WritesByData(BY_DATA[name])
+    functional, notes = normalize(torch.export.export(model, (torch.zeros(4), torch.tensor(2))))
+    assert len(notes) == 1 and f"{name} has no inverse" in notes[0]
+    for k in (1, 3):
+        inputs = torch.randn(4), torch.tensor(k)
+        torch.testing.assert_close(Executable(functional)(*inputs), model(*inputs), rtol=0, atol=0)

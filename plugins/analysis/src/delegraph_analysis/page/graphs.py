@@ -15,19 +15,18 @@ from delegraph.reports import (
     NOT_TAGGED,
     Cause,
     DelegateRow,
-    Notation,
     format_size,
     host_calls,
     most_frequent,
     pluralize,
     refused_by,
-    stem,
 )
 from torch.fx import GraphModule, Node
 
 from ..accuracy.operators import OperatorVerification
 from ..drawing import Box, Picture, Wire, box_id, condense, overview
 from .heat import Errors
+from .labels import Labels, stem
 
 if TYPE_CHECKING:
     from delegraph.reports import Report
@@ -111,7 +110,7 @@ class _MethodDrawing:
     def __init__(self, report: Report, method: str, prefix: str, errors: Errors, links: Links) -> None:
         self.origin, self.errors, self.links = report.origin, errors, links
         self.method, self.prefix, self.tones = method, prefix, tones(report)
-        self.notation = report.origin.notation(method)
+        self.labels = Labels(report.origin.notation(method))
         rows = {(row.method, row.name): row for row in report.delegates}
         mine = [d for d in self.origin.delegates if d.method == method and (method, d.name) in rows]
         self.delegates = [(rows[method, d.name], d) for d in mine]
@@ -166,8 +165,8 @@ class _MethodDrawing:
 class _Graph:
     """Boxes and wires of one graph while it is read."""
 
-    def __init__(self, notation: Notation) -> None:
-        self.notation = notation
+    def __init__(self, labels: Labels) -> None:
+        self.labels = labels
         self.boxes: list[Box] = []
         self.box_of: dict[Node, int] = {}
         self.uses: dict[Node, dict[int, None]] = {}
@@ -195,17 +194,17 @@ class _Graph:
         return Picture(self.boxes, wires)
 
     def label(self, value: Node) -> str:
-        return self.notation.value(value)
+        return self.labels.value(value)
 
     def more(self, node: Node, where: str, errors: Errors) -> Iterator[str]:
         """What the box of an operator says below its name: the type of its result, and how wrong that is."""
-        yield self.notation.value(node, named=False)
+        yield self.labels.value(node, named=False)
         yield from errors.shown(where, node.name)
 
     def border(self, kind: str, title: str, node: Node) -> Box:
         """The box of an input or output of the graph."""
-        shown = self.notation.value(node, named=False)
-        return Box((title, shown), lambda: (title, self.notation.value(node)), "border", owner=kind)
+        shown = self.labels.value(node, named=False)
+        return Box((title, shown), lambda: (title, self.labels.value(node)), "border", owner=kind)
 
 
 class _Host(_Graph):
@@ -219,7 +218,7 @@ class _Host(_Graph):
         specs: Mapping[Node, Any] | None,
         path: str,
     ) -> None:
-        super().__init__(method.notation)
+        super().__init__(method.labels)
         self.path, self.where = path, f"host, in {path}" if path else "host"
         self.method, self.root, self.hidden, self.specs = method, root, hidden, specs or {}
         self.is_subgraph = specs is None
@@ -244,7 +243,7 @@ class _Host(_Graph):
         call, index = (*value.args, None, None)[:2]
         row = self.rows.get(call) if isinstance(call, Node) else None
         of = f", output {row.outputs[index].name} of {row.name}" if row and isinstance(index, int) else ""
-        return self.notation.value(value) + of
+        return self.labels.value(value) + of
 
     def _call(self, node: Node) -> None:
         if self.unpack(node):
@@ -255,7 +254,7 @@ class _Host(_Graph):
             box = self._operator(node)
         else:
             title = f"cast of {node.all_input_nodes[0].name}"
-            shown = (title, self.notation.value(node))
+            shown = (title, self.labels.value(node))
             box = Box(shown, kind="border", owner="cast", about=self.method.about(node, self.where))
         self.connect(node.all_input_nodes, self.add(box, node))
 
@@ -310,8 +309,8 @@ class _Host(_Graph):
         return [r for r in refusals if r[1] != NOT_TAGGED] if self.is_subgraph else refusals
 
     def _tooltip(self, node: Node) -> Iterator[str]:
-        yield from self.notation.call(node, self.hidden)
-        yield from (f"refused by {who}: {self.notation.text(why)}" for who, why in self._refusals(node))
+        yield from self.labels.call(node, self.hidden)
+        yield from (f"refused by {who}: {self.labels.notation.text(why)}" for who, why in self._refusals(node))
         yield from self.method.errors.lines(self.where, node.name)
 
     def _outputs(self, node: Node, names: Sequence[str]) -> None:
@@ -325,8 +324,8 @@ class _Host(_Graph):
 def _inside(row: DelegateRow, operators: Sequence[Node], method: _MethodDrawing) -> Picture:
     """The operators of a delegate between its inputs and its outputs."""
     nodes = [n for op in operators for n in (op, *(u for u in op.users if unpacked(u)))]
-    notation, errors = method.notation, method.errors
-    graph, mine = _Graph(notation), set(nodes)
+    labels, errors = method.labels, method.errors
+    graph, mine = _Graph(labels), set(nodes)
     names = {a.name for a in row.inputs}
     around = dict.fromkeys(i for n in nodes for i in n.all_input_nodes if i not in mine)
     for node in (n for n in around if n.name in names):
@@ -334,7 +333,7 @@ def _inside(row: DelegateRow, operators: Sequence[Node], method: _MethodDrawing)
     hidden = {n for n in around if n.name not in names}
 
     def tooltip(node: Node) -> tuple[str, ...]:
-        return (*notation.call(node, hidden), *errors.lines(row.name, node.name))
+        return (*labels.call(node, hidden), *errors.lines(row.name, node.name))
 
     for node in nodes:
         if not graph.unpack(node):
