@@ -22,10 +22,10 @@ class LoweringResult:
     """The result of lowering one model, from which a ``ReportFormat`` writes a file.
 
     ``report``: a ``Report``, or None if lowering failed; ``error`` then says why. Until ``report.release()``,
-    ``report.origin`` has the programs. ``verifications``: method -> comparison with eager; empty if there was none. ``output``: where the program
-    was saved; None if it was not. ``verbose``: the user wants details. ``model``: the model as the user named it; "" if
-    that is not known. ``gates``: name of a check that the user asked for -> its error, or None if the check passed.
-    ``seconds``: duration of the whole work.
+    ``report.origin`` has the programs. ``verifications``: method -> comparison with eager; empty if there was none.
+    ``output``: where the program was saved; None if it was not. ``verbose``: the user wants details. ``model``: the
+    model as the user named it; "" if that is not known. ``gates``: name of a check that the user asked for -> its
+    error, or None if the check passed. ``seconds``: duration of the whole work.
     """
 
     report: Any = None
