@@ -45,7 +45,13 @@ PAGES = [
     for p in ROOT.glob(pattern)
 ]
 DISTRIBUTIONS = ["core", "plugins/tosa_backend", "plugins/demo_backend", "plugins/devkit", "plugins/executorch_backend"]
-DISTRIBUTIONS += ["plugins/analysis", "plugins/quantize", "plugins/workers", "plugins/iree_backend"]
+DISTRIBUTIONS += [
+    "plugins/analysis",
+    "plugins/openvino_backend",
+    "plugins/quantize",
+    "plugins/workers",
+    "plugins/iree_backend",
+]
 GUIDES = ["README.md", "docs/user-guide.md", "docs/recipes.md", "docs/backend-authors.md", "docs/compatibility.md"]
 GUIDES += [f"{distribution}/README.md" for distribution in DISTRIBUTIONS]
 COMMANDS = ("delegraph", "python3?", "pip", "pytest", "cd", "cat", r"eval .\$\(delegraph completion bash\)")

@@ -1,0 +1,131 @@
+"""Graphs of calls become OpenVINO's models, by OpenVINO's own frontend for torch.fx graphs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import openvino as ov
+import torch
+from delegraph.errors import Unsupported
+from openvino.frontend import FrontEndManager
+from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
+from torch.fx import Graph, GraphModule, Node
+
+from .quantized import extensions
+
+TYPES = {
+    torch.float32: ov.Type.f32,
+    torch.float16: ov.Type.f16,
+    torch.bfloat16: ov.Type.bf16,
+    torch.int8: ov.Type.i8,
+    torch.uint8: ov.Type.u8,
+    torch.int16: ov.Type.i16,
+    torch.int32: ov.Type.i32,
+    torch.int64: ov.Type.i64,
+    torch.bool: ov.Type.boolean,
+}
+"""The element types that cross the border, or lie inside."""
+_NUMBERS = {dtype: k for k, dtype in enumerate(TYPES)}
+
+
+class Draft:
+    """A graph for OpenVINO's frontend: constants are attributes, calls are named ``n0``, ``n1``, ... in their order.
+
+    The frontend puts a call's name before the names of the operators that it becomes.
+    """
+
+    def __init__(self) -> None:
+        self.graph, self.values = Graph(), dict[Node, Node]()
+        self.constants: dict[str, torch.Tensor] = {}
+        self.types: list[str] = []
+        self.calls: list[Node] = []
+
+    def add_input(self, node: Node) -> None:
+        """An input with the type and the shape of ``node``; an integer is a tensor without dimensions."""
+        val = node.meta["val"]
+        made = self.values[node] = self.graph.placeholder(f"x{len(self.types)}")
+        made.meta["val"] = val if isinstance(val, torch.Tensor) else torch.empty((), dtype=torch.int64, device="meta")
+        self.types.append(str(made.meta["val"].dtype))
+
+    def add_constant(self, node: Node, tensor: torch.Tensor) -> None:
+        name = f"c{len(self.constants)}"
+        self.constants[name] = tensor.detach().resolve_neg().contiguous()
+        self.values[node] = self.graph.create_node("get_attr", name, name=name)
+
+    def add_call(self, node: Node) -> None:
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.values.__getitem__)
+        if getattr(node.target, "namespace", "") == "quantized_decomposed":
+            args = tuple(_NUMBERS.get(arg, arg) if isinstance(arg, torch.dtype) else arg for arg in args)
+        name = f"n{len(self.calls)}"
+        self.values[node] = self.graph.create_node("call_function", node.target, args, dict(kwargs), name=name)
+        self.values[node].meta["val"] = node.meta.get("val")
+        self.calls.append(node)
+
+    def convert(self, outputs: Sequence[Node]) -> ov.Model:
+        """OpenVINO's model. Raises Unsupported with the frontend's reason, and the node if it names one."""
+        self.graph.output(tuple(self.values[node] for node in outputs))
+        module = GraphModule(self.constants, self.graph)
+        decoder = TorchFXPythonDecoder(module, input_types=self.types)
+        decoder._nodes = _Nodes(decoder._nodes)
+        try:
+            model = _frontend().convert(_frontend().load(decoder))
+            for result, node in zip(model.get_results(), outputs, strict=True):
+                _give_type(result, node)
+            model.validate_nodes_and_infer_types()
+        except Exception as e:  # OpenVINO names no base of what its frontend raises, in C++ and in Python
+            raise Unsupported("unsupported", reason_of(e)) from e
+        return model
+
+
+class _Nodes(list[Node]):
+    """Nodes that know their places: the decoder asks for that of each operand, and a list would search it."""
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        super().__init__(nodes)
+        self._places = {node: k for k, node in enumerate(self)}
+
+    def index(self, node: Node, *limits: Any) -> int:
+        return self._places[node]
+
+
+@cache
+def _frontend() -> Any:
+    frontend = FrontEndManager().load_by_framework("pytorch")
+    for extension in extensions(list(TYPES.values())):
+        frontend.add_extension(extension)
+    return frontend
+
+
+def _give_type(result: Any, node: Node) -> None:
+    """Let a result have the type that the program gives it, where the frontend chose another."""
+    val = node.meta["val"]
+    wanted = TYPES[val.dtype] if isinstance(val, torch.Tensor) else ov.Type.i64
+    source = result.input_value(0)
+    if source.get_element_type() != wanted:
+        result.input(0).replace_source_output(ov.opset13.convert(source, wanted).output(0))
+
+
+def why_other_value(output: Any, val: Any) -> str | None:
+    """How what OpenVINO makes of a call differs from its recorded type or shape; None if it does not."""
+    dtype, shape = (val.dtype, val.shape) if isinstance(val, torch.Tensor) else (torch.int64, ())
+    if output.get_element_type() != TYPES[dtype]:
+        return f"OpenVINO makes {output.get_element_type().get_type_name()} of what is {dtype} here"
+    sizes = [size if isinstance(size, int) else -1 for size in shape]
+    if not output.get_partial_shape().compatible(ov.PartialShape(sizes)):
+        return f"OpenVINO makes the shape {output.get_partial_shape()} of what is {sizes} here"
+    return None
+
+
+def reason_of(error: Exception) -> str:
+    """The line of an error of OpenVINO that tells what is wrong; around it there is a trace of C++ files."""
+    text = str(error)
+    if "No conversion rule found" in text:
+        return "OpenVINO's frontend has no rule for this operator"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    said = [after for line, after in pairwise(lines) if line.endswith("with a message:")]
+    said += [line for line in lines if not re.match(r"Exception from|Check '|FrontEnd API failed|Summary:|--", line)]
+    return f"OpenVINO: {(said or lines or [type(error).__name__])[0]:.200}"

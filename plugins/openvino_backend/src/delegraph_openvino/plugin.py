@@ -1,0 +1,50 @@
+"""The light module: what this distribution offers. Imports neither torch nor numpy nor OpenVINO."""
+
+from __future__ import annotations
+
+from delegraph.plugin import BackendSpec, OptionSpec, PartitionerSpec, RuntimeSpec, hookimpl
+
+NEEDS = ("openvino",)
+INSTALL = "pip install openvino==2026.4.1"
+ON_NAN = (
+    *("relu.default", "clamp.default", "hardtanh.default", "relu6.default", "exp.default", "maximum.default"),
+    *("minimum.default", "where.self", "amax.default", "amin.default", "_softmax.default", "softmax.int"),
+    *("max_pool2d.default", "max_pool2d_with_indices.default", "gt.Scalar", "gt.Tensor"),
+)
+"""Operators that OpenVINO's CPU computes for numbers; of NaN and infinities it makes something else than eager does."""
+
+
+@hookimpl
+def delegraph_backends() -> list[BackendSpec]:
+    options = (
+        OptionSpec("device", default="CPU", help="as OpenVINO names it: CPU, GPU, GPU.1, NPU, AUTO, HETERO:GPU,CPU"),
+        # not declared as choices: with any of these a backend has to compute what eager computes
+        OptionSpec("precision", default="f32", help="of floats: f32, f16, bf16, or default: OpenVINO's for the device"),
+        OptionSpec("cache_dir", help="folder in which OpenVINO keeps compiled models, so that they load faster"),
+        OptionSpec("properties", help="more of OpenVINO's properties: INFERENCE_NUM_THREADS=4,NUM_STREAMS=2"),
+    )
+    return [
+        BackendSpec(
+            name="openvino",
+            backend_id="OpenVINOBackend",
+            target="delegraph_openvino.backend:OpenVINOBackend",
+            api=1,
+            summary="Intel's CPUs, GPUs and NPUs, through OpenVINO",
+            requires=NEEDS,
+            install_hint=INSTALL,
+            options=options,
+            known_differences=tuple(
+                (f"aten.{name}", "of NaN or infinity is another on OpenVINO's CPU") for name in ON_NAN
+            ),
+        )
+    ]
+
+
+@hookimpl
+def delegraph_partitioners() -> list[PartitionerSpec]:
+    return [PartitionerSpec("openvino", "openvino", "delegraph_openvino.support:OpenVINOPartitioner", default=True)]
+
+
+@hookimpl
+def delegraph_runtimes() -> list[RuntimeSpec]:
+    return [RuntimeSpec("openvino", "delegraph_openvino.runtime:OpenVINORuntime", requires=NEEDS)]

@@ -1,0 +1,159 @@
+"""Runs blobs with OpenVINO, on any of its devices that this machine has."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import torch
+from delegraph.backend import CompileSpec
+from delegraph.errors import FormatError, InputError, NoRuntime
+from delegraph.runtime import BackendRuntime, Delegate, ObservedDelegate
+
+from .blob import decode
+from .frontend import TYPES, reason_of
+from .options import Options, from_compile_specs
+
+DTYPES = {kind: dtype for dtype, kind in TYPES.items()}
+_VIRTUAL = {"AUTO", "MULTI", "HETERO", "BATCH"}
+
+
+@cache
+def core() -> ov.Core:
+    return ov.Core()
+
+
+def is_present(device: str) -> bool:
+    """Whether this machine has the device, or those that a device such as ``HETERO:GPU,CPU`` is made of."""
+    here = {name.partition(".")[0] for name in core().available_devices}
+    kind, _, inside = device.partition(":")
+    wanted = inside.split(",") if kind in _VIRTUAL else [device]
+    return all(name.strip("-").partition(".")[0].partition("(")[0] in here for name in wanted if name)
+
+
+def compile_model(model: ov.Model, options: Options) -> Any:
+    return core().compile_model(model, options.device, options.config())
+
+
+class OpenVINORuntime(BackendRuntime):
+    """Loads IRs into OpenVINO. Calls of one delegate in several threads have an inference request each."""
+
+    thread_safe = True
+
+    @staticmethod
+    def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:
+        """Raises FormatError for a damaged blob or missing weights, NoRuntime without the device."""
+        return Loaded(*read_model(processed_bytes, named_data), from_compile_specs(compile_specs))
+
+    @staticmethod
+    def observe(
+        processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]
+    ) -> ObservedDelegate:
+        """As ``load``; each call's last operator becomes a result, so that OpenVINO fuses less than otherwise."""
+        model, memory = read_model(processed_bytes, named_data)
+        count, last = len(model.get_results()), dict[int, Any]()
+        for node in model.get_ordered_ops():
+            call = re.match(r"n(\d+)/", node.get_friendly_name())
+            if call and node.get_output_size() == 1 and node.get_element_type() in DTYPES:
+                last[int(call.group(1))] = node.output(0)
+        model.add_results([ov.opset13.result(output) for output in last.values()])
+        loaded = Loaded(model, memory, from_compile_specs(compile_specs))
+
+        def observed(*args: torch.Tensor | float) -> tuple[tuple[Any, ...], dict[int, list[torch.Tensor]]]:
+            results = loaded(*args)
+            return results[:count], {k: [value] for k, value in zip(last, results[count:], strict=True)}
+
+        return observed
+
+
+def read_model(blob: bytes, named_data: Mapping[str, bytes]) -> tuple[ov.Model, list[Any]]:
+    """The model of a blob with its weights, which stay where they are, and the arrays that have to outlive it."""
+    xml, constants = decode(blob)
+    memory = [np.frombuffer(constants or b"\0", np.uint8)]
+    model = core().read_model(xml, ov.Tensor(memory[0], [len(constants)], ov.Type.u8))
+    for parameter in model.get_parameters():
+        key = parameter.get_friendly_name()
+        if not key.startswith("openvino/"):
+            continue
+        kind, shape = parameter.get_element_type(), parameter.output(0).get_shape()
+        data = named_data.get(key)
+        if data is None or len(data) != int(np.prod(shape)) * kind.size:
+            raise FormatError("format-invalid", f"the weight {key} is missing, or has another size than the blob says")
+        memory.append(np.frombuffer(data, np.uint8))
+        weight = ov.op.Constant(ov.Tensor(memory[-1], shape, kind), shared_memory=True)
+        parameter.output(0).replace(weight.output(0))
+        model.remove_parameter(parameter)
+    model.validate_nodes_and_infer_types()
+    return model, memory
+
+
+class Loaded:
+    """A compiled model, called with tensors; the results are new tensors."""
+
+    def __init__(self, model: ov.Model, memory: list[Any], options: Options) -> None:
+        if not is_present(options.device):
+            text = f"OpenVINO has no {options.device} on this machine; it has {', '.join(core().available_devices)}"
+            raise NoRuntime("no-runtime", text, hint="lower with the option device set to one of these")
+        try:
+            self.compiled = compile_model(model, options)
+        except RuntimeError as e:
+            raise FormatError("format-invalid", f"OpenVINO does not compile this blob: {reason_of(e)}") from e
+        self.kept = model, memory  # OpenVINO reads constants where they lie, and does not keep them alive
+        # the frontend leaves out inputs that no result depends on; the name of one tells its place in a call
+        self.inputs = [(int(p.get_friendly_name()[1:]), p.get_element_type()) for p in model.get_parameters()]
+        self.outputs = [_Output(result) for result in model.get_results()]
+        self.idle: deque[Any] = deque()
+
+    def __call__(self, *args: torch.Tensor | float) -> tuple[Any, ...]:
+        try:
+            request = self.idle.pop()
+        except IndexError:
+            request = self.compiled.create_infer_request()
+        given = [_in_memory(arg) for arg in args]  # lives until the request has read it
+        for k, (place, kind) in enumerate(self.inputs):
+            request.set_input_tensor(k, _shared(given[place], kind))
+        results = [torch.empty(output.shape, dtype=output.dtype) for output in self.outputs]
+        for k, output in enumerate(self.outputs):
+            if output.fixed:
+                request.set_output_tensor(k, _shared(results[k], output.kind))
+        request.infer()
+        for k, output in enumerate(self.outputs):
+            if not output.fixed:
+                made = request.get_output_tensor(k)
+                results[k] = torch.empty(tuple(made.shape), dtype=output.dtype)
+                made.copy_to(_shared(results[k], output.kind))
+        self.idle.append(request)
+        return tuple(r.item() if o.is_size else r for r, o in zip(results, self.outputs, strict=True))
+
+
+class _Output:
+    """What a result is: its type, its shape if that is known, and whether the program counts it among its sizes."""
+
+    def __init__(self, result: Any) -> None:
+        shape = result.get_output_partial_shape(0)
+        self.kind = result.get_element_type()
+        self.dtype, self.fixed = DTYPES[self.kind], shape.is_static
+        self.shape = tuple(shape.to_shape()) if self.fixed else ()
+        self.is_size = result.get_friendly_name().startswith("size")
+
+
+def _in_memory(value: torch.Tensor | float) -> torch.Tensor:
+    """An input in C order. Raises InputError for integers that OpenVINO would cut to 32 bits without a word."""
+    tensor = torch.as_tensor(value).detach().resolve_neg().contiguous()
+    if tensor.dtype is torch.int64 and tensor.numel():
+        least, most = map(int, tensor.aminmax())
+        if least < -(2**31) or most >= 2**31:
+            text = f"OpenVINO computes int64 in 32 bits, and an input has elements from {least} to {most}"
+            raise InputError("input-invalid", text, hint="keep what computes with such numbers on the host")
+    return tensor
+
+
+def _shared(tensor: torch.Tensor, kind: Any) -> ov.Tensor:
+    """The memory of a tensor in C order, as OpenVINO sees it; numpy has no bfloat16."""
+    array = (tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
+    return ov.Tensor(array, array.shape, kind)

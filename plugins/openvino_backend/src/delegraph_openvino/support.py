@@ -1,0 +1,145 @@
+"""Which calls OpenVINO takes: those that its frontend converts to the type and shape that the program records."""
+
+from __future__ import annotations
+
+import operator
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from delegraph.errors import Unsupported
+from delegraph.partitioner import CapabilityPartitioner, Reason
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils import _pytree as pytree
+
+from .frontend import TYPES, Draft, why_other_value
+from .options import Options
+
+INDEX_AT = {"embedding": 1, "gather": 2, "index_select": 2, "index": 1, "index_put": 1, "scatter": 2}
+"""Where an operator takes indices."""
+CASTS = ("_to_copy", "to", "type_as")
+MOVES = frozenset(
+    "view reshape _unsafe_view permute transpose t squeeze unsqueeze expand slice select cat stack unbind clone split "
+    "split_with_sizes alias lift_fresh_copy detach gather index index_select embedding flip roll repeat "
+    "constant_pad_nd where masked_fill scatter slice_scatter select_scatter tril triu full_like zeros_like ones_like "
+    "new_full new_zeros new_ones".split()
+)
+"""Operators that compute no new integers: all that is taken on integers for integer results."""
+NOT_ON_SCALARS = ("unfold", "unfold_copy")
+"""Operators that the frontend converts to something else for an input without dimensions."""
+REMEMBERED = 10_000
+"""How many answers of the frontend are kept. One takes a millisecond or more, and models repeat their calls."""
+_answers: OrderedDict[str, str | None] = OrderedDict()
+
+
+class OpenVINOPartitioner(CapabilityPartitioner):
+    """``device``, ``precision``, ``cache_dir`` and ``properties`` are described in ``plugin``."""
+
+    def __init__(
+        self, device: str = "CPU", precision: str = "f32", cache_dir: str | None = None, properties: str | None = None
+    ) -> None:
+        options = Options(device, precision, cache_dir or "", properties or "")
+        super().__init__(why_not, "OpenVINOBackend", options.to_compile_specs())
+
+
+def why_not(node: Node) -> str | None:
+    """Why OpenVINO does not take this call; None if it does."""
+    for value in (*node.all_input_nodes, node):
+        reason = _why_no_value(value)
+        if reason is not None:
+            return reason
+    reason = _why_not_integers(node)
+    if reason is not None:
+        return reason
+    if _name(node) in NOT_ON_SCALARS and any(v.meta["val"].dim() == 0 for v in node.all_input_nodes):
+        return "OpenVINO computes something else where its input has no dimensions"
+    key = _key(node)
+    if key not in _answers:
+        _answers[key] = _why_not_converted(node)
+        if len(_answers) > REMEMBERED:
+            _answers.popitem(last=False)
+    return _answers[key]
+
+
+def _why_no_value(value: Node) -> str | None:
+    """Why OpenVINO has no such value."""
+    for val in pytree.tree_leaves(value.meta.get("val")):
+        if isinstance(val, torch.Tensor) and val.dtype not in TYPES:
+            given: dict[str, Any] = {"unless": torch.float32} if val.dtype is torch.float64 else {}
+            text = f"{value.name} is {val.dtype}, which OpenVINO does not compute"
+            return Reason(text, cause=str(val.dtype), of=value, **given)
+        if isinstance(val, torch.Tensor) and free_unbacked_symbols(val):
+            return f"the size of {value.name} depends on values, and OpenVINO's CPU crashes where that is 0"
+        if not isinstance(val, (torch.Tensor, torch.SymInt, int)) or isinstance(val, bool):
+            return f"{value.name} is a {type(val).__name__}, and OpenVINO computes tensors and sizes"
+    return None
+
+
+def _name(node: Node) -> str:
+    """What the operator is called, without its overload."""
+    return getattr(node.target, "__name__", str(node.target)).partition(".")[0]
+
+
+def _why_not_integers(node: Node) -> str | None:
+    """Why a call is not taken on integers: OpenVINO's CPU has int32 and floats for them, and stops at their ends.
+
+    int64 is taken as an index, and as a place that is found among floats: both fit, or are wrong in eager as well.
+    """
+    name = _name(node)
+    if name.partition("_")[0] in ("quantize", "dequantize"):
+        return None
+    indices = pytree.tree_leaves(node.args[INDEX_AT[name]]) if name in INDEX_AT else []
+    values = [v for v in node.all_input_nodes if v not in indices]
+    read, made = [d for v in values for d in _integers(v)], _integers(node)
+    if torch.int64 in read or (torch.int64 in made and name in CASTS and values[0].meta["val"].is_floating_point()):
+        return Reason("OpenVINO computes int64 in 32 bits", cause="int64")
+    if name in MOVES:
+        return None
+    literals = [a for a in pytree.tree_leaves((node.args, node.kwargs)) if type(a) is int and not -(2**31) <= a < 2**31]
+    if literals:
+        return f"OpenVINO computes in 32 bits, which {literals[0]} exceeds"
+    if read and made and not (name in CASTS and min(m.itemsize for m in made) >= max(r.itemsize for r in read)):
+        return Reason("OpenVINO lets integers stop at the ends of their range, where torch wraps", cause="integers")
+    return None
+
+
+def _integers(node: Node) -> list[torch.dtype]:
+    """The types of integer tensors among the values of a node."""
+    vals = [v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)]
+    return [v.dtype for v in vals if not v.dtype.is_floating_point and v.dtype is not torch.bool]
+
+
+def _why_not_converted(node: Node) -> str | None:
+    """Ask the frontend about a program of this call alone."""
+    draft = Draft()
+    for value in node.all_input_nodes:
+        draft.add_input(value)
+    draft.add_call(node)
+    outputs = [node]
+    if isinstance(node.meta["val"], (tuple, list)):
+        outputs = [user for user in node.users if user.target is operator.getitem]
+        for user in outputs:
+            draft.add_call(user)
+    try:
+        model = draft.convert(outputs)
+    except Unsupported as refusal:
+        return refusal.message
+    pairs = zip(model.outputs, outputs, strict=True)
+    return next((why for output, n in pairs if (why := why_other_value(output, n.meta["val"]))), None)
+
+
+def _key(node: Node) -> str:
+    """All that the frontend's answer depends on."""
+    values = [_described(n.meta["val"]) for n in node.all_input_nodes]
+    used = sorted(str(u.args[1]) for u in node.users if u.target is operator.getitem)
+    names = {n: f"%{k}" for k, n in enumerate(node.all_input_nodes)}
+    arguments = torch.fx.map_arg((node.args, node.kwargs), lambda n: names[n])
+    return f"{node.target} {arguments} {values} {used} {_described(node.meta.get('val'))}"
+
+
+def _described(val: Any) -> str:
+    """Types and shapes; sizes that vary are all alike."""
+    leaves = pytree.tree_leaves(val)
+    shapes = [[s if isinstance(s, int) else "?" for s in v.shape] if isinstance(v, torch.Tensor) else 0 for v in leaves]
+    return f"{[getattr(v, 'dtype', 'size') for v in leaves]}{shapes}"

@@ -1,0 +1,268 @@
+"""The backend beside eager PyTorch and OpenVINO's own API: numbers, types, sizes, refusals, weights, threads."""
+
+import subprocess
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import delegraph
+import numpy as np
+import openvino as ov
+import pytest
+import torch
+from delegraph.backend import CompileSpec
+from delegraph.errors import FormatError, InputError, NoRuntime, OptionError
+from delegraph_openvino import support
+from delegraph_openvino.blob import decode
+from delegraph_openvino.runtime import OpenVINORuntime
+from torch import nn
+from torch.export import Dim
+from torch.nn import functional as F
+
+
+class Function(nn.Module):
+    def __init__(self, function, *weights):
+        super().__init__()
+        self.function = function
+        for k, weight in enumerate(weights):
+            self.register_buffer(f"w{k}", weight)
+
+    def forward(self, *inputs):
+        return self.function(self, *inputs)
+
+
+def lower(function, *inputs, weights=(), sizes=None, **options):
+    module = function if isinstance(function, nn.Module) else Function(function, *weights)
+    return delegraph.lower(
+        module.eval(), inputs, backends=["openvino"], options={"openvino": options}, dynamic_shapes=sizes
+    )
+
+
+def reasons(lowered):
+    return {refusal.operator: refusal.reason for refusal in lowered.report.refusals}
+
+
+class Small(nn.Module):
+    """A convolution, batch norm and a layer: [N,3,8,8] -> [N,5]"""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.out = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 5)
+
+    def forward(self, x):
+        return self.out(F.relu6(self.norm(self.conv(x))).mean((2, 3)))
+
+
+IMAGES = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_network_is_one_delegate_that_computes_what_openvino_computes_by_its_own_api():
+    torch.manual_seed(0)
+    model = Small().eval()
+    lowered = lower(model, IMAGES)
+    assert lowered.report.host_operators == 0 and len(lowered.delegates) == 1
+    own = ov.convert_model(torch.export.export(model, (IMAGES,)))
+    wanted = ov.Core().compile_model(own, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})([IMAGES.numpy()])[0]
+    assert np.abs(lowered(IMAGES).detach().numpy() - wanted).max() <= 1e-6 * np.abs(wanted).max()
+    assert lowered.verify(IMAGES, per_operator=True).relative_error < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_short_floats_keep_their_type(dtype):
+    layer = nn.Sequential(nn.Linear(6, 4), nn.ReLU()).to(dtype)
+    lowered = lower(layer, torch.randn(3, 6).to(dtype))
+    assert lowered(torch.ones(3, 6, dtype=dtype)).dtype is dtype
+    assert lowered.verify(torch.randn(3, 6).to(dtype)).agrees
+
+
+def test_sizes_vary_and_are_computed():
+    def function(module, ids, x):
+        table = F.embedding(ids, module.w0)
+        return table.mean(1), x.reshape(x.shape[0], -1), ids.shape[0] * 2
+
+    batch = Dim("batch", min=1, max=16)
+    sizes = {"inputs": ({0: batch, 1: Dim("length", min=1, max=9)}, {0: batch})}
+    ids, x = torch.randint(0, 10, (4, 5)), torch.randn(4, 2, 3)
+    lowered = lower(function, ids, x, weights=[torch.randn(10, 6)], sizes=sizes)
+    assert lowered.report.host_operators == 0
+    for rows, columns in ((4, 5), (1, 1), (7, 9)):
+        given = torch.randint(0, 10, (rows, columns)), torch.randn(rows, 2, 3)
+        assert lowered.verify(*given).agrees
+        assert lowered(*given)[2] == 2 * rows
+
+
+def test_inputs_of_other_strides_and_zero_sizes_and_one_that_nobody_reads():
+    inputs = torch.randn(2, 3, 3).unbind()
+    lowered = lower(lambda m, x, y: torch.cat([x.transpose(0, 1) * 2, torch.zeros_like(y)]), *inputs)
+    turned = torch.randn(3, 3).t()
+    assert lowered.verify(turned, turned[:, 0].expand(3, 3)).agrees
+    assert lowered.verify(turned, turned).agrees
+    empty = lower(lambda m, x: torch.cat([x, x], 1).sum(0), torch.ones(0, 3))
+    assert empty.verify(torch.ones(0, 3)).agrees
+
+
+def test_results_are_the_callers_own_and_threads_may_call_at_once():
+    lowered = lower(Small(), IMAGES)
+    first, again = lowered(IMAGES), lowered(IMAGES + 1)
+    assert first.data_ptr() != again.data_ptr() and not torch.equal(first, again)
+    inputs = [IMAGES * k for k in range(8)]
+    wanted = [lowered(x) for x in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        for got, want in zip(pool.map(lowered, inputs * 4), wanted * 4, strict=True):
+            torch.testing.assert_close(got, want)
+
+
+def test_state_stays_with_the_host():
+    def count(module, x):
+        module.w0 += x
+        return module.w0 * 2
+
+    lowered = lower(count, torch.ones(3), weights=[torch.zeros(3)])
+    assert [lowered(torch.ones(3))[0].item() for _ in range(2)] == [2, 4]
+
+
+# --- int8 -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_quantized_network_runs_in_integers_and_agrees_with_eager():
+    torch.manual_seed(0)
+    batches = [(torch.randn(2, 3, 8, 8),) for _ in range(4)]
+    program = delegraph.quantize(Small().eval(), batches, backend="tosa")
+    lowered = delegraph.lower(program, backends=["openvino"])
+    assert lowered.report.host_operators == 0 and len(lowered.delegates) == 1
+    assert lowered.verify(*batches[0]).relative_error < 1e-5
+    delegate = lowered.delegates[0]
+    loaded = OpenVINORuntime.load(delegate.processed_bytes, delegate.compile_specs, delegate.module.named_data())
+    kinds = Counter(
+        node.get_rt_info()["runtimePrecision"].astype(str)
+        for node in loaded.compiled.get_runtime_model().get_ordered_ops()
+        if node.get_rt_info()["layerType"].astype(str) in ("Convolution", "FullyConnected")
+    )
+    assert set(kinds) <= {"i8", "u8"} and kinds.total() == 2
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_scales_by_channel_are_along_their_axis(axis):
+    quantized = torch.ops.quantized_decomposed
+    scales, zeros = torch.tensor([0.5, 0.25, 2.0]), torch.tensor([0, 3, -2])
+
+    def function(module, x):
+        small = quantized.quantize_per_channel(x, module.w0, module.w1, axis, -8, 7, torch.int8)
+        return small, quantized.dequantize_per_channel(small, module.w0, module.w1, axis, -8, 7, torch.int8)
+
+    x = torch.linspace(-9.1, 9.3, 9).reshape(3, 3)
+    lowered = lower(function, x, weights=[scales, zeros])
+    assert lowered.report.host_operators == 0
+    small, near = lowered(x)
+    wanted = Function(function, scales, zeros)(x)
+    assert torch.equal(small, wanted[0]) and torch.equal(near, wanted[1])
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_the_reason_is_the_frontends_or_says_what_would_be_lost():
+    def function(module, x, wide, ids, few):
+        return torch.linalg.cholesky_ex(x)[0], wide.sin(), ids * 2, few > 2**40, few.to(torch.int8)
+
+    inputs = torch.eye(2), torch.ones(2, dtype=torch.float64), torch.tensor([2**40, 2]), torch.tensor([1, 200]).int()
+    lowered = lower(function, *inputs)
+    said = reasons(lowered)
+    assert said["aten.linalg_cholesky_ex.default"] == "OpenVINO's frontend has no rule for this operator"
+    assert "torch.float64" in said["aten.sin.default"]
+    assert "32 bits" in said["aten.mul.Tensor"] and str(2**40) in said["aten.gt.Scalar"]
+    assert "torch wraps" in said["aten.to.dtype"]
+    assert lowered.verify(*inputs).agrees
+
+
+def test_int64_is_an_index_and_one_that_32_bits_do_not_hold_is_an_error():
+    lowered = lower(lambda m, ids: m.w0[ids].sum(1), torch.tensor([1, 2]), weights=[torch.randn(3, 4)])
+    assert lowered.report.host_operators == 0
+    assert lowered.verify(torch.tensor([0, -1])).agrees
+    with pytest.raises(InputError, match="32 bits"):
+        lowered(torch.tensor([2**32, 0]))
+
+
+class Waves(nn.Module):
+    def forward(self, x):
+        low = torch.sin(x)
+        return low + torch.cos(x)
+
+
+def test_what_only_the_compiler_refuses_goes_to_the_host_with_the_reason(monkeypatch):
+    def fail(model, options):
+        name = next(n.get_friendly_name() for n in model.get_ordered_ops() if n.get_friendly_name().startswith("n1/"))
+        raise RuntimeError(f"Exception from src/core.cpp:1:\nno kernel for {name}\n")
+
+    monkeypatch.setattr("delegraph_openvino.backend.compile_model", fail)
+    lowered = lower(Waves(), torch.ones(2))
+    [given_back] = lowered.report.given_back
+    assert given_back.reason.startswith("OpenVINO: no kernel for n1/")
+    assert given_back.source.code == "return low + torch.cos(x)"
+    assert lowered.verify(torch.ones(2)).agrees
+
+
+def test_the_frontend_is_asked_once_about_equal_calls(monkeypatch):
+    asked = []
+    convert = support._why_not_converted
+    monkeypatch.setattr(support, "_why_not_converted", lambda node: asked.append(node.target) or convert(node))
+    monkeypatch.setattr(support, "_answers", type(support._answers)())
+    lower(lambda m, x: x.sin().sin().sin().cos(), torch.ones(2, 7))
+    assert Counter(asked) == {torch.ops.aten.sin.default: 1, torch.ops.aten.cos.default: 1}
+
+
+# --- options, blobs, weights ------------------------------------------------------------------------------------------
+
+
+def test_options_reach_openvino_and_wrong_ones_are_errors(tmp_path):
+    given = {"cache_dir": str(tmp_path), "precision": "bf16", "properties": "INFERENCE_NUM_THREADS=1, NUM_STREAMS=1"}
+    lowered = lower(Small(), IMAGES, **given)
+    assert lowered.verify(IMAGES).relative_error < 0.05
+    assert list(tmp_path.iterdir())  # OpenVINO's own cache
+    for wrong in ({"precision": "f64"}, {"properties": "INFERENCE_NUM_THREADS"}):
+        with pytest.raises(OptionError):
+            lower(Small(), IMAGES, **wrong)
+    with pytest.raises(OptionError, match="speed"):
+        delegate = lowered.delegates[0]
+        OpenVINORuntime.load(delegate.processed_bytes, [CompileSpec("speed", b"1")], delegate.module.named_data())
+
+
+def test_a_device_that_is_elsewhere_compiles_here_and_says_so_when_it_is_called():
+    lowered = lower(Small(), IMAGES, device="NPU")
+    assert lowered.report.host_operators == 0
+    with pytest.raises(NoRuntime, match="no NPU on this machine"):
+        lowered(IMAGES)
+
+
+def test_weights_are_named_data_by_content_and_the_model_is_without_them():
+    weight = torch.randn(64, 64)
+    weights = [weight, weight.clone()]
+    lowered = lower(lambda m, x: torch.linalg.cholesky_ex(x @ m.w0)[0] @ m.w1, torch.eye(64), weights=weights)
+    assert len(lowered.delegates) == 2
+    assert len({key for delegate in lowered.delegates for key in delegate.module.named_data()}) == 1
+    for delegate in lowered.delegates:
+        xml, constants = decode(delegate.processed_bytes)
+        assert xml.startswith(b"<?xml") and len(constants) < 64
+
+
+def test_equal_programs_give_equal_bytes_in_any_process():
+    code = (
+        "import torch, delegraph, hashlib\n"
+        "torch.manual_seed(0)\n"
+        "m = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4)).eval()\n"
+        "for _ in range(2):\n"
+        "    l = delegraph.lower(m, (torch.ones(2, 8),), backends=['openvino'])\n"
+        "    print(hashlib.sha256(bytes(l.delegates[0].processed_bytes)).hexdigest())\n"
+    )
+    printed = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert len(set(printed.stdout.split())) == 1
+
+
+def test_a_damaged_blob_is_an_error():
+    delegate = lower(Small(), IMAGES).delegates[0]
+    blob = delegate.processed_bytes
+    for damaged in (blob[:-1], blob[:40], b"", blob[:-9] + bytes([blob[-9] ^ 1]) + blob[-8:]):
+        with pytest.raises(FormatError):
+            OpenVINORuntime.load(damaged, delegate.compile_specs, {})
+    with pytest.raises(FormatError, match="weight"):
+        OpenVINORuntime.load(blob, delegate.compile_specs, {})
