@@ -215,9 +215,12 @@ def _run(words: Sequence[str], page: worker.Page | None, refused: Mapping[worker
 
 def _use_settings(flags: Sequence[str]) -> None:
     """Let plugins read the file of ``--config``, which they need to know before any command is looked up."""
+    from ..discovery.own import provided  # imported late because it needs pluggy
+
     for k, word in enumerate(flags):
         name, equals, value = word.partition("=")
         if name == "--config" and (equals or k + 1 < len(flags)):
+            provided("delegraph_workers.config:settings", "--config")
             os.environ["DELEGRAPH_CONFIG"] = os.path.abspath(value if equals else flags[k + 1])
 
 

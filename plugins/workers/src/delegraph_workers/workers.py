@@ -6,6 +6,7 @@ it, and returns the result that the worker made. Workers are processes of this m
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import shutil
 import threading
@@ -156,10 +157,6 @@ class Workers:
                 here = get_backend(name)
                 return here.preprocess_multimethod(programs, {m: [list(s) for s in g] for m, g in specs.items()})
         flat = [form for listed in forms.values() for form in listed]
-        identity = [(form.structure, [memory.place for memory in form.memories]) for form in flat]
-        key = name, repr(identity)
-        if key in self._refused:  # the same partition under its own names: it would end a worker again
-            raise self._refused[key]
         header: dict[str, Any] = {
             "backend": name,
             "class": backend,
@@ -174,6 +171,10 @@ class Workers:
         }
         nodes = {n.name: n for listed in programs.values() for p in listed for n in all_nodes(p.graph_module)}
         place = _place(backend, programs)
+        identity = [(form.structure, [memory.place for memory in form.memories]) for form in flat]
+        key = hashlib.sha256(repr([name, header["programs"], identity]).encode()).digest()
+        if key in self._refused:  # the same partition under its own names: it would end a worker again
+            raise self._refused[key]
         try:
             answer = self.send(header, flat, place, limits)
             results = self._results(answer, flat, nodes, limits)
@@ -230,7 +231,7 @@ class Workers:
                 text = f"the executor lost it twice: {type(again).__name__}: {again}"
                 raise Unsupported("unsupported", text) from again
         header, parts = _unpacked(answer)
-        if "absent" in header or ("wrapped" in header and "absent" in _unpacked(parts[0])[0]):
+        if "absent" in header or ("wrapped" in header and "absent" in _unpacked(bytes(parts[0]))[0]):
             answer = foreign.submit(run, inlined()).result()  # of a machine that does not see the folder
             header, parts = _unpacked(answer)
         if "wrapped" in header:
