@@ -143,12 +143,11 @@ def test_every_path_in_the_architecture_page_exists():
 
 
 BUDGET = {
-    "exported": 3110, "discovery": 1720, "engine": 2320, "host": 1070, "cli": 850, "report": 810,
-    "partitioner": 710, "io": 500, "command": 490, "delegates": 250,
-    "exported_program.py": 270, "plugin.py": 260, "formats.py": 195, "lowered_program.py": 180,
-    "named_data.py": 160, "api.py": 160, "backend.py": 120, "__init__.py": 110, "errors.py": 90,
-    "summary.py": 60, "work.py": 140, "source.py": 60, "reports.py": 60, "runtime.py": 85,
-    "lowering.py": 10, "__main__.py": 10,
+    "exported": 3130, "engine": 2400, "discovery": 1730, "host": 1070, "cli": 860, "report": 770,
+    "partitioner": 710, "command": 520, "io": 510, "exported_program.py": 270, "plugin.py": 270,
+    "delegates": 260, "formats.py": 200, "lowered_program.py": 180, "api.py": 170, "named_data.py": 160,
+    "work.py": 150, "backend.py": 130, "__init__.py": 120, "errors.py": 90, "runtime.py": 90, "summary.py": 60,
+    "source.py": 60, "reports.py": 50, "lowering.py": 10, "__main__.py": 10,
 }  # fmt: skip
 """Lines of code in core/src/delegraph, by folder or module: blank lines, comments and docstrings do not count.
 
