@@ -1,7 +1,7 @@
-"""Elements of block-scaled tensors in memory: each value with its scale, or values and scales apart as files have them.
+"""Elements of block-scaled tensors in memory, in two forms.
 
-In pairs an array has the tensor's shape and its axes may be moved like those of any other; apart, it takes half of the
-memory, and a file's bytes need not be copied.
+In one array of (value, scale) pairs, the array has the tensor's shape, and its axes can be moved like those of any
+other array. In two arrays, values and scales as in files, it takes half of the memory, and a file's bytes need no copy.
 """
 
 from __future__ import annotations
@@ -25,6 +25,6 @@ def paired(values: Array, scales: Array, type: Type) -> Array:
 
 
 def parted(array: Array, type: Type) -> tuple[Array, Array]:
-    """The values [*S,C] and the scales [*S,C/size] of pairs; views. Elements of one block have one scale."""
+    """``paired`` [*S,C] -> values [*S,C] and scales [*S,C/size], both views of ``array``."""
     scales: Array = array["scale"][..., :: BLOCK_SCALED[type.dtype].size]
     return array["value"], scales

@@ -1,7 +1,7 @@
-"""Numbers that are computed of sizes and are no sizes themselves: ``n ** 0.5``, ``n / 2``, whether ``n > 4``.
+"""Numbers that are computed from sizes and are no sizes: ``n ** 0.5``, ``n / 2``, whether ``n > 4``.
 
-Code that computes with numbers takes a ``Formula`` for a float: arithmetic makes another one, and whatever asks for the
-number itself raises ``Undecided``. Equal formulas have equal parts.
+Code computes with a ``Formula`` as with a float: arithmetic returns another Formula, and every use of the number itself
+raises ``Undecided``. ``==`` compares expressions, not values.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Formula:
         self.function, self.left, self.right = function, left, right
 
     def _as_float(self) -> Number:
-        """What code that computes with numbers takes it for."""
+        """The formula, typed as the float for which code takes it."""
         return cast(float, self)
 
     def __add__(self, other: Number) -> Number:

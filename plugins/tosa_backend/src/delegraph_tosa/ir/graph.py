@@ -1,6 +1,7 @@
-"""The typed graph: values, operators that infer their results, constants that are computed when they are written.
+"""The typed graph: values, operators that infer the types of their results, and constants.
 
-Imports neither torch nor flatbuffers.
+The elements of a constant may be computed only when a file is written. This module imports neither torch nor
+flatbuffers.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ Array = npt.NDArray[Any]
 
 
 _NOTED: ContextVar[list[Illegal] | None] = ContextVar("_NOTED", default=None)
-"""Where ``note`` puts what it finds; None lets it raise."""
+"""The list to which ``note`` adds broken rules; None lets it raise."""
 LONGEST_NAME = 100
-"""Characters of a value's name in messages and pictures; a file may name one with a megabyte, and often."""
+"""The most characters of a value's name in messages and pictures: names in a file may have megabytes."""
 
 
 def check(ok: bool, why: str, rule: str = "unnamed") -> None:
-    """Raise ``Illegal`` unless ``ok``: the rules after this one cannot be judged without it."""
+    """Raise ``Illegal`` unless ``ok``, for a rule on which later checks of ``infer`` depend."""
     if not ok:
         raise Illegal(why, rule)
 
 
 def note(ok: bool, why: str, rule: str) -> None:
-    """``check`` for a rule that those after it do not rest on: ``infer_all`` goes on and finds them too."""
+    """As ``check``, for a rule on which no later check depends: in ``infer_all``, ``infer`` goes on after it."""
     if not ok:
         broken, noted = Illegal(why, rule), _NOTED.get()
         if noted is None:
@@ -48,14 +49,15 @@ def note(ok: bool, why: str, rule: str) -> None:
 
 
 def infer_all(operator: Operator) -> tuple[tuple[Type, ...], list[Illegal]]:
-    """What ``infer`` gives and every rule that it finds broken; no types that can be relied on if there is one."""
+    """The result types of ``infer``, and all rules that it finds broken. If there are any, the types may be wrong."""
     try:
         return operator.infer(), []
-    except Illegal:  # the first: once more, for all of them
+    except Illegal:  # the first broken rule: infer again, to find all
         return _infer_noting(operator)
 
 
 def _infer_noting(operator: Operator) -> tuple[tuple[Type, ...], list[Illegal]]:
+    """As ``infer_all``, for an operator that breaks a rule."""
     noted: list[Illegal] = []
     token = _NOTED.set(noted)
     try:
@@ -67,7 +69,7 @@ def _infer_noting(operator: Operator) -> tuple[tuple[Type, ...], list[Illegal]]:
 
 
 class Literal:
-    """A constant whose elements are at hand (small ones, and those of a file that was read)."""
+    """A constant whose elements are in memory: small constants, and those of a file that was read."""
 
     __slots__ = ("array",)
 
@@ -79,7 +81,7 @@ class Literal:
 
 
 class Deferred:
-    """A constant that stays where it is until it is written: a weight. ``load`` gives its elements."""
+    """A constant whose elements are read or computed by ``load`` when a file is written, such as a weight."""
 
     __slots__ = ("load",)
 
@@ -91,9 +93,9 @@ class Deferred:
 
 
 class Folded:
-    """Result ``index`` of an operator whose operands are all constant; evaluated when it is written.
+    """A constant that is result ``index`` of an operator on constants, evaluated when a file is written.
 
-    ``elements`` keeps a small result once it was evaluated.
+    ``elements`` caches a small result.
     """
 
     __slots__ = ("elements", "index", "operator")
@@ -104,7 +106,7 @@ class Folded:
 
 
 class Scaled:
-    """A block-scaled constant whose values and scales are at hand, apart; ``type`` is the constant's."""
+    """A block-scaled constant of ``type`` whose values and scales are in memory, in two arrays."""
 
     __slots__ = ("scales", "type", "values")
 
@@ -121,8 +123,8 @@ Constant = Literal | Deferred | Folded | Scaled
 class Value:
     """One tensor or shape: its type, and its ``constant`` if it is one. Compared by identity.
 
-    ``producer`` is the operator of the graph that computes it; None for inputs and constants. ``range`` is the least
-    and the greatest element that integers can have, None if nothing is known of them.
+    ``producer`` is the operator of the graph that computes it; None for inputs and constants. ``range`` is the smallest
+    and the largest element that integers can have; None if it is not known.
     """
 
     __slots__ = ("constant", "name", "producer", "range", "type")
@@ -151,7 +153,7 @@ class Value:
 
 
 def shape_of(value: Value) -> tuple[int, ...]:
-    """The entries of a SHAPE value: a constant, or the result of a shape operator whose types were inferred."""
+    """The entries of a SHAPE value, a constant or the result of an inferred shape operator; else raises Illegal."""
     constant = value.constant
     if value.type.dtype is DType.SHAPE:
         if isinstance(constant, Literal):
@@ -164,23 +166,22 @@ def shape_of(value: Value) -> tuple[int, ...]:
 class Operator:
     """One TOSA operator; the class's name is the specification's.
 
-    A subclass declares its operands (annotated ``Value``; one ``Values`` takes those that the others leave), then its
-    attributes (any other annotation, in the flatbuffer schema's order, with a default where one is usual), and
-    ``infer``; operands and attributes of its base class come first. Modules of operators need
-    ``from __future__ import annotations``.
-    Compared by identity.
+    A subclass declares its operands (annotated ``Value``; one may be ``Values``, a list of all remaining operands), its
+    attributes (any other annotation, in the flatbuffer schema's order, perhaps with a default), and ``infer``. Operands
+    and attributes of its base class come first. Modules of operators need ``from __future__ import annotations``.
+    Operators are compared by identity.
     """
 
     operands: ClassVar[tuple[str, ...]] = ()
     variadic: ClassVar[bool] = False
     attributes: ClassVar[dict[str, str]] = {}
     """Attribute name -> kind, in schema order: int, bool, Ints, Number, DType, NanMode, ResizeMode, RoundingMode, str,
-    bytes, BlockSize, Graph; then what no file stores because the declared results say it: ResultDType, ResultTypes."""
+    bytes, BlockSize, Graph. ResultDType and ResultTypes are not stored: a file has them as types of the results."""
     has_graphs: ClassVar[bool] = False
     """Whether an attribute is a Graph."""
 
     entries: tuple[int, ...] | None = None
-    """What a shape operator computes; None for all others."""
+    """The entries that a shape operator computes, after ``infer``; None for all other operators."""
 
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
@@ -206,7 +207,7 @@ class Operator:
         return type(self).__name__
 
     def infer(self) -> tuple[Type, ...]:
-        """Types of the results; raises ``Illegal`` where the specification says ERROR_IF."""
+        """The types of the results; raises ``Illegal`` for what the specification calls ERROR_IF."""
         raise NotImplementedError
 
     def attribute_values(self) -> dict[str, Any]:
@@ -217,11 +218,14 @@ class Operator:
         return f"{self.name}({', '.join(map(repr, self.inputs))})"
 
 
-def _operand(position: int, rest: bool, after: int, behind_rest: bool) -> property:
-    """An operand by its position; one of ``after`` operands behind a list is counted from the end."""
-    if rest:
+def _operand(position: int, is_list: bool, after: int, after_list: bool) -> property:
+    """The property of an operand. ``after`` is the number of operands after it, by which those after a list are found.
+
+    ``is_list``: whether it is the list of ``Values``; ``after_list``: whether it comes after one.
+    """
+    if is_list:
         return property(lambda op: op.inputs[position : len(op.inputs) - after])
-    if behind_rest:
+    if after_list:
         return property(lambda op: op.inputs[-1 - after])
     return property(lambda op: op.inputs[position])
 
@@ -232,14 +236,14 @@ Number = float | int
 ResultDType = DType
 """Element type of the result where operands and attributes do not determine it (CAST, RESCALE, MATMUL)."""
 ResultTypes = tuple[Type, ...]
-"""Types of the results of an operator that this package knows nothing about (CUSTOM)."""
+"""Types of the results of an operator that cannot be inferred (CUSTOM, VARIABLE_READ)."""
 
 
 class Graph:
-    """Operators in an order in which operands come before uses, with named inputs and outputs in calling order.
+    """Operators in topological order, with named inputs and outputs in calling order.
 
-    Constants are no operators here: a ``Value`` with a ``constant``; the writer emits CONST and CONST_SHAPE for those
-    that are used.
+    A constant is no operator but a ``Value`` with a ``constant``; the writer emits CONST and CONST_SHAPE for those that
+    are used.
     """
 
     def __init__(
@@ -248,12 +252,12 @@ class Graph:
         self.inputs, self.outputs, self.operators, self.name = list(inputs), list(outputs), list(operators), name
 
     def bodies(self) -> list[Graph]:
-        """Graphs that its control flow operators refer to, each once."""
-        found = (v for op in self.operators if op.has_graphs for v in vars(op).values())
-        return list(dict.fromkeys(v for v in found if isinstance(v, Graph)))
+        """The graphs of its control flow operators, each once."""
+        attributes = (v for op in self.operators if op.has_graphs for v in vars(op).values())
+        return list(dict.fromkeys(v for v in attributes if isinstance(v, Graph)))
 
     def reachable(self) -> list[Graph]:
-        """The graph itself and all graphs inside of it, each once and before those that it refers to."""
+        """The graph itself and all graphs inside of it, each once; a graph comes before the graphs of its operators."""
         done: dict[Graph, None] = {}
         visited: set[Graph] = set()
 
@@ -268,15 +272,15 @@ class Graph:
         return list(reversed(done))
 
     def constants(self) -> list[Value]:
-        """Constants that an operator or an output uses, each once, in order of first use."""
+        """The constants that are operands or outputs, each once, in order of first use."""
         used = [v for op in self.operators for v in op.inputs] + self.outputs
         return list(dict.fromkeys(v for v in used if v.constant is not None))
 
 
 class Entries(Operator):
-    """Stands for the shape operators that compute a SHAPE with sizes that are known at run time only.
+    """A placeholder for the shape operators that compute a SHAPE with sizes known at run time only.
 
-    Rules and passes see the entries; the pass ``compute_shapes`` puts the operators of TOSA in its place.
+    Rules and passes read its entries. The pass ``compute_shapes`` replaces it by operators of TOSA.
     """
 
     def __init__(self, entries: tuple[int, ...]) -> None:

@@ -1,4 +1,4 @@
-"""What is wrong with an operator, as its inference says it."""
+"""The errors that the inference of an operator raises."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Illegal(ValueError):
 
 
 class Undecided(Illegal):
-    """Something depends on a size that is known at run time only."""
+    """A result depends on a size that is known at run time only."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text, "size-known")

@@ -1,7 +1,7 @@
-"""The rules that a graph can break, by name, and the section of the specification that has each.
+"""The rules that a graph can break, by name, and the section of the specification for each rule.
 
-Sections are named, not numbered: their numbers change from draft to draft. A rule of an operator is under one of the
-headings of that operator's own section.
+Sections are given by name, because their numbers change from draft to draft. A rule of an operator is under one of the
+headings of the operator's own section.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ FUNCTION = "Operation Function"
 CONSTANTS = "Compile Time Constant Status"
 DATA_TYPES = "Supported Data Types"
 OF_OPERATORS = frozenset({ARGUMENTS, FUNCTION, CONSTANTS, DATA_TYPES})
-"""Headings below an operator's own section; other sections stand for themselves."""
+"""Headings in the section of an operator; all other sections are sections of their own."""
 
 
 class Rule(NamedTuple):
-    """``section`` is a heading of the operator's section (``OF_OPERATORS``) or a section of its own."""
+    """A rule: its ``meaning``, and its ``section``, a heading of OF_OPERATORS or a section of its own."""
 
     section: str
     meaning: str
@@ -121,10 +121,10 @@ RULES: dict[str, Rule] = {
     "variable-once": Rule(FUNCTION, "a variable is declared once"),
     "variable-type": Rule(FUNCTION, "a variable is read and written in its own shape and type"),
 }
-"""Rule -> where the specification has it and what it asks for. Every violation names one of these."""
+"""Name of a rule -> its section and meaning. Every violation has such a name."""
 
 
 def section(rule: str, operator: str | None) -> str:
-    """Where the specification has a rule: ``CONV2D, Operation Function``. Constants and boundaries are as in CONST."""
+    """The section of a rule for an operator: ``CONV2D, Operation Function``. If ``operator`` is None, that of CONST."""
     heading = RULES[rule].section if rule in RULES else FUNCTION
     return f"{operator or 'CONST'}, {heading}" if heading in OF_OPERATORS else heading

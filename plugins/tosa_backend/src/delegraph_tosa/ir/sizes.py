@@ -1,10 +1,9 @@
 """Sizes that are known at run time only, and arithmetic on them.
 
-A ``Size`` is a polynomial with integer coefficients of symbols, of quotients that are rounded down, and of maxima and
-minima. Code that computes with sizes computes with it as with an int, and the type checker takes it for one: what comes
-out without a symbol is an int again. Equal sizes have equal terms, so ``==`` compares expressions, not values: it says
-False where two sizes may be equal or not. An order that the ranges of the symbols do not decide raises ``Undecided``,
-and so does everything that asks for the number itself.
+A ``Size`` is a polynomial with integer coefficients whose variables ("atoms") are symbols, quotients rounded down,
+maxima and minima. Code computes with a Size as with an int, and is typed for int; a result without atoms is an int
+again. ``==`` compares expressions, not values: it is False for two sizes that may be equal at run time. A comparison
+by ``<`` that the ranges of the symbols do not decide raises ``Undecided``, and so does every use of the number itself.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from .formulas import Formula, formula
 from .illegal import Undecided
 
 LARGEST_SIZE = (1 << 31) - 1
-"""Of a tensor along one axis: files have 32 bits for it."""
+"""The largest size of one axis of a tensor: files have 32 bits for it."""
 
 Range = tuple[int, int]
-"""Both ends are inside."""
+"""(smallest, largest), both included."""
 ZERO = Fraction(0)
 
 
 class Symbol(NamedTuple):
-    """A size by its name, and the least and the greatest number that it is taken to be."""
+    """A size by its name, with the range in which it is assumed to be."""
 
     name: str
     low: int = 1
@@ -58,16 +57,20 @@ class Extreme(NamedTuple):
 
 
 MOST_ATOMS = 256
-"""Of a size, those inside of its quotients counted as well: a short file can ask for a polynomial without end."""
+"""The most atoms of a size, those inside of quotients included: a short file could ask for a polynomial without end."""
 
 Atom = Symbol | Quotient | Extreme
 Monomial = tuple[Atom, ...]
-"""A product, in the order of ``str``; () is 1."""
+"""A product of atoms, sorted by ``str``; () is 1."""
 Terms = dict[Monomial, int]
+"""Monomial -> its coefficient."""
 
 
 class Size:
-    """A sum of monomials with coefficients, at least one of which has an atom. Immutable."""
+    """A sum of monomials with coefficients, at least one of which has an atom. Immutable.
+
+    ``atoms`` is their number. Raises Undecided for more than MOST_ATOMS.
+    """
 
     __slots__ = ("_hash", "_range", "atoms", "terms")
 
@@ -146,7 +149,7 @@ class Size:
     def __bool__(self) -> bool:
         return _decided(_as_int(self), f"{self} is 0", lambda low, high: (low > 0 or high < 0, low == high == 0))
 
-    # ---- the number, which is not known
+    # ---- uses of the number itself, which is not known
 
     def __divmod__(self, other: int) -> tuple[int, int]:
         return self // other, self % other
@@ -173,57 +176,64 @@ class Size:
 
 
 def _beside(size: Size, function: str, other: Any, sign: int = 1) -> Any:
-    """A size plus or times what is no size: a formula if that is a number."""
+    """A size plus or times a float or Formula, as a Formula; NotImplemented for anything else."""
     return formula(function, _as_int(size), sign * other) if isinstance(other, (float, Formula)) else NotImplemented
 
 
 def _factor(size: int) -> str:
+    """A size as a factor in text: in parentheses if it is a sum."""
     return f"({size})" if len(_terms(size) or {}) > 1 else str(size)
 
 
 def _signed(monomial: Monomial, coefficient: int, first: bool) -> str:
+    """A term as text, with its sign unless it is a positive ``first`` term."""
     sign = "-" if coefficient < 0 else "" if first else "+"
     factors = [] if abs(coefficient) == 1 and monomial else [str(abs(coefficient))]
     return sign + "*".join(factors + [str(atom) for atom in monomial])
 
 
 def _atoms(one: Atom) -> int:
+    """How many atoms an atom has, those inside of it included."""
     if isinstance(one, Symbol):
         return 1
     return 1 + sum(map(weight, one[-2:]))
 
 
 def weight(size: int) -> int:
-    """How many atoms a size is made of."""
+    """How many atoms a size has; 0 for a number."""
     return size.atoms if isinstance(size, Size) else 0
 
 
 def _as_int(size: Size) -> int:
-    """What code that computes with sizes takes it for."""
+    """``size``, typed as the int for which code takes it."""
     return cast(int, size)
 
 
 def _ordered(atoms: Iterable[Atom]) -> Monomial:
+    """The product of ``atoms``."""
     return tuple(sorted(atoms, key=str))
 
 
 def _sorted(terms: Terms) -> list[tuple[Monomial, int]]:
-    """Products of many atoms first, the number last."""
+    """The terms in order: products of many atoms first, the number last."""
     return sorted(terms.items(), key=lambda term: (-len(term[0]), [str(atom) for atom in term[0]]))
 
 
 def _terms(size: object) -> Terms | None:
+    """The terms of a size or an int; None for anything else."""
     if isinstance(size, Size):
         return size.terms
     return {(): size} if isinstance(size, int) else None
 
 
 def _made(terms: Terms) -> int:
-    kept = {monomial: c for monomial, c in terms.items() if c}
-    return _as_int(Size(kept)) if any(kept) else kept.get((), 0)
+    """The size with these terms; an int if no term has an atom."""
+    nonzero = {monomial: c for monomial, c in terms.items() if c}
+    return _as_int(Size(nonzero)) if any(nonzero) else nonzero.get((), 0)
 
 
 def _sum(left: object, right: object, sign: int) -> int:
+    """left + sign * right, of two sizes."""
     terms = dict(_terms(left) or {})
     for monomial, c in (_terms(right) or {}).items():
         terms[monomial] = terms.get(monomial, 0) + sign * c
@@ -231,7 +241,7 @@ def _sum(left: object, right: object, sign: int) -> int:
 
 
 def _quotient(dividend: int, divisor: int) -> int:
-    """``dividend // divisor``, without what divides evenly."""
+    """``dividend // divisor``; the part of the dividend that divides evenly is no quotient."""
     if not is_dynamic(divisor):
         return _by_number(dividend, divisor)
     whole, rest = _divided(dividend, divisor)
@@ -239,11 +249,12 @@ def _quotient(dividend: int, divisor: int) -> int:
 
 
 def _is_below(rest: int, divisor: int) -> bool:
-    """Whether ``rest`` is known to be from 0 to less than ``divisor``."""
+    """Whether 0 <= ``rest`` < ``divisor`` is known."""
     return range_of(rest)[0] >= 0 and range_of(divisor - rest)[0] > 0
 
 
 def _by_number(dividend: int, divisor: int) -> int:
+    """``dividend // divisor`` for an int divisor."""
     if divisor < 0:
         return _by_number(-dividend, -divisor)
     if divisor == 0:
@@ -254,13 +265,14 @@ def _by_number(dividend: int, divisor: int) -> int:
     if _is_below(rest, divisor):
         return whole
     parts = _sorted(_terms(rest) or {})
-    if parts[0][1] < 0:  # rounded up, which is rounded down with more in the dividend
+    # whole + floor(rest / divisor); for a negative rest: -ceil(-rest / divisor)
+    if parts[0][1] < 0:
         return whole - _by_number(-rest + divisor - 1, divisor)
     return whole + _rounded_down(rest, divisor)
 
 
 def _rounded_down(rest: int, divisor: int) -> int:
-    """A quotient in lowest terms, and one where a quotient is divided again."""
+    """``rest // divisor`` as a quotient in lowest terms; (x // a + b) // c becomes (x + a * b) // (a * c)."""
     terms = _terms(rest) or {}
     common = math.gcd(divisor, *(c for m, c in terms.items() if m))
     if common > 1:
@@ -272,44 +284,44 @@ def _rounded_down(rest: int, divisor: int) -> int:
 
 
 def _divided(dividend: int, divisor: int) -> tuple[int, int]:
-    """Quotient and rest of two polynomials, term by term; the rest may be as large as the dividend."""
+    """(quotient, remainder) of two polynomials by polynomial division; the remainder may be larger than ``divisor``."""
     (first, c), *_ = _sorted(_terms(divisor) or {})
     whole = rest = 0
     while dividend_terms := _sorted(_terms(dividend) or {}):
         monomial, k = dividend_terms[0]
         if k == 0:
             break
-        left = _without(monomial, first)
-        if left is None or k % c:
+        ratio = _without(monomial, first)
+        if ratio is None or k % c:
             term = _made({monomial: k})
             rest, dividend = rest + term, dividend - term
         else:
-            term = _made({left: k // c})
+            term = _made({ratio: k // c})
             whole, dividend = whole + term, dividend - term * divisor
     return whole, rest
 
 
 def _without(monomial: Monomial, factor: Monomial) -> Monomial | None:
-    """``monomial`` divided by ``factor``; None if it has not all of its atoms."""
-    left = list(monomial)
+    """``monomial / factor``; None if ``monomial`` does not have all atoms of ``factor``."""
+    atoms = list(monomial)
     for one in factor:
-        if one not in left:
+        if one not in atoms:
             return None
-        left.remove(one)
-    return tuple(left)
+        atoms.remove(one)
+    return tuple(atoms)
 
 
-# ---- making sizes and asking about them
+# ---- new sizes, and questions about sizes
 
 
 def atom(one: Atom) -> int:
-    """An atom as a size; a number if its range has only one."""
+    """An atom as a size; an int if its range has only one number."""
     low, high = _range_of_atom(one)
     return low if low == high else _as_int(Size({(one,): 1}))
 
 
 def symbol(name: str, low: int = 1, high: int = LARGEST_SIZE) -> int:
-    """A size of which the name and the range are known."""
+    """A new size with a name and a range."""
     return atom(Symbol(name, low, high))
 
 
@@ -319,21 +331,22 @@ def is_dynamic(size: object) -> bool:
 
 
 def waits(number: object) -> bool:
-    """Whether a number is known at run time only: a size, or what is computed of one."""
+    """Whether a number is known at run time only: a size, or a formula of sizes."""
     return isinstance(number, (Size, Formula))
 
 
 def largest(left: int, right: int) -> int:
-    """The larger size, also where it is not known which one that is."""
+    """The larger of two sizes; an Extreme if it is not known which one that is."""
     return _extreme(left, right, True)
 
 
 def smallest(left: int, right: int) -> int:
-    """The smaller size, also where it is not known which one that is."""
+    """The smaller of two sizes; an Extreme if it is not known which one that is."""
     return _extreme(left, right, False)
 
 
 def _extreme(left: int, right: int, larger: bool) -> int:
+    """``largest`` or ``smallest``."""
     low, high = range_of(left - right)
     if low >= 0:
         return left if larger else right
@@ -344,12 +357,12 @@ def _extreme(left: int, right: int, larger: bool) -> int:
 
 
 def agree(left: Sequence[int], right: Sequence[int]) -> bool:
-    """Whether two shapes are equal as far as their sizes are known."""
+    """Whether two shapes may be equal: ranks are equal, and no sizes are known to differ."""
     return left == right or (len(left) == len(right) and not any(map(differ, left, right)))
 
 
 def differ(left: int, right: int) -> bool:
-    """Whether two sizes are known to be different."""
+    """Whether two sizes are known to differ."""
     if not is_dynamic(left) and not is_dynamic(right):
         return left != right
     low, high = range_of(left - right)
@@ -364,12 +377,12 @@ def exceeds(left: int, right: int) -> bool:
 
 
 def products(size: int) -> list[tuple[int, int]]:
-    """A size as (product of atoms, factor), the sum of which it is; the one without an atom comes last."""
+    """The terms of a size as (product of atoms, factor), the number last; the size is the sum of product * factor."""
     return [(_made({monomial: 1}), factor) for monomial, factor in _sorted(_terms(size) or {})]
 
 
 def symbols(size: int) -> Iterator[Symbol]:
-    """The symbols of a size, with repetitions; none of a number."""
+    """The symbols of a size, with repetitions, also those inside of quotients and extremes; none for a number."""
     if not isinstance(size, Size):
         return
     for monomial in size.terms:
@@ -385,10 +398,11 @@ def symbols(size: int) -> Iterator[Symbol]:
 
 
 def range_of(size: int) -> Range:
-    """The least and the greatest number that a size can be."""
+    """The smallest and the largest number that a size can be."""
     if not isinstance(size, Size):
         return size, size
     if size._range is None:
+        # both are valid bounds; that of relaxed terms is narrower where x and x // d cancel
         narrow, relaxed = _range_of_terms(size.terms), _range_of_terms(*_relaxed(size.terms))
         low, high = max(narrow[0], relaxed[0]), min(narrow[1], relaxed[1])
         size._range = math.ceil(low), math.floor(high)
@@ -396,14 +410,14 @@ def range_of(size: int) -> Range:
 
 
 def greatest(size: int) -> int:
-    """The greatest number that a size can be."""
+    """The largest number that a size can be."""
     return range_of(size)[1]
 
 
 def _range_of_terms(
     terms: Mapping[Monomial, Fraction | int], below: Fraction = ZERO, above: Fraction = ZERO
 ) -> tuple[Fraction, Fraction]:
-    """Of a sum that is up to ``below`` less and ``above`` more than its terms say."""
+    """The range of the sum of ``terms``, extended by ``below`` and ``above``."""
     low, high = -below, above
     for monomial, c in terms.items():
         ends = [Fraction(end * c) for end in _range_of_product(monomial)]
@@ -412,6 +426,7 @@ def _range_of_terms(
 
 
 def _range_of_product(monomial: Monomial) -> Range:
+    """The range of a product of atoms."""
     low, high = 1, 1
     for one in monomial:
         ends = [a * b for a in (low, high) for b in _range_of_atom(one)]
@@ -420,6 +435,7 @@ def _range_of_product(monomial: Monomial) -> Range:
 
 
 def _range_of_atom(one: Atom) -> Range:
+    """The range of an atom; the divisor of a quotient counts as at least 1."""
     if isinstance(one, Symbol):
         return one.low, one.high
     if isinstance(one, Extreme):
@@ -431,7 +447,7 @@ def _range_of_atom(one: Atom) -> Range:
 
 
 def _relaxed(terms: Terms) -> tuple[dict[Monomial, Fraction], Fraction, Fraction]:
-    """The terms with x / d in place of x // d, and how far below and above that the sum can be."""
+    """The terms with x / d in place of x // d, and how far the original sum can be below and above their sum."""
     relaxed: dict[Monomial, Fraction] = {}
     below = above = ZERO
     for monomial, c in terms.items():
@@ -447,6 +463,10 @@ def _relaxed(terms: Terms) -> tuple[dict[Monomial, Fraction], Fraction, Fraction
 
 
 def _decided(size: int, what: str, answers: Callable[[int, int], tuple[bool, bool]]) -> bool:
+    """Whether the condition ``what`` on ``size`` is true; raises Undecided if its range does not decide.
+
+    ``answers`` takes the range and returns (surely true, surely false).
+    """
     yes, no = answers(*range_of(size))
     if yes or no:
         return yes

@@ -1,7 +1,7 @@
-"""Sizes of a graph of control flow in terms of the sizes of what it is given.
+"""Sizes of a graph of control flow in terms of the sizes of its operands.
 
-A file names each unknown size of each graph apart: what a graph calls ``x.0`` is the ``2*n`` of the tensor that the
-operator around it passes as x.
+In a file, each unknown size of each graph has a symbol of its own. For example, ``x.0`` of a graph is ``2*n`` of the
+tensor that the control flow operator passes as x.
 """
 
 from __future__ import annotations
@@ -13,33 +13,35 @@ from .sizes import Atom, Quotient, Size, Symbol, atom, largest, smallest, symbol
 from .types import Type
 
 
-def bound(taken: Iterable[Type], given: Iterable[Type]) -> dict[Symbol, int]:
-    """The sizes that symbols of a graph's inputs stand for where it is given tensors of other types."""
-    types = zip(taken, given, strict=False)
+def bound(inputs: Iterable[Type], operands: Iterable[Type]) -> dict[Symbol, int]:
+    """Symbol of a size in ``inputs``, types of a graph's inputs -> the size at its place in ``operands``."""
+    types = zip(inputs, operands, strict=False)
     pairs = [pair for mine, theirs in types for pair in zip(mine.shape, theirs.shape, strict=False)]
     return {one: size for mine, size in pairs if mine != size and (one := _plain(mine)) is not None}
 
 
 def _plain(size: int) -> Symbol | None:
-    """The symbol that a size is, and nothing else."""
+    """The symbol of a size that is a symbol; None for any other size."""
     one = next(symbols(size), None)
     return one if one is not None and size == atom(one) else None
 
 
 def substituted(type: Type, sizes: Mapping[Symbol, int]) -> Type:
-    """``type`` with ``sizes`` in place of symbols, all at once."""
+    """``type`` with each symbol in ``sizes`` replaced by its size, all at once."""
     if not sizes or not type.is_dynamic:
         return type
     return type._replace(shape=tuple([_size(size, sizes) for size in type.shape]))
 
 
 def _size(size: int, sizes: Mapping[Symbol, int]) -> int:
+    """``size`` with symbols replaced."""
     if not isinstance(size, Size):
         return size
     return sum([factor * math.prod([_atom(one, sizes) for one in product]) for product, factor in size.terms.items()])
 
 
 def _atom(one: Atom, sizes: Mapping[Symbol, int]) -> int:
+    """An atom of a size, with symbols replaced."""
     if isinstance(one, Symbol):
         return sizes.get(one, atom(one))
     if isinstance(one, Quotient):

@@ -13,8 +13,8 @@ from .sizes import agree, is_dynamic, symbol
 class DType(enum.IntEnum):
     """An element type. The number is the flatbuffer schema's, the name in lower case is the specification's.
 
-    The last six, of the 1.1 draft, hold their scales inside (``block_scale_t``). A file writes them in three fields, of
-    which their numbers are made: block shape, scale type and value type.
+    The last six, of the 1.1 draft, are block-scaled: tensors contain scales (``block_scale_t``). A file has three
+    fields for such a type, from which its number is composed: block shape, scale type and value type.
     """
 
     BOOL = 1
@@ -53,11 +53,11 @@ FLOAT8 = frozenset({DType.FP8E4M3, DType.FP8E5M2})
 FLOATS = frozenset({DType.FP32, DType.FP16, DType.BF16})
 SHORT_FLOATS = FLOATS - {DType.FP32}
 SMALL_FLOATS = FLOAT8 | {DType.FP6E2M3, DType.FP6E3M2, DType.FP4E2M1, DType.FP8UE8M0}
-"""Floats of at most 8 bits; MXINT8 is none, though it stands for fractions."""
+"""Floats of at most 8 bits. MXINT8, a fixed-point type, is not among them."""
 
 
 class Blocks(NamedTuple):
-    """What a block-scaled element type is made of: along the last axis, ``size`` values share one scale."""
+    """The parts of a block-scaled element type: along the last axis, ``size`` values share one scale."""
 
     size: int
     scale: DType
@@ -72,7 +72,7 @@ of the last axis stands for its value times scale ``i // size``. The shape count
 
 
 UNKNOWN = -1
-"""What files have in place of a size that is known at run time only."""
+"""The number in files for a size that is known at run time only."""
 
 
 class Type(NamedTuple):
@@ -91,12 +91,12 @@ class Type(NamedTuple):
 
     @property
     def declared(self) -> tuple[int, ...]:
-        """The shape as files have it."""
+        """The shape as in files, with UNKNOWN for sizes that are known at run time only."""
         return tuple([UNKNOWN if is_dynamic(size) else size for size in self.shape]) if self.is_dynamic else self.shape
 
     @property
     def written(self) -> str:
-        """The type as the text form has it, with ``?`` for sizes that are known at run time only."""
+        """The type as in the text form, with ``?`` for sizes that are known at run time only."""
         sizes = ["?" if is_dynamic(size) else str(size) for size in self.shape]
         return f"[{'x'.join(sizes)}]{self.dtype}"
 
@@ -108,13 +108,13 @@ class Type(NamedTuple):
         return Type(tuple(sizes), self.dtype)
 
     def reconciled(self, declared: Type) -> Type | None:
-        """The inferred type of a result together with its declaration; None if they contradict each other."""
+        """The type (inferred) with the known sizes of ``declared``; None if the two contradict each other."""
         if self == declared:
             return self
         if self.dtype is not declared.dtype or not agree(self.shape, declared.shape):
             return None
         pairs = zip(self.shape, declared.shape, strict=True)
-        return Type(tuple([inferred if is_dynamic(said) else said for inferred, said in pairs]), self.dtype)
+        return Type(tuple([mine if is_dynamic(theirs) else theirs for mine, theirs in pairs]), self.dtype)
 
 
 ARRAY_DTYPES: dict[DType, np.dtype[Any]] = {
@@ -146,7 +146,7 @@ BYTES: dict[DType, int] = {t: array.itemsize for t, array in ARRAY_DTYPES.items(
 
 
 def stored_types(type: Type) -> tuple[Type, ...]:
-    """What a file holds of a tensor: the tensor, or, if it is block-scaled, its values and then its scales."""
+    """The types of the tensors that a file has for a tensor: itself, or values and scales if it is block-scaled."""
     blocks = BLOCK_SCALED.get(type.dtype)
     if blocks is None:
         return (type,)
@@ -155,7 +155,7 @@ def stored_types(type: Type) -> tuple[Type, ...]:
 
 
 def why_not_blocks(type: Type) -> str | None:
-    """Why no tensor has this type: it is block-scaled, and its last axis is not made of whole blocks. Else None."""
+    """Why no tensor can have this block-scaled type: its last axis does not consist of whole blocks. Else None."""
     blocks = BLOCK_SCALED.get(type.dtype)
     if blocks is None or (type.shape and type.shape[-1] % blocks.size == 0):
         return None

@@ -1,7 +1,7 @@
-"""Passes that make a lowered graph small: layout, constants, duplicates. Each is one sweep and leaves its input alone.
+"""Passes that make a lowered graph small: layout, constants, duplicates. Each returns a new graph, made in one sweep.
 
-Values and operators are immutable and shared between the graph before and after; what changes is made anew and keeps
-the source of what it was made from. An operator that takes the place of several keeps all their sources.
+Values and operators are immutable and shared between the old and the new graph. A changed operator is a new one, with
+the source of the old one; an operator that replaces several has the sources of all.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from .transposed_products import transpose_products
 __all__ = ["PASSES", "Sources", "run_passes", "sources_of"]
 
 PASSES = (
-    sink_transposes,  # first: layouts between a convolution and its neighbours hide what the next ones look for
+    sink_transposes,  # first: a TRANSPOSE between a convolution and its neighbours hides the patterns of later passes
     fold_pads,
     transpose_products,
-    drop_dead,  # what nobody uses must not count as a use
+    drop_dead,  # fold_affine counts uses, and an unused operator must not count
     fold_affine,
-    compute_shapes,  # before duplicates are looked for, of which there may be some among the sizes
+    compute_shapes,  # before merge_equal, which merges equal computations of sizes
     merge_equal,
     narrow_constants,  # after merge_equal: each user of a constant gets a RESCALE of its own, which NPUs fuse
     drop_dead,
@@ -35,11 +35,11 @@ PASSES = (
 
 
 def run_passes(graph: Graph, spec: TosaSpec) -> Graph:
-    """An equivalent graph for ``spec`` with fewer operators, each output of which is a value of its own.
+    """An equivalent graph for ``spec`` with fewer operators; no two of its outputs are the same value.
 
     Inputs stay the same values; outputs keep their names.
     """
-    given = graph.outputs
+    outputs_before = graph.outputs
     graph = _with_small_bodies(graph, spec)
     for run in PASSES:
         graph = run(graph, spec)
@@ -47,11 +47,11 @@ def run_passes(graph: Graph, spec: TosaSpec) -> Graph:
         from .single_windows import stride_single_windows
 
         graph = stride_single_windows(graph, spec)
-    graph = separate_outputs(graph, spec, [value.producer and value.producer.source for value in given])
-    return name_outputs(graph, [value.name for value in given])
+    graph = separate_outputs(graph, spec, [value.producer and value.producer.source for value in outputs_before])
+    return name_outputs(graph, [value.name for value in outputs_before])
 
 
 def _with_small_bodies(graph: Graph, spec: TosaSpec) -> Graph:
-    """The graph, whose operators of control flow refer to graphs that went through the passes."""
-    small = {body: run_passes(body, spec) for body in graph.bodies()}
-    return with_bodies(graph, small) if small else graph
+    """``graph``, where all passes were applied to the graphs of its control flow operators."""
+    new_bodies = {body: run_passes(body, spec) for body in graph.bodies()}
+    return with_bodies(graph, new_bodies) if new_bodies else graph

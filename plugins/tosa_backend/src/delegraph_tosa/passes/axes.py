@@ -1,8 +1,8 @@
 """Arithmetic on the axes of a view: tuples only, no values and no operators.
 
 ``axes`` describes a view of a base tensor: axis i of the view is axis ``axes[i]`` of the base, or a new axis of size 1
-where that is None. Axes of the base that are not named have size 1. So a transposition, an added and a dropped axis of
-size 1 are one thing, and their composition is again one.
+if that is None. Axes of the base that are not in ``axes`` have size 1. So transposing, adding and dropping axes of size
+1 all have this form, and so do their compositions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Entry = TypeVar("Entry")
 
 @cache
 def plain(rank: int) -> Axes:
-    """The axes of a value as it is."""
+    """The axes of the identity view of a value of this rank."""
     return tuple(range(rank))
 
 
@@ -30,19 +30,21 @@ def viewed(shape: Shape, axes: Axes) -> Shape:
 
 
 def order(shape: Shape, axes: Axes) -> list[int]:
-    """The base's axes with more than one element, in the order of the view. If it ascends, the view is a RESHAPE."""
+    """The base's axes with more than one element, in the order of the view. If they ascend, the view is a RESHAPE."""
     return [a for a in axes if a is not None and shape[a] != 1]
 
 
 def ascends(axes: list[int]) -> bool:
+    """Whether ``axes`` are in ascending order."""
     return list(axes) == sorted(axes)
 
 
 @cache
 def through(axes: Axes, lead: Axes, rank: int) -> Axes:
-    """The view with ``axes`` as the base of the view ``lead`` is arranged, whose rank is ``rank``.
+    """The view ``axes`` in the layout of the base, with ``rank`` axes, of another view ``lead`` of the same shape.
 
-    A view (0,3,1,2) that is led by (0,3,1,2) is its own base: (0,1,2,3). Axes that ``lead`` adds are dropped.
+    Axis ``lead[i]`` of the result is axis i of the view. For example, (0,3,1,2) in the layout of the base of (0,3,1,2)
+    is (0,1,2,3), its own base. Axes that ``lead`` adds are dropped.
     """
     arranged: list[int | None] = [None] * rank
     for axis, place in zip(axes, lead, strict=True):
@@ -52,7 +54,10 @@ def through(axes: Axes, lead: Axes, rank: int) -> Axes:
 
 
 def spread(entries: Sequence[Entry], axes: Axes, rank: int, fill: Entry) -> tuple[Entry, ...] | None:
-    """One entry an axis of the view -> one an axis of the base; None if one that is not ``fill`` has no place."""
+    """One entry for each axis of the view -> one for each axis of the base, ``fill`` for axes that are not in ``axes``.
+
+    None if an entry other than ``fill`` belongs to an axis that the view adds.
+    """
     places = [fill] * rank
     for entry, axis in zip(entries, axes, strict=True):
         if axis is not None:
@@ -63,75 +68,82 @@ def spread(entries: Sequence[Entry], axes: Axes, rank: int, fill: Entry) -> tupl
 
 
 def without(axes: Axes, dropped: int) -> Axes:
-    """The view after its base lost axis ``dropped``, which the view does not name any more."""
+    """The view ``axes``, which do not contain ``dropped``, after axis ``dropped`` was removed from the base."""
     return tuple([a if a is None or a < dropped else a - 1 for a in axes])
 
 
 def completed(axes: Axes) -> tuple[int, ...]:
-    """The permutation that ``axes`` of the base's rank are, its new axes being those that it does not name."""
+    """``axes``, as many as the base has, as a permutation: new axes are replaced by the base's axes not in ``axes``."""
     unnamed = (a for a in range(len(axes)) if a not in axes)
     return tuple([next(unnamed) if a is None else a for a in axes])
 
 
 Piece = tuple[tuple[int, ...], tuple[int, ...]]
-"""Old axes and the new axes that take their elements."""
+"""(old axes, new axes) of a RESHAPE: the elements along these old axes become those along these new axes."""
 
 
 def pieces(old: Shape, new: Shape) -> list[Piece]:
-    """The finest pieces that a RESHAPE from ``old`` to ``new`` falls into.
+    """The smallest independent parts of a RESHAPE from ``old`` to ``new``.
 
-    (8,6,1,5) -> (8,2,3,5): 0 to 0, 1 to 1 and 2, 2 to nothing, 3 to 3.
+    (8,6,1,5) -> (8,2,3,5) has the parts (0) -> (0), (1) -> (1,2), (2) -> () and (3) -> (3).
     """
-    found: list[Piece] = []
+    result: list[Piece] = []
     i = j = 0
     while i < len(old) and j < len(new):
         if old[i] == new[j]:
-            found.append(((i,), (j,)))
+            result.append(((i,), (j,)))
             i, j = i + 1, j + 1
         elif old[i] == 1:
-            found.append(((i,), ()))
+            result.append(((i,), ()))
             i += 1
         elif new[j] == 1:
-            found.append(((), (j,)))
+            result.append(((), (j,)))
             j += 1
         else:
             piece = _piece(old, new, i, j)
-            found.append(piece)
+            result.append(piece)
             i, j = piece[0][-1] + 1, piece[1][-1] + 1
-    found += [((k,), ()) for k in range(i, len(old))]
-    return found + [((), (k,)) for k in range(j, len(new))]
+    result += [((k,), ()) for k in range(i, len(old))]
+    return result + [((), (k,)) for k in range(j, len(new))]
 
 
 def _piece(old: Shape, new: Shape, i: int, j: int) -> Piece:
     """The smallest piece that starts at ``old[i]`` and ``new[j]``, whose sizes differ."""
-    taken, given, first = old[i], new[j], (i, j)
-    while taken != given:
-        smaller = _is_part(taken, given)
+    # products of the sizes from ``start`` to i and j; the piece ends where they are equal
+    old_count, new_count, start = old[i], new[j], (i, j)
+    while old_count != new_count:
+        smaller = _is_part(old_count, new_count)
         if smaller is None or (i + 1 == len(old) if smaller else j + 1 == len(new)):
-            i, j = len(old) - 1, len(new) - 1  # sizes that are known at run time only: all the rest is one piece
+            i, j = len(old) - 1, len(new) - 1  # sizes that are known at run time only: all other axes are one piece
             break
         if smaller:
             i += 1
-            taken *= old[i]
+            old_count *= old[i]
         else:
             j += 1
-            given *= new[j]
-    return tuple(range(first[0], i + 1)), tuple(range(first[1], j + 1))
+            new_count *= new[j]
+    return tuple(range(start[0], i + 1)), tuple(range(start[1], j + 1))
 
 
-def _is_part(taken: int, given: int) -> bool | None:
-    """Whether ``taken`` has less elements than ``given``, which may be a multiple of it; None if nobody knows."""
-    if not is_dynamic(taken) and not is_dynamic(given):
-        return taken < given
-    if given % taken == 0:
+def _is_part(old_count: int, new_count: int) -> bool | None:
+    """Whether ``old_count`` is less than ``new_count``; None if that is known at run time only.
+
+    Of two counts known at run time only, a divisor of the other one is less.
+    """
+    if not is_dynamic(old_count) and not is_dynamic(new_count):
+        return old_count < new_count
+    if new_count % old_count == 0:
         return True
-    return False if taken % given == 0 else None
+    return False if old_count % new_count == 0 else None
 
 
-def renamed(found: list[Piece], axes: Axes, rank: int) -> Axes | None:
-    """The axes of a view after a RESHAPE that only adds and drops axes of size 1; None if it does more."""
+def renamed(pieces: list[Piece], axes: Axes, rank: int) -> Axes | None:
+    """The ``axes`` of a view after a RESHAPE of the view to ``rank`` axes that consists of ``pieces``.
+
+    None if the RESHAPE does more than to add and drop axes of size 1.
+    """
     result: list[int | None] = [None] * rank
-    for old, new in found:
+    for old, new in pieces:
         if len(old) > 1 or len(new) > 1:
             return None
         if old and new:

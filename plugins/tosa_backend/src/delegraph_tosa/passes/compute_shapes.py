@@ -1,4 +1,4 @@
-"""Shapes of sizes that are known at run time only are computed, by the shape operators of TOSA 1.1 (EXT-SHAPE)."""
+"""Computes shapes with sizes known at run time only by the shape operators of TOSA 1.1 (EXT-SHAPE)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .rewriter import replaced
 
 
 def compute_shapes(graph: Graph, spec: TosaSpec) -> Graph:
-    """Put shape operators in the place of shapes that only have entries.
+    """Replace ``Entries`` (shapes as expressions of symbols) by shape operators that compute them.
 
     before: RESHAPE (x, [n, 64]), where x is an input of shape [n, 8, 8]
     after:  n = DIM x, s = CONCAT_SHAPE (n, [64]), RESHAPE (x, s)
 
-    Every symbol is read off the size of an input. Raises Undecided for one that no input tells.
+    Every symbol is read off the shape of an input. Raises Undecided for a symbol that is in no input's shape.
     """
     if not any(isinstance(v.producer, Entries) for op in graph.operators for v in op.inputs):
         return graph
@@ -27,7 +27,11 @@ def compute_shapes(graph: Graph, spec: TosaSpec) -> Graph:
 
 
 class _Computed:
-    """The operators of the new graph; each size and each shape is computed once, before its first use."""
+    """The operators of the new graph; each size and each shape is computed once, before its first use.
+
+    ``sizes`` maps a size to its SHAPE [1], ``shapes`` a shape to its SHAPE, ``values`` old values to new ones, and
+    ``floats`` a value to its cast, off which sizes are read.
+    """
 
     def __init__(self, graph: Graph, spec: TosaSpec) -> None:
         self.old = graph
@@ -41,6 +45,7 @@ class _Computed:
         self.floats: dict[Value, Value] = {}
 
     def graph(self) -> Graph:
+        """The new graph."""
         for operator in self.old.operators:
             self.source = operator.source
             inputs = [self.value(v) for v in operator.inputs]
@@ -53,15 +58,17 @@ class _Computed:
         return Graph(self.old.inputs, outputs, self.operators, self.old.name)
 
     def value(self, old: Value) -> Value:
+        """The value of the new graph for ``old``."""
         if isinstance(old.producer, Entries):
             return self.shape(old.producer.entries or ())
         return self.values.get(old, old)
 
     def shape(self, entries: tuple[int, ...]) -> Value:
-        """A SHAPE of several sizes: neighbours that are known are one constant."""
+        """A SHAPE with these entries: CONCAT_SHAPE of computed sizes, and of constants for runs of known sizes."""
         if entries not in self.shapes:
             parts: list[Value] = []
             known: list[int] = []
+            # None marks the end, so that the last run of known sizes is added too
             for entry in (*entries, None):
                 if type(entry) is int:
                     known.append(entry)
@@ -75,13 +82,16 @@ class _Computed:
         return self.shapes[entries]
 
     def size(self, size: int) -> Value:
-        """A SHAPE of one size."""
+        """``size`` as a SHAPE [1]."""
         if size not in self.sizes:
             self.sizes[size] = self.sum(size) if is_dynamic(size) else _constant(size)
         return self.sizes[size]
 
     def sum(self, size: int) -> Value:
-        """What is subtracted comes last, so that nothing in between is negative."""
+        """A size known at run time only, a sum of products, as a SHAPE [1].
+
+        Products are subtracted last, so that no intermediate result is negative.
+        """
         total: Value | None = None
         for product, factor in sorted(products(size), key=lambda term: term[1] < 0):
             part = self.scaled(product, abs(factor))
@@ -93,47 +103,54 @@ class _Computed:
         return total
 
     def scaled(self, product: int, factor: int) -> Value:
+        """A product of atoms times a number, as a SHAPE [1]."""
         if not is_dynamic(product):
             return _constant(product * factor)
         (monomial,) = product.terms  # type: ignore[attr-defined]
-        made = self.atom(monomial[0])
+        result = self.atom(monomial[0])
         for one in monomial[1:]:
-            made = self.make(tosa.MUL_SHAPE, made, self.atom(one))
-        return made if factor == 1 else self.make(tosa.MUL_SHAPE, made, _constant(factor))
+            result = self.make(tosa.MUL_SHAPE, result, self.atom(one))
+        return result if factor == 1 else self.make(tosa.MUL_SHAPE, result, _constant(factor))
 
     def atom(self, one: Symbol | Quotient | Extreme) -> Value:
+        """A symbol, quotient, maximum or minimum as a SHAPE [1]."""
         key = atom(one)
         if key not in self.sizes:
             self.sizes[key] = self.symbol(one) if isinstance(one, Symbol) else self.function(one)
         return self.sizes[key]
 
     def function(self, one: Quotient | Extreme) -> Value:
+        """A quotient, maximum or minimum as a SHAPE [1]."""
         if isinstance(one, Quotient):
             return self.make(tosa.DIV_FLOOR_SHAPE, self.size(one.dividend), self.size(one.divisor))
         return self.make(tosa.MAX_SHAPE if one.larger else tosa.MIN_SHAPE, self.size(one.left), self.size(one.right))
 
     def symbol(self, one: Symbol) -> Value:
+        """A symbol as a SHAPE [1]; raises Undecided if no shape of an input has it."""
         if one not in self.witnesses:
             raise Undecided(f"no input of the delegate has the size {one}")
+        # the size of this axis is factor * symbol + rest
         input, axis, factor, rest = self.witnesses[one]
-        read = self.make(tosa.DIM, input if self.readable(input) else self.as_float(input), axis=axis)
-        read = read if rest == 0 else self.make(tosa.SUB_SHAPE, read, self.size(rest))
-        return read if factor == 1 else self.make(tosa.DIV_FLOOR_SHAPE, read, self.size(factor))
+        size = self.make(tosa.DIM, input if self.readable(input) else self.as_float(input), axis=axis)
+        size = size if rest == 0 else self.make(tosa.SUB_SHAPE, size, self.size(rest))
+        return size if factor == 1 else self.make(tosa.DIV_FLOOR_SHAPE, size, self.size(factor))
 
     def readable(self, value: Value) -> bool:
-        """Whether the target has DIM for the element type: for int32 it needs PRO-INT."""
+        """Whether the target has DIM for the element type of ``value``: int32 takes PRO-INT."""
         return self.spec.why_not(_dim(value)) is None
 
     def as_float(self, value: Value) -> Value:
-        """``value`` in an element type whose sizes any target with PRO-FP reads."""
+        """``value`` cast to fp32, for which every target with PRO-FP has DIM."""
         if value not in self.floats:
             self.floats[value] = self.append(tosa.CAST((value,), self.source, dtype=DType.FP32))
         return self.floats[value]
 
     def make(self, cls: type[Operator], *operands: Value, **attributes: Any) -> Value:
+        """The result of a new operator."""
         return self.append(cls(operands, self.source, **attributes))
 
     def append(self, operator: Operator) -> Value:
+        """Append ``operator``, and return its only result."""
         (type,) = operator.infer()
         operator.outputs = (Value(type, producer=operator),)
         self.operators.append(operator)
@@ -141,10 +158,12 @@ class _Computed:
 
 
 def _constant(*entries: int) -> Value:
+    """A constant SHAPE with these entries."""
     return shape_value(entries)
 
 
 def _dim(value: Value) -> Operator:
+    """A DIM of ``value``, only to ask the target whether it has such an operator."""
     operator = tosa.DIM((value,), axis=0)
     operator.outputs = (Value(Type((1,), DType.SHAPE), producer=operator),)
     return operator

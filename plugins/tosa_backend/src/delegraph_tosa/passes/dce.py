@@ -10,10 +10,11 @@ EFFECTS = frozenset({COND_IF, CUSTOM, VARIABLE, VARIABLE_WRITE, WHILE_LOOP})
 """Operators that may do more than compute their results."""
 
 STATEFUL = EFFECTS | {VARIABLE_READ}
+"""Operators with effects, and those whose results depend on such effects."""
 
 
 def drop_dead(graph: Graph, spec: TosaSpec) -> Graph:
-    """Leave out operators whose results nothing uses. Operators with an effect stay.
+    """Remove operators whose results are not used, except operators with an effect.
 
     before: a = EXP x, b = TANH x; result b
     after:  b = TANH x; result b

@@ -1,4 +1,4 @@
-"""Scales and offsets of channels become part of a convolution: batch norm, bias, the 1/6 of a hard swish."""
+"""Folds scales and offsets of channels into a convolution: batch norm, bias, the 1/6 of a hard swish."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ AFFINE = frozenset({ADD, MUL, SUB})
 def fold_affine(graph: Graph, spec: TosaSpec) -> Graph:
     """Fold operators by a constant for each channel into convolutions with constant weights.
 
-    MUL, ADD and SUB behind the convolution:
+    MUL, ADD and SUB after the convolution:
         before: CONV2D (w, b) - MUL k - ADD s
         after:  CONV2D (w * k, b * k + s)
-    MUL before it (padding is zero, scaled or not):
+    MUL before the convolution (zeros of padding stay zeros):
         before: MUL k - CONV2D (w, b)
         after:  CONV2D (w * k, b)
 
-    Only where nothing else uses what lies between, and only for floats: scales of integers are RESCALE. The folded
-    operators are the ones that were there, on the same element types. The new convolution stands for all of them.
-    The MUL before a convolution is left without use.
+    This is done for floats only, since scales of integers are RESCALE, and only if intermediate results have no other
+    use. The new weight and bias are computed by the same operators on constants, so they are rounded in the same type.
+    The new convolution has the sources of all folded operators. The MUL before a convolution remains, unused.
     """
     fold = _Fold(graph)
     for operator in graph.operators:
@@ -36,13 +36,17 @@ def fold_affine(graph: Graph, spec: TosaSpec) -> Graph:
 
 
 class _Fold(Rewrite):
+    """The new graph of ``fold_affine``."""
+
     def __init__(self, graph: Graph) -> None:
+        """``_places`` maps a new convolution to its position in ``operators``, where it may still be replaced."""
         super().__init__()
         self._uses = Counter(v for operator in graph.operators for v in operator.inputs)
         self._uses.update(graph.outputs)
         self._places: dict[Operator, int] = {}
 
     def visit(self, operator: Operator) -> None:
+        """Fold ``operator`` into the convolution before it, or append it, with a MUL before it folded into it."""
         if type(operator) in AFFINE and self._folded(operator):
             return
         new = self.renewed(operator)
@@ -52,22 +56,26 @@ class _Fold(Rewrite):
         self.put(operator, new)
 
     def _scaled(self, convolution: Operator, uses: int) -> Operator:
-        """``convolution`` with the factor of its operand, which has that many uses, in its weight."""
+        """``convolution`` with the factor of a MUL before it in its weight; itself if there is none to fold.
+
+        ``uses`` is the number of uses of its operand.
+        """
         x, weight, *others = convolution.inputs
         factor = x.producer
         if not isinstance(factor, MUL) or uses != 1 or weight.constant is None or x.dtype is not weight.dtype:
             return convolution
         operand, constant = _sides(factor)
         if constant is None or operand.shape != x.shape or not _of_channels(constant, x) or x.dtype is DType.FP16:
-            return convolution  # fp16: a weight times a small factor leaves the normal numbers
+            return convolution  # fp16: a weight times a small factor may be subnormal and lose digits
         if isinstance(origin(weight), CONCAT):
-            return convolution  # joined weights are written as they lie in memory; all of them would be computed
+            # joined weights are written part by part from the model's memory; a product would need memory for all
+            return convolution
         shape = _operand_factor(convolution, constant.shape[-1])
         weight = self._apply(factor, weight, self.reshape(constant, shape, factor.source))
         return replaced(convolution, (operand, weight, *others), both(factor.source, convolution.source))
 
     def _folded(self, operator: Operator) -> bool:
-        """Put ``operator`` into the convolution whose result it takes, if it can be."""
+        """Fold ``operator`` into the convolution whose result it takes; returns whether that was possible."""
         result, constant = _sides(operator)
         convolution = self.value(result).producer
         if constant is None or self._uses[result] != 1 or convolution not in self._places:
@@ -78,6 +86,7 @@ class _Fold(Rewrite):
         return True
 
     def _replace(self, convolution: Operator, operator: Operator, constant: Value) -> None:
+        """Replace ``convolution`` by one whose weight and bias contain ``operator`` with ``constant``."""
         x, weight, bias, *zero_points = convolution.inputs
         if isinstance(operator, MUL):
             scale = self.reshape(constant, _result_factor(convolution, constant.shape[-1]), operator.source)
@@ -91,13 +100,13 @@ class _Fold(Rewrite):
         self._values[operator.outputs[0]] = new.outputs[0]
 
     def _apply(self, operator: Operator, left: Value, right: Value) -> Value:
-        """The folded ``operator``; the shift operand of MUL is kept."""
+        """``operator`` on two constants, folded; the shift operand of MUL stays."""
         shape = left.shape if right.shape[-1] == 1 or left.rank > 1 else right.shape
         return self.make(type(operator), (left, right, *operator.inputs[2:]), Type(shape, left.dtype), operator.source)
 
 
 def _sides(operator: Operator) -> tuple[Value, Value | None]:
-    """(operand, constant), constant None if no side is. Of SUB only the right side can be."""
+    """(operand, constant) of a binary operator; the constant is None if there is none, or if it is the left of SUB."""
     left, right = operator.inputs[:2]
     if right.constant is not None:
         return left, right
@@ -105,19 +114,22 @@ def _sides(operator: Operator) -> tuple[Value, Value | None]:
 
 
 def _of_channels(constant: Value, result: Value) -> bool:
-    """Whether ``constant`` has one element, or one a channel (the last axis) of a float ``result``."""
+    """Whether ``result`` has floats, and ``constant`` one element or one for each channel (last axis) of ``result``."""
     *others, channels = constant.shape
     return result.dtype in FLOATS and channels in (1, result.shape[-1]) and all(size == 1 for size in others)
 
 
 def _constant(operator: Operator, convolution: Operator) -> bool:
-    """Whether the operands of ``convolution`` that change are constants of the result's element type."""
+    """Whether the operands of ``convolution`` that folding ``operator`` changes are constants of the result's type.
+
+    MUL changes weight and bias, ADD and SUB the bias.
+    """
     changed = convolution.inputs[1:3] if isinstance(operator, MUL) else convolution.inputs[2:3]
     return all(v.constant is not None and v.dtype is operator.outputs[0].dtype for v in changed)
 
 
 def _result_factor(convolution: Operator, channels: int) -> Shape:
-    """Shape in which a factor for each output channel meets the weight: first axis, or C and M of depthwise HWCM."""
+    """The shape in which a factor for each output channel broadcasts with the weight [O,..] (depthwise [KH,KW,C,M])."""
     weight = convolution.inputs[1]
     if channels > 1 and isinstance(convolution, DEPTHWISE_CONV2D):
         return (1, 1, *weight.shape[2:])
@@ -125,7 +137,7 @@ def _result_factor(convolution: Operator, channels: int) -> Shape:
 
 
 def _operand_factor(convolution: Operator, channels: int) -> Shape:
-    """Shape in which a factor for each input channel meets the weight: the last axis, or C of depthwise HWCM."""
+    """The shape in which a factor for each input channel broadcasts with the weight [..,C] (depthwise [KH,KW,C,M])."""
     if isinstance(convolution, DEPTHWISE_CONV2D):
         return (1, 1, channels, 1)
     return (*(1,) * (convolution.inputs[1].rank - 1), channels)

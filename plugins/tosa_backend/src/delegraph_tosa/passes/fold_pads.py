@@ -1,4 +1,4 @@
-"""Padding of zeros becomes the padding of the convolution that reads it."""
+"""Folds a PAD with zeros into the convolution that reads it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ WINDOWED = frozenset({CONV2D, CONV3D, DEPTHWISE_CONV2D})
 
 
 def fold_pads(graph: Graph, spec: TosaSpec) -> Graph:
-    """Take a PAD of height and width into the ``pad`` of a convolution, if it pads with the zero point.
+    """Fold a PAD of height and width into the ``pad`` of a convolution, if it pads with the convolution's zero point.
 
     before: PAD (0,0, 1,2, 1,2, 0,0) - CONV2D (pad 0,0,0,0)
     after:  CONV2D (pad 1,2,1,2)
 
-    A PAD that nothing else uses is left without use.
+    The PAD remains; ``drop_dead`` removes it if it has no other use.
     """
     return sweep(graph, lambda operator, _: _padded(operator, spec) if type(operator) in WINDOWED else operator)
 
 
 def _padded(convolution: Operator, spec: TosaSpec) -> Operator:
-    """``convolution`` with the padding of its operand; itself if that is no PAD, another number, or too much."""
+    """``convolution`` with the padding of the PAD before it.
+
+    Itself if there is no PAD, or one of other axes or another number, or if the target does not take so much padding.
+    """
     pad = convolution.inputs[0].producer
     if (
         not isinstance(pad, PAD)
@@ -34,8 +37,8 @@ def _padded(convolution: Operator, spec: TosaSpec) -> Operator:
     first, *inner = _pairs(shape_of(pad.inputs[1]))
     if first != (0, 0) or inner.pop() != (0, 0):
         return convolution
-    own = _pairs(convolution.pad)  # type: ignore[attr-defined]
-    sums = tuple([a + b for pair, other in zip(inner, own, strict=True) for a, b in zip(pair, other, strict=True)])
+    present = _pairs(convolution.pad)  # type: ignore[attr-defined]
+    sums = tuple([a + b for pair, other in zip(inner, present, strict=True) for a, b in zip(pair, other, strict=True)])
     inputs = (pad.inputs[0], *convolution.inputs[1:])
     types: list[Type] = [v.type for v in convolution.outputs]
     new = rebuilt(convolution, inputs, types, pad=sums, source=both(pad.source, convolution.source))
@@ -44,9 +47,10 @@ def _padded(convolution: Operator, spec: TosaSpec) -> Operator:
 
 
 def _pairs(entries: tuple[int, ...]) -> list[tuple[int, int]]:
+    """(before, after) for each axis, from a flat list."""
     return list(zip(entries[::2], entries[1::2], strict=True))
 
 
 def _number(value: Value) -> float | None:
-    """The one element of a constant that is at hand."""
+    """The element of a constant of one element; None if ``value`` is no constant in memory."""
     return value.constant.array.item() if isinstance(value.constant, Literal) else None

@@ -1,4 +1,4 @@
-"""What RESHAPE, TRANSPOSE and IDENTITY make of a view: another view, where they can."""
+"""The rules of ``sink_transposes`` for RESHAPE, TRANSPOSE and IDENTITY: their result is a view, if possible."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from .rewriter import both
 from .views import View, Views
 
 MAX_RANK = 6
-"""Highest rank of level 8K (specification: Levels); no RESHAPE here makes a higher one than this."""
+"""MAX_RANK of level 8K (specification: Levels); rules here make no RESHAPE to a higher rank."""
 
 
 def _identity(views: Views, operator: Operator) -> None:
+    """The result of IDENTITY is its operand."""
     views.see(operator.outputs[0], views.view(operator.inputs[0]))
 
 
 def _transpose(views: Views, operator: Operator) -> None:
+    """The result of TRANSPOSE is a view of the base of its operand, with permuted axes."""
     assert isinstance(operator, TRANSPOSE)
     base, axes, source = views.view(operator.inputs[0])
     axes = tuple([axes[p] for p in operator.perms])
@@ -27,41 +29,45 @@ def _transpose(views: Views, operator: Operator) -> None:
 
 
 def _reshape(views: Views, operator: Operator) -> None:
+    """The result of a RESHAPE that adds and drops axes of size 1 is a view of the base; else the base is reshaped."""
     result, (base, axes, source) = operator.outputs[0], views.view(operator.inputs[0])
     source = both(source, operator.source)
     pieces = ax.pieces(operator.inputs[0].shape, result.shape)
-    seen = ax.renamed(pieces, axes, result.rank)
-    if seen is not None and base.rank:  # TRANSPOSE, SLICE and others have no form of rank 0
-        views.see(result, View(base, seen, source))
+    new_axes = ax.renamed(pieces, axes, result.rank)
+    if new_axes is not None and base.rank:  # TRANSPOSE, SLICE and others have no form of rank 0
+        views.see(result, View(base, new_axes, source))
     else:
         views.see(result, _regrouped(views, View(base, axes, source), pieces, result.shape))
 
 
 def _regrouped(views: Views, view: View, pieces: list[ax.Piece], shape: Shape) -> View:
-    """A RESHAPE that joins and splits axes of the view, applied to its base.
+    """The result, of ``shape``, of a RESHAPE that joins and splits axes of the view, applied to the view's base.
 
-    Axes that are joined must lie side by side in the base. If they do, in another order, a TRANSPOSE within them is
-    enough (channel shuffle); otherwise all axes are put in the view's order first.
+    Axes that a piece joins have to be adjacent in the base. If they are, but in another order, the base is transposed
+    within them (channel shuffle). Otherwise the base is transposed to the order of the view first.
     """
     base, axes, source = view
     joined = [[a for i in old if (a := axes[i]) is not None and base.shape[a] != 1] for old, _ in pieces]
     perms = _gathered(base.shape, joined)
     rank = base.rank + sum(len(new) - 1 for _, new in pieces if new)
     if perms is None or rank > MAX_RANK:
-        straight = views.arrange(base, _as_viewed(axes, base.rank), source)
-        return View(views.reshape(straight, shape, source), ax.plain(len(shape)), source)
+        in_view_order = views.arrange(base, _as_viewed(axes, base.rank), source)
+        return View(views.reshape(in_view_order, shape, source), ax.plain(len(shape)), source)
     moved = tuple([None if a is None else perms.index(a) for a in axes])
     return _split(views, View(views.arrange(base, perms, source), moved, source), pieces, shape)
 
 
 def _gathered(shape: Shape, joined: list[list[int]]) -> tuple[int, ...] | None:
-    """The base's axes with each of ``joined`` in order, or None if one of them does not lie side by side."""
+    """The permutation of a base of ``shape`` that puts the axes of each list in ``joined`` in the order of the list.
+
+    None if the axes of a list are not adjacent in the base; axes of size 1 in between do not count.
+    """
     group = {axis: axes for axes in joined for axis in axes}
     perms: list[int] = []
     wide = [a for a in range(len(shape)) if shape[a] != 1]
     for axes in joined:
-        places = [wide.index(a) for a in axes]
-        if places and max(places) - min(places) != len(places) - 1:
+        positions = [wide.index(a) for a in axes]
+        if positions and max(positions) - min(positions) != len(positions) - 1:
             return None
     for axis in range(len(shape)):
         if axis not in perms:
@@ -70,32 +76,33 @@ def _gathered(shape: Shape, joined: list[list[int]]) -> tuple[int, ...] | None:
 
 
 def _as_viewed(axes: Axes, rank: int) -> tuple[int, ...]:
-    """The base's axes in the order of the view; those that it does not name come last."""
+    """The permutation of the base's axes to the order of the view; axes that are not in the view come last."""
     named = [a for a in axes if a is not None]
     return (*named, *[a for a in range(rank) if a not in named])
 
 
 def _split(views: Views, view: View, pieces: list[ax.Piece], shape: Shape) -> View:
-    """The same for a base in which the axes of each piece lie side by side and in order."""
+    """As ``_regrouped``, for a base in which the axes of each piece are adjacent and in order."""
     base, axes, source = view
     targets = _targets(base.shape, axes, pieces)
+    # the new base: ``sizes`` are its shape, ``new_axes`` its axis for each axis of the result
     sizes: list[int] = []
-    seen: list[int | None] = [None] * len(shape)
+    new_axes: list[int | None] = [None] * len(shape)
     for axis in range(base.rank):
         new = targets.get(axis, ())
         if not new:
             sizes.append(1)
-        elif seen[new[0]] is None:
+        elif new_axes[new[0]] is None:
             for j in new:
-                seen[j] = len(sizes)
+                new_axes[j] = len(sizes)
                 sizes.append(shape[j])
-    if ax.ascends(ax.order(tuple(sizes), tuple(seen))):
+    if ax.ascends(ax.order(tuple(sizes), tuple(new_axes))):
         return View(views.reshape(base, shape, source), ax.plain(len(shape)), source)
-    return View(views.reshape(base, tuple(sizes), source), tuple(seen), source)
+    return View(views.reshape(base, tuple(sizes), source), tuple(new_axes), source)
 
 
 def _targets(shape: Shape, axes: Axes, pieces: list[ax.Piece]) -> dict[int, tuple[int, ...]]:
-    """Axis of the base -> the axes of the result that take its elements; axes of size 1 only if they stay alone."""
+    """Axis of the base -> the axes of the result that take its elements; axes of size 1 only if alone in a piece."""
     return {
         a: new
         for old, new in pieces
@@ -107,4 +114,4 @@ def _targets(shape: Shape, axes: Axes, pieces: list[ax.Piece]) -> dict[int, tupl
 Rule = Callable[[Views, Operator], None]
 
 LAYOUT: dict[type[Operator], Rule] = {TRANSPOSE: _transpose, RESHAPE: _reshape, IDENTITY: _identity}
-"""What happens at operators that only arrange their operand."""
+"""Operator that only changes the layout of its operand -> its rule."""

@@ -1,4 +1,4 @@
-"""Constants of int8 that an operator combines with a rescaled int8 stay int8, and are rescaled at run time too."""
+"""Keeps a constant int8 whose other operand is a rescaled int8, and rescales both at run time."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from .rewriter import Rewrite, origin, rebuilt, replaced, sweep
 
 MEETING = frozenset({ADD, MUL, SUB})
 LEAST_ELEMENTS = 4096
-"""Of a result: those of smaller ones cost next to nothing, and every RESCALE is an operator more."""
+"""The fewest elements of a result: smaller ones cost next to nothing, and a RESCALE is one more operator."""
 
 
 def narrow_constants(graph: Graph, spec: TosaSpec) -> Graph:
-    """Leave the RESCALE of a constant to the run time where the other operand is scaled there from 8 bits.
+    """Unfold the RESCALE of an int8 constant, if the other operand is rescaled from int8 at run time.
 
     before: MUL (RESCALE x, a constant of int32)
     after:  MUL (RESCALE x, RESCALE a constant of int8)
 
-    NPUs read small integers and scale them on the way, if both operands are such (Vela: a layer norm of 197 x 192
-    elements and its gain take 140,000 cycles less). The constant takes a quarter of the bytes.
+    NPUs fuse the RESCALE of both operands with the operator (Vela: a layer norm of 197 x 192 elements and its gain take
+    140,000 cycles less). The constant takes a quarter of the bytes.
     """
     return sweep(graph, _narrowed)
 
 
 def _narrowed(operator: Operator, rewrite: Rewrite) -> Operator:
+    """``operator`` with a RESCALE of its constant operand, which is added to ``rewrite``; itself if it does not fit."""
     if type(operator) not in MEETING or not _is_worth_it(operator):
         return operator
     scaled = {v: rescale for v in operator.inputs if (rescale := _rescale_of(v))}
@@ -39,18 +40,20 @@ def _narrowed(operator: Operator, rewrite: Rewrite) -> Operator:
 
 
 def _is_worth_it(operator: Operator) -> bool:
+    """Whether the result has at least LEAST_ELEMENTS, and an operand is rescaled from int8 at run time."""
     is_large = range_of(math.prod(operator.outputs[0].shape))[0] >= LEAST_ELEMENTS
     return is_large and any(_widens(v.producer) for v in operator.inputs)
 
 
 def _widens(operator: Operator | None) -> bool:
+    """Whether ``operator`` is a RESCALE from int8 to int32 with one scale."""
     if not isinstance(operator, RESCALE) or operator.per_channel:
         return False
     return (operator.inputs[0].dtype, operator.outputs[0].dtype) == (DType.INT8, DType.INT32)
 
 
 def _rescale_of(value: Value) -> Operator | None:
-    """An operator that makes ``value`` of a constant of 8 bits; None if it is no such constant."""
+    """A new RESCALE that computes ``value`` from an int8 constant; None unless ``value`` is such a RESCALE, folded."""
     operator = origin(value) if isinstance(value.constant, Folded) else None
     while isinstance(operator, RESHAPE):
         operator = origin(operator.inputs[0])

@@ -1,4 +1,4 @@
-"""Outputs of a file: each is a value of its own, and has its name."""
+"""Makes each output of a graph a value of its own, with its own name, as files need it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from .rewriter import Rewrite, replaced
 
 
 def separate_outputs(graph: Graph, spec: TosaSpec, sources: Iterable[Any]) -> Graph:
-    """Give each output a value that an operator computes for it alone: a file names outputs, and cannot name one twice.
+    """Copy each output by IDENTITY that is an input, a constant or another output: a file cannot name a value twice.
 
-    ``sources`` are the outputs' own: what came before the passes may have cancelled out.
+    ``sources`` are the sources of the outputs before the passes, for the copies: the passes may have removed their
+    operators. An IDENTITY that the target lacks is left out.
 
     before: results x, y, y, where x is an input
     after:  results IDENTITY x, y, IDENTITY y
@@ -33,14 +34,14 @@ def separate_outputs(graph: Graph, spec: TosaSpec, sources: Iterable[Any]) -> Gr
 
 
 def name_outputs(graph: Graph, names: Iterable[str]) -> Graph:
-    """The graph with these names of its outputs, which are values of their own; an empty name asks for none."""
-    wanted = {v: name for v, name in zip(graph.outputs, names, strict=True) if name not in ("", v.name)}
+    """The graph with these names of its outputs, which all differ; an output with an empty name keeps its own."""
+    new_names = {v: name for v, name in zip(graph.outputs, names, strict=True) if name not in ("", v.name)}
     rewrite = Rewrite()
     for operator in graph.operators:
         new = rewrite.renewed(operator)
-        if not wanted.keys().isdisjoint(operator.outputs):
+        if not new_names.keys().isdisjoint(operator.outputs):
             new = replaced(new, new.inputs)
             for before, value in zip(operator.outputs, new.outputs, strict=True):
-                value.name = wanted.get(before, before.name)
+                value.name = new_names.get(before, before.name)
         rewrite.put(operator, new)
     return rewrite.graph(graph)

@@ -1,4 +1,4 @@
-"""Linear layers of one operand that are split into heads, as query, key and value of an attention: one layer."""
+"""Joins linear layers of one operand that are split into heads, as query, key and value of an attention."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .views import View, Views
 
 
 class Heads(NamedTuple):
-    """A linear layer whose channels are split into heads, which are moved away: CONV2D - RESHAPE ... - TRANSPOSE.
+    """A linear layer whose channels are split into heads, which are transposed: CONV2D - RESHAPE ... - TRANSPOSE.
 
-    The axes before ``transpose`` are rows, heads and the channels of a head. ``operators`` are all of these.
+    ``operators`` are all of these. The axes of the operand of ``transpose`` are rows, heads, channels of a head.
     """
 
     operators: list[Operator]
@@ -36,18 +36,19 @@ class Heads(NamedTuple):
 
     @property
     def number(self) -> int:
+        """The number of heads."""
         return self.transpose.inputs[0].shape[-2]
 
 
 def parallel_heads(graph: Graph, uses: Counter[Value]) -> list[list[Heads]]:
-    """Layers that can be one, so that their heads are moved by one TRANSPOSE. Each list has at least two.
+    """Groups of at least two layers that can be joined to one, so that one TRANSPOSE moves the heads of all.
 
     before: x - CONV2D [N,1,L,H*E] - RESHAPE [N,L,H,E] - TRANSPOSE (0,2,1,3), three times with weights of their own
     after:  x - CONV2D [N,1,L,3*H*E] - RESHAPE [N,L,3*H,E] - TRANSPOSE (0,2,1,3), and three SLICE of that
 
-    For floats (of integers each layer has a zero point of its own), and constant weights that nothing else uses. The
-    layers are alike in all but the number of heads. A key is transposed once more for its product; by itself it would
-    need one TRANSPOSE for both, so a group must save more of them than it has such layers.
+    Layers have floats (integers would have one zero point for each layer), and constant weights with no other use. They
+    are equal in all but the number of heads. A key is often transposed again for its product. Alone it needs one
+    TRANSPOSE for both; in a group it needs a second one. So a group has to save more TRANSPOSE than it has such layers.
     """
     users = {v: operator for operator in graph.operators for v in operator.inputs if uses[v] == 1}
     alike: dict[Hashable, list[Heads]] = defaultdict(list)
@@ -58,6 +59,10 @@ def parallel_heads(graph: Graph, uses: Counter[Value]) -> list[list[Heads]]:
 
 
 def _heads(layer: Operator, users: dict[Value, Operator], uses: Counter[Value]) -> Heads | None:
+    """The CONV2D ``layer`` as Heads; None if its result is not split into heads that are transposed.
+
+    ``users`` maps a value with one use to its user.
+    """
     _, weight, bias, *_ = layer.inputs
     if weight.constant is None or bias.constant is None or uses[weight] != 1 or weight.dtype not in FLOATS:
         return None
@@ -73,7 +78,7 @@ def _heads(layer: Operator, users: dict[Value, Operator], uses: Counter[Value]) 
 
 
 def _following(value: Value, users: dict[Value, Operator]) -> Iterable[Operator]:
-    """The RESHAPE operators that ``value`` goes through, each its only user, and the TRANSPOSE behind them."""
+    """The RESHAPE operators after ``value``, each the only user of its operand, and the first TRANSPOSE after them."""
     while (operator := users.get(value)) is not None and isinstance(operator, (RESHAPE, TRANSPOSE)):
         yield operator
         value = operator.outputs[0]
@@ -82,7 +87,7 @@ def _following(value: Value, users: dict[Value, Operator]) -> Iterable[Operator]
 
 
 def _kind(heads: Heads) -> Hashable:
-    """Equal for layers that can be one."""
+    """A key that is equal for layers that can be joined."""
     x, weight, bias, *_ = heads.layer.inputs
     while isinstance(x.producer, RESHAPE):
         x = x.producer.inputs[0]
@@ -93,11 +98,12 @@ def _kind(heads: Heads) -> Hashable:
 
 
 def _moves_again(heads: Heads, users: dict[Value, Operator]) -> bool:
+    """Whether the transposed heads are transposed again."""
     return any(isinstance(operator, TRANSPOSE) for operator in _following(heads.transpose.outputs[0], users))
 
 
 def join_heads(views: Views, group: list[Heads]) -> None:
-    """Make one layer of those in ``group``, and of the heads of each a view."""
+    """Replace the layers in ``group`` by one layer; the transposed heads of each become a view of a SLICE."""
     result = _joined_layer(views, group)
     *rows, _, width = group[0].transpose.inputs[0].shape
     shape = (*rows, sum([heads.number for heads in group]), width)
@@ -112,7 +118,7 @@ def join_heads(views: Views, group: list[Heads]) -> None:
 
 
 def _parts(views: Views, moved: Value, axis: int, group: list[Heads]) -> Iterable[Value]:
-    """The heads of each layer: ``moved`` has those of all along ``axis``."""
+    """The heads of each layer of ``group``, a SLICE of ``moved``, which has the heads of all layers along ``axis``."""
     start, size = [0] * moved.rank, list(moved.shape)
     for heads in group:
         size[axis] = heads.number
@@ -122,7 +128,7 @@ def _parts(views: Views, moved: Value, axis: int, group: list[Heads]) -> Iterabl
 
 
 def _joined_layer(views: Views, group: list[Heads]) -> Value:
-    """The result of one CONV2D with the channels of all."""
+    """The result of one CONV2D with the output channels of all layers of ``group``."""
     layers = [heads.layer for heads in group]
     source = _source(layers)
     _, weight, bias, *zero_points = layers[0].inputs
@@ -139,7 +145,7 @@ def _joined_layer(views: Views, group: list[Heads]) -> Value:
 
 
 def _wide_bias(views: Views, layer: Operator) -> Value:
-    """The bias of a layer with an element for each channel."""
+    """The bias of a layer as [O]; a bias [1] is repeated."""
     bias, channels = layer.inputs[2], layer.inputs[1].shape[0]
     if bias.shape == (channels,):
         return bias
@@ -147,8 +153,10 @@ def _wide_bias(views: Views, layer: Operator) -> Value:
 
 
 def _reshapes(group: list[Heads]) -> list[Operator]:
+    """The RESHAPE operators of all layers of ``group``."""
     return [operator for heads in group for operator in heads.operators[1:-1]]
 
 
 def _source(operators: Iterable[Operator]) -> Any:
+    """The source of an operator that replaces ``operators``."""
     return reduce(both, [operator.source for operator in operators], None)

@@ -1,4 +1,4 @@
-"""Products whose right matrices are repeated along the batch: heads of keys and values that several queries share."""
+"""Removes the TILE of right matrices of a product: heads of keys and values that several queries share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .views import Views
 
 
 def multiply_once(views: Views, product: Operator) -> None:
-    """Let left matrices lie below each other that a MATMUL multiplies by the same right one, which TILE repeats.
+    """The rule of ``sink_transposes`` for MATMUL: stacks left matrices that are multiplied by the same right matrix.
 
     before: MATMUL (q [B*G,L,E], TILE k [B*G,E,S])
     after:  MATMUL (RESHAPE q [B,G*L,E], k [B,E,S]) - RESHAPE [B*G,L,S]
@@ -33,9 +33,9 @@ def multiply_once(views: Views, product: Operator) -> None:
 
 
 class _Repeated(NamedTuple):
-    """A value of which ``times`` neighbours along ``axis`` are equal: ``once`` has each of them once.
+    """A value in which each element along ``axis`` is repeated ``times`` times in a row; ``once`` has each only once.
 
-    ``operators`` compute ``once``; ``source`` is that of the TILE, which it does not need.
+    ``operators`` compute ``once``; ``source`` is the source of the TILE, which is not among them.
     """
 
     once: Value
@@ -46,7 +46,7 @@ class _Repeated(NamedTuple):
 
 
 def _repetition(value: Value, uses: Counter[Value]) -> _Repeated | None:
-    """``value`` without the TILE that repeats it along an axis; None if there is none, or something else uses it.
+    """``value`` without the TILE that repeats it along an axis; None if there is no TILE, or one with another use.
 
     before: k [N,H,1,S,E] - TILE (1,1,G,1,1) - RESHAPE [N*H*G,S,E] - TRANSPOSE (0,2,1)
     after:  k - RESHAPE [N*H,S,E] - TRANSPOSE (0,2,1)
@@ -58,13 +58,14 @@ def _repetition(value: Value, uses: Counter[Value]) -> _Repeated | None:
         operator = operator.inputs[0].producer  # type: ignore[union-attr]
     if not isinstance(operator, TILE) or any(uses[op.outputs[0]] != 1 for op in (operator, *chain)):
         return None
-    found = _tiled(operator)
-    for arranging in reversed(chain):
-        found = found and _arranged(found, arranging)
-    return found
+    repeated = _tiled(operator)
+    for layout_operator in reversed(chain):
+        repeated = repeated and _arranged(repeated, layout_operator)
+    return repeated
 
 
 def _tiled(tile: Operator) -> _Repeated | None:
+    """The result of a TILE of one axis of size 1; None for any other TILE."""
     operand, multiples = tile.inputs[0], shape_of(tile.inputs[1])
     wide = [axis for axis, times in enumerate(multiples) if times != 1]
     if len(wide) != 1 or operand.shape[wide[0]] != 1 or is_dynamic(multiples[wide[0]]):
@@ -72,22 +73,24 @@ def _tiled(tile: Operator) -> _Repeated | None:
     return _Repeated(operand, wide[0], multiples[wide[0]], (), tile.source)
 
 
-def _arranged(given: _Repeated, operator: Operator) -> _Repeated | None:
-    """What ``operator``, which arranges a repeated value, makes of it; None if neighbours are parted."""
+def _arranged(repeated: _Repeated, operator: Operator) -> _Repeated | None:
+    """The result of ``operator``, one of LAYOUT, on a repeated value; None if repetitions are not in a row there."""
     if isinstance(operator, TRANSPOSE):
-        new = rebuilt(operator, (given.once,))
-        return _after(given, new, operator.perms.index(given.axis))
+        new = rebuilt(operator, (repeated.once,))
+        return _after(repeated, new, operator.perms.index(repeated.axis))
     if isinstance(operator, IDENTITY):
-        return given
+        return repeated
+    # a RESHAPE may join the repeated axis with axes before it, but with no axis after it
     result = operator.outputs[0]
     pieces = ax.pieces(operator.inputs[0].shape, result.shape)
-    old, to = next(piece for piece in pieces if given.axis in piece[0])
-    if len(to) != 1 or any(given.once.shape[axis] != 1 for axis in old if axis > given.axis):
+    old, to = next(piece for piece in pieces if repeated.axis in piece[0])
+    if len(to) != 1 or any(repeated.once.shape[axis] != 1 for axis in old if axis > repeated.axis):
         return None
-    shape = tuple([size // given.times if axis == to[0] else size for axis, size in enumerate(result.shape)])
-    new = rebuilt(operator, (given.once, shape_value(shape)), [Type(shape, result.dtype)])
-    return _after(given, new, to[0])
+    shape = tuple([size // repeated.times if axis == to[0] else size for axis, size in enumerate(result.shape)])
+    new = rebuilt(operator, (repeated.once, shape_value(shape)), [Type(shape, result.dtype)])
+    return _after(repeated, new, to[0])
 
 
-def _after(given: _Repeated, operator: Operator, axis: int) -> _Repeated:
-    return given._replace(once=operator.outputs[0], axis=axis, operators=(*given.operators, operator))
+def _after(repeated: _Repeated, operator: Operator, axis: int) -> _Repeated:
+    """``repeated`` after ``operator`` was applied to ``once``; ``axis`` is the repeated axis of the result."""
+    return repeated._replace(once=operator.outputs[0], axis=axis, operators=(*repeated.operators, operator))

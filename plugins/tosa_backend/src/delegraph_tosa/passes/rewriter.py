@@ -1,4 +1,4 @@
-"""Making operators: what the passes share."""
+"""New operators and graphs from old ones: the functions that passes share."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .axes import Shape, plain
 def rebuilt(
     operator: Operator, inputs: Sequence[Value], types: Iterable[Type] | None = None, **attributes: Any
 ) -> Operator:
-    """``operator`` with other operands and attributes. Its results are new values without names.
+    """A copy of ``operator`` with other operands and attributes, whose results are new values without names.
 
-    ``types`` of the results are inferred if they are not given.
+    If ``types``, those of the results, are None, they are inferred.
     """
     cls = type(operator)
     new = cls.__new__(cls)
@@ -26,7 +26,10 @@ def rebuilt(
 
 
 def replaced(operator: Operator, inputs: Sequence[Value], source: Any = None) -> Operator:
-    """``operator`` with other operands of the same types and values: types and names of its results stay."""
+    """A copy of ``operator`` with equal operands of the same types; its results keep types and names.
+
+    A ``source`` of None keeps the source.
+    """
     types = [v.type for v in operator.outputs]
     new = rebuilt(operator, inputs, types, source=operator.source if source is None else source)
     for value, old in zip(new.outputs, operator.outputs, strict=True):
@@ -35,12 +38,12 @@ def replaced(operator: Operator, inputs: Sequence[Value], source: Any = None) ->
 
 
 def origin(value: Value) -> Operator | None:
-    """The operator whose result ``value`` is, be it one of the graph or one that is folded."""
+    """The operator, of the graph or folded, whose result ``value`` is; None for inputs and other constants."""
     return value.constant.operator if isinstance(value.constant, Folded) else value.producer
 
 
 class Sources(tuple[Any, ...]):
-    """The sources of an operator that stands for several."""
+    """The sources of an operator that replaces several operators."""
 
     __slots__ = ()
 
@@ -49,22 +52,22 @@ class Sources(tuple[Any, ...]):
 
 
 def both(first: Any, second: Any) -> Any:
-    """The source of an operator that takes the place of two: each source once, None if there is none."""
+    """The source of an operator that replaces two operators with these sources: each source once; None if none."""
     if first is second or second is None:
         return first
-    found = dict.fromkeys((*sources_of(first), *sources_of(second)))
-    return Sources(found) if len(found) > 1 else next(iter(found), None)
+    distinct = dict.fromkeys((*sources_of(first), *sources_of(second)))
+    return Sources(distinct) if len(distinct) > 1 else next(iter(distinct), None)
 
 
 def sources_of(source: Any) -> tuple[Any, ...]:
-    """All that an operator's ``source`` names."""
+    """An operator's ``source`` as a tuple: () for None, several for ``Sources``."""
     if source is None:
         return ()
     return source if isinstance(source, Sources) else (source,)
 
 
 class Rewrite:
-    """The operators of a new graph, a list that grows, and what the values of the old graph became."""
+    """The growing list of operators of a new graph, and the new value for each value of the old graph."""
 
     def __init__(self) -> None:
         self.operators: list[Operator] = []
@@ -73,36 +76,40 @@ class Rewrite:
         self._made: dict[Any, Value] = {}
 
     def value(self, old: Value) -> Value:
-        """What ``old`` became; itself if nothing changed it."""
+        """The value of the new graph for ``old``; itself if it did not change."""
         return self._values.get(old, old)
 
     def renewed(self, operator: Operator) -> Operator:
-        """``operator`` of the old graph on what its operands became; itself if they are as they were."""
+        """``operator`` of the old graph with the new values of its operands; itself if these did not change."""
         if self._values.keys().isdisjoint(operator.inputs):
             return operator
         return replaced(operator, [self.value(v) for v in operator.inputs])
 
     def put(self, old: Operator, new: Operator) -> None:
-        """Append ``new``, whose results, of the same types, take the place of those of ``old``; it may be ``old``."""
+        """Append ``new``, whose results replace those of ``old`` and have the same types; ``new`` may be ``old``."""
         if new is not old:
             self._values.update(zip(old.outputs, new.outputs, strict=True))
         self.operators.append(new)
 
     def graph(self, old: Graph) -> Graph:
-        """The new graph, with the inputs and the name of ``old``, and what its outputs became."""
+        """The new graph, with the inputs, the name and the new values of the outputs of ``old``."""
         return Graph(old.inputs, [self.value(v) for v in old.outputs], self.operators, old.name)
 
     def make(self, cls: type[Operator], inputs: tuple[Value, ...], type: Type, source: Any, **attributes: Any) -> Value:
-        """Result, of ``type``, of a new operator: a constant if its operands are, and the same one as before."""
+        """The result, of ``type``, of a new operator; a folded constant if all operands are constant.
+
+        An equal operator that was made before is used again, and gets ``source`` as well.
+        """
         key = (cls, inputs, *attributes.values())
-        found = self._made.get(key)
-        if found is None:
-            found = self._made[key] = self._new(cls(inputs, source, **attributes), type)
-        elif found.producer is not None:
-            found.producer.source = both(found.producer.source, source)
-        return found
+        result = self._made.get(key)
+        if result is None:
+            result = self._made[key] = self._new(cls(inputs, source, **attributes), type)
+        elif result.producer is not None:
+            result.producer.source = both(result.producer.source, source)
+        return result
 
     def _new(self, operator: Operator, type: Type) -> Value:
+        """The result, of ``type``, of ``operator``, which is appended, or folded if all operands are constant."""
         for operand in operator.inputs:
             if operand.constant is None:
                 result = Value(type, producer=operator)
@@ -120,7 +127,7 @@ class Rewrite:
         return self._shapes[entries]
 
     def reshape(self, value: Value, shape: Shape, source: Any) -> Value:
-        """``value`` with another shape. RESHAPE(RESHAPE(x)) is RESHAPE(x), and none at all if the shape is x's."""
+        """``value`` reshaped. RESHAPE of RESHAPE of x becomes RESHAPE of x, or x itself if the shape is that of x."""
         before = origin(value)
         if type(before) is RESHAPE and value.type.shape != shape:
             value, source = before.inputs[0], both(before.source, source)
@@ -129,7 +136,7 @@ class Rewrite:
         return self.make(RESHAPE, (value, self.shape(shape)), Type(shape, value.type.dtype), source)
 
     def transpose(self, value: Value, perms: tuple[int, ...], source: Any) -> Value:
-        """TRANSPOSE, joined with the one before it, and none at all if nothing moves."""
+        """``value`` transposed. TRANSPOSE of TRANSPOSE becomes one TRANSPOSE, or none if no axis moves."""
         before = origin(value)
         if isinstance(before, TRANSPOSE):
             value, perms = before.inputs[0], tuple([before.perms[p] for p in perms])
@@ -141,10 +148,10 @@ class Rewrite:
 
 
 def sweep(graph: Graph, change: Callable[[Operator, Rewrite], Operator]) -> Graph:
-    """The graph with ``change(operator, rewrite)`` in the place of every operator, in their order.
+    """The graph with each operator replaced by ``change(operator, rewrite)``, in order.
 
-    ``operator`` has its new operands already. ``change`` returns it as it is, or another one whose results have the
-    same types; what that one reads, ``change`` makes with ``rewrite``.
+    ``operator`` has its new operands already. ``change`` returns it, or an operator whose results have the same types;
+    it adds operators that this one needs to ``rewrite``.
     """
     rewrite = Rewrite()
     for operator in graph.operators:
@@ -153,7 +160,7 @@ def sweep(graph: Graph, change: Callable[[Operator, Rewrite], Operator]) -> Grap
 
 
 def with_bodies(graph: Graph, new: Mapping[Graph, Graph]) -> Graph:
-    """``graph`` with other graphs in its operators of control flow, which take and return the same types."""
+    """``graph`` with each graph of its control flow operators replaced as ``new`` says, by one with the same types."""
 
     def change(operator: Operator, _: Rewrite) -> Operator:
         bodies = {name: new[body] for name, body in operator.attribute_values().items() if isinstance(body, Graph)}

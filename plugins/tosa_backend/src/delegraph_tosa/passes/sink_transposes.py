@@ -1,4 +1,4 @@
-"""Transpositions sink: past every operator that does not mind, until they meet and cancel or something needs them."""
+"""Moves TRANSPOSE operators behind operators that can work in any layout, until they cancel or a layout is needed."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ def sink_transposes(graph: Graph, spec: TosaSpec) -> Graph:
     before: TRANSPOSE (0,2,3,1) - CONV2D - TRANSPOSE (0,3,1,2) - CLAMP - TRANSPOSE (0,2,3,1) - CONV2D - TRANSPOSE
     after:  TRANSPOSE (0,2,3,1) - CONV2D - CLAMP - CONV2D - TRANSPOSE (0,3,1,2)
 
-    One sweep, in which the result of a TRANSPOSE is only remembered as a view of its operand. Elementwise operators,
-    reductions, slices, concatenations and the like are applied to the base of the view and their result is a view
-    again; for an operator that needs the axes as they are, the view is made into a value, once for all its uses.
-    Linear layers and products ask for less of that (``parallel_heads``, ``transposed_layers``, ``repeated_operands``).
-    Constants meet a view by folded TRANSPOSE and RESHAPE. What has an element type that the target does not move stays.
+    In one sweep, the result of a TRANSPOSE is noted as a view of its operand (``views``). Elementwise operators,
+    reductions, slices, concatenations and the like are applied to the base of the view, and their result is a view
+    too. For an operator that needs a layout, the view is computed as a value, once for all uses. Linear layers and
+    products can often do without that (``parallel_heads``, ``transposed_layers``, ``repeated_operands``). Constants get
+    the layout of a view by folded TRANSPOSE and RESHAPE. Values of element types for which the target has no TRANSPOSE
+    stay as they are.
     """
     uses = Counter([v for operator in graph.operators for v in operator.inputs] + graph.outputs)
     views = Views(spec, uses)
@@ -42,6 +43,7 @@ def sink_transposes(graph: Graph, spec: TosaSpec) -> Graph:
 
 
 def _visit(views: Views, operator: Operator) -> None:
+    """Apply the rule of ``operator``; an operator without rule, or without an operand that is a view, stays."""
     rule = LAYOUT.get(type(operator)) or DEMANDING.get(type(operator))
     if rule is None and views.has_view(operator.inputs):
         rule = CARRIED.get(type(operator))
@@ -49,7 +51,7 @@ def _visit(views: Views, operator: Operator) -> None:
 
 
 def _along(views: Views, operator: Operator) -> None:
-    """Reductions and REVERSE: their axis is another one in the base."""
+    """The rule for reductions and REVERSE, with their axis mapped to the base; kept if the view added this axis."""
     axis = views.view(operator.inputs[0]).axes[operator.axis]  # type: ignore[attr-defined]
     if axis is None:
         views.keep(operator)
@@ -58,6 +60,7 @@ def _along(views: Views, operator: Operator) -> None:
 
 
 def _argmax(views: Views, operator: Operator) -> None:
+    """The rule for ARGMAX, which drops its axis."""
     view, result = views.view(operator.inputs[0]), operator.outputs[0]
     dropped: int = operator.axis  # type: ignore[attr-defined]
     axis = view.axes[dropped]
@@ -77,16 +80,21 @@ def _tile(views: Views, operator: Operator) -> None:
 
 
 def _carry_entries(views: Views, operator: Operator, operands: list[tuple[Shape, int]]) -> None:
-    """SHAPE operands with one entry an axis, and what an axis that the view does not name has."""
+    """Apply ``operator`` to the base, with its SHAPE operands, which have one entry for each axis, in the base's order.
+
+    ``operands`` are pairs: the entries, and the entry for an axis of the base that is not in the view. The operator is
+    kept if it changes an axis that the view added.
+    """
     base, axes, _ = views.view(operator.inputs[0])
-    places = [ax.spread(entries, axes, base.rank, fill) for entries, fill in operands]
-    if None in places:
+    base_entries = [ax.spread(entries, axes, base.rank, fill) for entries, fill in operands]
+    if None in base_entries:
         views.keep(operator)
     else:
-        views.carry(operator, [views.shape(entries) for entries in places if entries is not None])
+        views.carry(operator, [views.shape(entries) for entries in base_entries if entries is not None])
 
 
 def _pad(views: Views, operator: Operator) -> None:
+    """The rule for PAD, with its (before, after) pairs in the base's order; kept if it pads an axis new in the view."""
     base, axes, _ = views.view(operator.inputs[0])
     entries = shape_of(operator.inputs[1])
     pairs = ax.spread(list(zip(entries[::2], entries[1::2], strict=True)), axes, base.rank, (0, 0))
@@ -99,7 +107,7 @@ def _pad(views: Views, operator: Operator) -> None:
 
 
 def _rescale(views: Views, operator: Operator) -> None:
-    """Scales of channels belong to the last axis, which must stay the last."""
+    """The rule for RESCALE; kept if it has scales of channels and the view's last axis is not the base's last one."""
     view = views.view(operator.inputs[0])
     per_channel: bool = operator.per_channel  # type: ignore[attr-defined]
     if per_channel and view.axes[-1] != view.base.rank - 1:
@@ -109,7 +117,7 @@ def _rescale(views: Views, operator: Operator) -> None:
 
 
 def _broadcast(views: Views, operator: Operator, count: int = 2) -> None:
-    """Elementwise operators of ``count`` operands: all in the arrangement of one of them."""
+    """The rule for elementwise operators of ``count`` operands, which are all brought to the layout of one of them."""
     result = operator.outputs[0]
     if views.movable(result.dtype):
         views.lead_by(views.lead(operator.inputs[:count], result.shape), operator, count)
@@ -118,6 +126,7 @@ def _broadcast(views: Views, operator: Operator, count: int = 2) -> None:
 
 
 def _concat(views: Views, operator: Operator) -> None:
+    """The rule for CONCAT, with its axis mapped to the base; its operands are brought to the layout of one of them."""
     lead = views.lead(operator.inputs, operator.outputs[0].shape)
     axis = lead.axes[operator.axis]  # type: ignore[attr-defined]
     if axis is None:
@@ -127,7 +136,7 @@ def _concat(views: Views, operator: Operator) -> None:
 
 
 DEMANDING: dict[type[Operator], Rule] = {tosa.CONV2D: read_as_it_lies, tosa.MATMUL: multiply_once}
-"""What happens at operators that need the axes as they are, but may be given others."""
+"""Operator that needs a layout -> its rule, which may read the base of a view in place of the view."""
 
 CARRIED: dict[type[Operator], Rule] = {
     **dict.fromkeys(
@@ -161,4 +170,4 @@ CARRIED: dict[type[Operator], Rule] = {
     tosa.SLICE: _slice,
     tosa.TILE: _tile,
 }  # fmt: skip
-"""What happens at operators that can work on the base of a view; any other one gets its operands as they are."""
+"""Operator that can work on the base of a view -> its rule. All other operators get values as operands."""

@@ -1,4 +1,4 @@
-"""Linear layers whose operand is transposed: they read it as it was before, with a permuted weight."""
+"""Removes the TRANSPOSE before a linear layer: the layer reads the operand as it was before, with a permuted weight."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .views import Views
 
 
 class _Window(NamedTuple):
-    """How a layer reads ``base``: as ``image`` [N,H,W,C], of which it sums C and, as the height of its kernel, H.
+    """How a layer reads ``base``: reshaped to ``image`` [N,H,W,C], with a kernel of height H, so that it sums H and C.
 
-    ``summed`` are the axes of the base that it sums, in the order of its weight.
+    ``summed`` are the axes of ``base`` that the layer sums, in the order in which its weight has them.
     """
 
     base: Value
@@ -29,7 +29,7 @@ class _Window(NamedTuple):
 
 
 def read_as_it_lies(views: Views, layer: Operator) -> None:
-    """Let a CONV2D read what was transposed for it as it lay before, if nothing else uses that or the weight.
+    """The rule of ``sink_transposes`` for CONV2D: a linear layer reads the operand of the TRANSPOSE before it.
 
     Heads of an attention become the height of the kernel:
         before: x [N,H,L,E] - TRANSPOSE (0,2,1,3) - RESHAPE [N,1,L,H*E] - CONV2D (weight [O,1,1,H*E])
@@ -37,6 +37,7 @@ def read_as_it_lies(views: Views, layer: Operator) -> None:
     For a feature map that is flattened channels first, or whose channels are shuffled, the weight is permuted:
         before: x [N,H,W,C] - TRANSPOSE (0,3,1,2) - RESHAPE [1,1,N,C*H*W] - CONV2D (weight [O,1,1,C*H*W])
         after:  x - RESHAPE [1,1,N,H*W*C] - CONV2D (weight [O,1,1,H*W*C])
+    This is done only if neither the transposed operand nor the weight has another use.
     """
     (x, weight, *_), result, new = layer.inputs, layer.outputs[0], None
     if weight.constant is not None and views.uses[x] == views.uses[weight] == 1 and _is_linear(layer):
@@ -48,7 +49,10 @@ def read_as_it_lies(views: Views, layer: Operator) -> None:
 
 
 def _windowed(views: Views, layer: Operator) -> Operator | None:
-    """The layer in its new form, its result perhaps in another shape."""
+    """``layer`` reading the operand of the TRANSPOSE before it; None if that is not possible.
+
+    Its result may have another shape, with the same elements.
+    """
     x, weight, *others = [views.value(v) for v in layer.inputs]
     window = _window(x)
     if window is None:
@@ -67,12 +71,13 @@ def _windowed(views: Views, layer: Operator) -> Operator | None:
 
 
 def _is_linear(layer: Operator) -> bool:
+    """Whether a CONV2D has a kernel of 1x1, a stride of 1 and no padding."""
     is_plain = set(layer.pad) == {0} and set(layer.stride) == {1}  # type: ignore[attr-defined]
     return is_plain and layer.inputs[1].shape[1:3] == (1, 1)
 
 
 def _window(x: Value) -> _Window | None:
-    """How a layer can read what was transposed for its operand ``x``."""
+    """How a layer with the operand x, TRANSPOSE - RESHAPE, can read the operand of the TRANSPOSE; None if it cannot."""
     reshape = x.producer
     transpose = reshape.inputs[0].producer if isinstance(reshape, RESHAPE) else None
     if reshape is None or not isinstance(transpose, TRANSPOSE):
@@ -88,9 +93,10 @@ def _window(x: Value) -> _Window | None:
 
 
 def _image(shape: Shape, summed: list[int], joined: Shape) -> Shape | None:
-    """``shape`` as [N,H,W,C], of which C and H are summed and N and W are not; None if it cannot be seen so.
+    """``shape``, with its axes joined, as [N,H,W,C], of which H and C are summed and N and W are not.
 
-    If only the last axes are summed it is ``joined``, the image as it is now.
+    None if summed and other axes alternate in another way. If only the last axes are summed, ``joined``, the shape of
+    the layer's present operand.
     """
     wide = [axis for axis in range(len(shape)) if shape[axis] != 1]
     runs = [(is_summed, list(run)) for is_summed, run in groupby(wide, lambda axis: axis in summed)]

@@ -1,4 +1,4 @@
-"""Products by a transposed matrix: TOSA 1.1 has an operator for them."""
+"""Makes a product with a transposed matrix MATMUL_T, an operator of TOSA 1.1."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from .rewriter import Rewrite, both, sweep
 
 
 def transpose_products(graph: Graph, spec: TosaSpec) -> Graph:
-    """Let MATMUL_T take what a TRANSPOSE of the last two axes makes for a MATMUL, if the target has it.
+    """Replace a MATMUL by MATMUL_T if its right operand has its last two axes transposed, and the target has MATMUL_T.
 
     before: MATMUL (a, TRANSPOSE (0,2,1) b)
     after:  MATMUL_T (a, b)
 
-    A RESHAPE in between may join leading axes. A TRANSPOSE that nothing else uses is left without use.
+    A RESHAPE in between may join leading axes. The TRANSPOSE remains; ``drop_dead`` removes it if it has no other use.
     """
     return sweep(graph, lambda operator, rewrite: _transposed(operator, rewrite, spec))
 
 
 def _transposed(product: Operator, rewrite: Rewrite, spec: TosaSpec) -> Operator:
-    """The MATMUL_T for a MATMUL; itself if its right operand is not transposed, or the target has none."""
+    """The MATMUL_T for a MATMUL; ``product`` itself if there is none, or for any other operator."""
     if type(product) is not MATMUL:
         return product
     left, right, *zeros = product.inputs
@@ -44,5 +44,6 @@ def _transposed(product: Operator, rewrite: Rewrite, spec: TosaSpec) -> Operator
 
 
 def _swaps_last(perms: tuple[int, ...]) -> bool:
+    """Whether ``perms`` only exchanges the last two axes."""
     rank = len(perms)
     return perms == (*range(rank - 2), rank - 1, rank - 2)

@@ -1,4 +1,4 @@
-"""What the values of a graph become while transpositions sink: values, or views that nothing computes yet."""
+"""The state of ``sink_transposes``: for each value of the old graph a new value, or a view that is not computed yet."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .rewriter import Rewrite, rebuilt, replaced
 
 
 class View(NamedTuple):
-    """A value that was not computed: ``base``, seen along ``axes`` (see ``axes``). ``source`` made it a view.
+    """A value that is not computed: ``base`` with its axes arranged as ``axes`` (see the module ``axes``).
 
-    It names every operator that moved an axis, so that the one that arranges the view in the end stands for them all.
+    ``source`` has the sources of all operators that moved an axis. The operator that computes the view gets them all.
     """
 
     base: Value
@@ -29,7 +29,7 @@ class View(NamedTuple):
 
 
 class Views(Rewrite):
-    """The new operators, and for each value of the old graph what it became: a value or a view.
+    """The new operators, and for each value of the old graph its new value or view.
 
     ``uses`` counts the uses of the old values.
     """
@@ -41,11 +41,11 @@ class Views(Rewrite):
         self._movable: dict[DType, bool] = {}
 
     def has_view(self, operands: Iterable[Value]) -> bool:
-        """Whether one of these old values became a view."""
+        """Whether one of these old values is a view now."""
         return not self._views.keys().isdisjoint(operands)
 
     def keep(self, operator: Operator) -> None:
-        """``operator`` with its operands as they are; itself if none of them changed."""
+        """Append ``operator`` with values as operands; views are computed. Unchanged if its operands did not change."""
         inputs = tuple([self.value(v) for v in operator.inputs])
         if inputs == operator.inputs:
             self.operators.append(operator)
@@ -55,34 +55,38 @@ class Views(Rewrite):
             self._values.update(zip(operator.outputs, new.outputs, strict=True))
 
     def replace(self, old: Value, operator: Operator) -> None:
-        """Let the result of ``operator``, in the shape of ``old``, stand for it."""
+        """Replace ``old`` by the result of ``operator``, reshaped to the shape of ``old``."""
         new = self.reshape(operator.outputs[0], old.shape, operator.source)
         self.see(old, View(new, ax.plain(old.rank), None))
 
     def rebuild(self, operator: Operator, inputs: Sequence[Value], **attributes: Any) -> Operator:
+        """Append a copy of ``operator`` with other operands and attributes, and return it."""
         new = rebuilt(operator, inputs, **attributes)
         self.operators.append(new)
         return new
 
     def value(self, old: Value) -> Value:
-        """What ``old`` became, as a value."""
+        """The new value for ``old``; a view is computed."""
         view = self._views.get(old)
         return self._values.get(old, old) if view is None else self.arrange(*view)
 
     def view(self, old: Value) -> View:
-        """What ``old`` became, as a view; of itself if it is none."""
+        """The view for ``old``; the identity view of its new value if it is no view."""
         view = self._views.get(old)
         return View(self._values.get(old, old), ax.plain(old.rank), None) if view is None else view
 
     def see(self, old: Value, view: View) -> None:
-        """Remember what ``old`` became."""
+        """Note that ``old`` is ``view`` now; an identity view is noted as a value."""
         if view.axes == ax.plain(view.base.rank):
             self._values[old] = view.base
         else:
             self._views[old] = view
 
     def carry(self, operator: Operator, operands: Sequence[Value] | None = None, **attributes: Any) -> None:
-        """Apply ``operator`` to the base of its first operand; ``operands`` are the others, the old ones if None."""
+        """Apply ``operator`` to the base of its first operand; its result is a view with the same axes.
+
+        ``operands`` are its other operands, or None for the present ones.
+        """
         view, result = self.view(operator.inputs[0]), operator.outputs[0]
         if not self.movable(result.dtype):
             return self.keep(operator)
@@ -91,7 +95,7 @@ class Views(Rewrite):
         return self.see(result, View(new.outputs[0], view.axes, view.source))
 
     def movable(self, dtype: DType) -> bool:
-        """Whether the target has TRANSPOSE and RESHAPE for ``dtype``: int32 ones need PRO-INT, for example."""
+        """Whether the target has TRANSPOSE and RESHAPE for ``dtype``; those for int32 take PRO-INT, for example."""
         if dtype not in self._movable:
             value, scratch = Value(Type((1, 1), dtype)), Rewrite()
             scratch.transpose(value, (1, 0), None)
@@ -100,7 +104,7 @@ class Views(Rewrite):
         return self._movable[dtype]
 
     def arrange(self, base: Value, axes: Axes, source: Any) -> Value:
-        """The view as a value: ``base`` itself, a RESHAPE of it, a TRANSPOSE, or at worst one of each."""
+        """The view of ``base`` as a value: ``base`` itself, or by RESHAPE, by TRANSPOSE, or by both."""
         shape = ax.viewed(base.shape, axes)
         if ax.ascends(ax.order(base.shape, axes)):
             return self.reshape(base, shape, source)
@@ -109,17 +113,18 @@ class Views(Rewrite):
         return self.transpose(base, ax.completed(axes), source)
 
     def _of_rank(self, base: Value, axes: Axes, shape: Shape, source: Any) -> tuple[Value, Axes]:
-        """The same view of a base of the view's rank."""
+        """The same view, of ``shape``, of the base reshaped to the rank of the view."""
         single = [a is None or base.shape[a] == 1 for a in axes]
-        places = sorted(range(len(axes)), key=lambda i: -1 if single[i] else axes[i])  # type: ignore[arg-type,return-value]
-        reshaped = self.reshape(base, tuple([shape[i] for i in places]), source)
-        return reshaped, tuple([places.index(i) for i in range(len(axes))])
+        # the axes of the view in the order of the base, axes of size 1 first
+        in_order = sorted(range(len(axes)), key=lambda i: -1 if single[i] else axes[i])  # type: ignore[arg-type,return-value]
+        reshaped = self.reshape(base, tuple([shape[i] for i in in_order]), source)
+        return reshaped, tuple([in_order.index(i) for i in range(len(axes))])
 
     def lead(self, operands: Sequence[Value], shape: Shape) -> View:
-        """The view whose arrangement an operator of several operands and a result of ``shape`` takes: the cheapest.
+        """The view to whose layout it is cheapest to bring all ``operands`` of an operator with a result of ``shape``.
 
-        Constants follow for free. Between equals a view wins over a value as it is, so that residual branches stay
-        in the layout of their convolutions.
+        Constants cost nothing. If costs are equal, a view is preferred to a value without view, so that residual
+        branches stay in the layout of their convolutions.
         """
         views = [self.view(v) for v in operands if v.constant is None]
         layouts = {(v.axes, v.base.rank): v for v in views}
@@ -130,7 +135,7 @@ class Views(Rewrite):
         return min(candidates, key=lambda lead: sum(self._cost(v, lead) for v in views))
 
     def _cost(self, view: View, lead: View) -> float:
-        """What ``view`` costs in the arrangement of ``lead``: a TRANSPOSE its elements, a RESHAPE next to nothing."""
+        """The cost of ``view`` in the layout of ``lead``: 1 for a RESHAPE, its size for a TRANSPOSE, inf for neither."""
         base, axes = view.base, ax.through(view.axes, lead.axes, lead.base.rank)
         if ax.ascends(ax.order(base.shape, axes)):
             return float(ax.viewed(base.shape, axes) != base.shape)
@@ -139,15 +144,18 @@ class Views(Rewrite):
         return 1.0 + range_of(math.prod(base.shape))[0] if self.movable(base.dtype) else math.inf
 
     def follow(self, operand: Value, lead: View, source: Any) -> Value:
-        """``operand`` in the arrangement of ``lead``."""
-        base, axes, made_by = self.view(operand)
+        """``operand`` as a value in the layout of the base of ``lead``; ``source`` is that of its user."""
+        base, axes, view_source = self.view(operand)
         rank = lead.base.rank
         if axes == lead.axes and base.rank == rank:
             return base
-        return self.arrange(base, ax.through(axes, lead.axes, rank), made_by or source)
+        return self.arrange(base, ax.through(axes, lead.axes, rank), view_source or source)
 
     def lead_by(self, lead: View, operator: Operator, count: int, **attributes: Any) -> None:
-        """Apply ``operator`` to its first ``count`` operands in the arrangement of ``lead``."""
+        """Apply ``operator`` with its first ``count`` operands in the layout of the base of ``lead``.
+
+        Its result is a view with the axes of ``lead``.
+        """
         result, source = operator.outputs[0], operator.source
         operands = [self.follow(v, lead, source) for v in operator.inputs[:count]]
         operands += [self.value(v) for v in operator.inputs[count:]]
@@ -159,7 +167,7 @@ class Views(Rewrite):
 
 
 def _holds(view: View, shape: Shape) -> bool:
-    """Whether a result of ``shape`` fits the axes: one that the view adds must stay of size 1."""
+    """Whether a result of ``shape`` can have the axes of ``view``: an axis that the view adds has to be of size 1."""
     return None not in view.axes or all(
         axis is not None or size == 1 for axis, size in zip(view.axes, shape, strict=True)
     )

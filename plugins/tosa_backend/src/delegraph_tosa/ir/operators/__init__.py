@@ -1,7 +1,7 @@
-"""The operators of TOSA 1.0 and of the 1.1 draft (specification: Operators), a family a file.
+"""The operators of TOSA 1.0 and of the 1.1 draft (specification: Operators), one family in each file.
 
 CONST and CONST_SHAPE are missing: constants are values here. ``infer`` raises ``Illegal`` for what the specification's
-pseudocode calls ERROR_IF. Which element types are allowed where is not told here but by ``delegraph_tosa.spec``.
+pseudocode calls ERROR_IF. ``delegraph_tosa.spec`` checks which element types an operator takes.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from .rules import same_type
 
 
 class CLAMP(Operator):
-    """input [*S] -> [*S], limited to ``min_val`` .. ``max_val``, Python numbers in the units of the input's type."""
+    """input [*S] -> [*S], clamped to ``min_val`` .. ``max_val``, Python numbers in the input's element type."""
 
     input: Value
     min_val: Number

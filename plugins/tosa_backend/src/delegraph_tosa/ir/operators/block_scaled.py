@@ -1,4 +1,4 @@
-"""Block-scaled operators of the 1.1 draft (EXT-MX-...): the last axis in blocks, whose scales are another tensor.
+"""Block-scaled operators of the 1.1 draft (EXT-MX-...): blocks of the last axis share scales, in a tensor of their own.
 
 A scale tensor has the shape of its data, with the last size divided by ``block_size``.
 """
@@ -15,19 +15,21 @@ from .rules import Shape, expect_rank, shape_operand, without_zero_sizes
 
 
 def scale_shape(shape: Shape, block_size: int, name: str) -> Shape:
-    """Shape of the scales of data of this shape."""
+    """The shape of the scales of data of this ``shape``, which must consist of whole blocks."""
     whole = len(shape) > 0 and shape[-1] % block_size == 0
     check(whole, f"{name} {list(shape)} is not made of blocks of {int(block_size)}", "blocks")
     return (*shape[:-1], shape[-1] // block_size)
 
 
 def _expect_blocks(block_size: int) -> None:
+    """The block size must not be 1."""
     note(block_size != 1, "a block has more than one element", "block-size")
 
 
 def _expect_scale(scale: Value, data: Value, block_size: int, name: str) -> None:
-    wanted = scale_shape(data.shape, block_size, name)
-    note(scale.shape == wanted, f"the scale of {name} must have shape {list(wanted)}, is {scale.type}", "scale-shape")
+    """``scale`` must have the shape of the scales of ``data``."""
+    shape = scale_shape(data.shape, block_size, name)
+    note(scale.shape == shape, f"the scale of {name} must have shape {list(shape)}, is {scale.type}", "scale-shape")
 
 
 class MATMUL_T_BLOCK_SCALED(Operator):
@@ -107,7 +109,7 @@ class CAST_TO_BLOCK_SCALED(Operator):
 
 
 def _expect_list(values: Values, block_size: int) -> None:
-    """One tensor has blocks of size 1, a tensor and its scale have larger ones."""
+    """``values`` must be one tensor for a block size of 1, or a tensor and its scale for a larger block size."""
     check(0 < len(values) < 3, f"a tensor and perhaps its scale are wanted, not {len(values)} operands", "list-length")
     scaled = len(values) == 2
     fits = scaled == (block_size != 1)
@@ -117,7 +119,7 @@ def _expect_list(values: Values, block_size: int) -> None:
 
 
 class RESHAPE_BLOCK_SCALED(Operator):
-    """A tensor, or a tensor and its scale, then new_value_shape SHAPE -> the same reshaped."""
+    """A tensor, or a tensor and its scale, new_value_shape SHAPE -> the tensor (and its scale) reshaped."""
 
     input: Values
     new_value_shape: Value
@@ -136,7 +138,7 @@ class RESHAPE_BLOCK_SCALED(Operator):
 
 
 class ROW_GATHER_BLOCK_SCALED(Operator):
-    """values [N,K,C], perhaps their scale, indices [N,W], row_count INT32 [1] -> [N,W*row_count,C], perhaps a scale."""
+    """values [N,K,C] (and their scale), indices [N,W], row_count INT32 [1] -> [N,W*row_count,C] (and its scale)."""
 
     values: Values
     indices: Value

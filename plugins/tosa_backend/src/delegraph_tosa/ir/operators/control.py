@@ -1,6 +1,6 @@
 """Control flow and custom operators (specification: Control Flow Operators, Custom Operators).
 
-Bodies are graphs of their own.
+Branches, conditions and bodies are graphs of their own, attributes of the operators.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ from ..types import DType, Type
 
 
 def _types(values: list[Value] | tuple[Value, ...]) -> list[Type]:
+    """The types of ``values``."""
     return [v.type for v in values]
 
 
-def _returned(body: Graph, given: list[Type]) -> list[Type]:
-    """What ``body`` returns for operands of these types, whose unknown sizes it may have by other names."""
-    sizes = bound(_types(body.inputs), given)
+def _returned(body: Graph, operands: list[Type]) -> list[Type]:
+    """The result types of ``body`` for operands of these types, with the operands' symbols for unknown sizes."""
+    sizes = bound(_types(body.inputs), operands)
     return [substituted(type, sizes) for type in _types(body.outputs)]
 
 
 def _fit(some: list[Type], others: list[Type]) -> bool:
-    """Whether the types are equal, as far as their sizes are known."""
+    """Whether the types may be equal: element types are equal, and no sizes are known to differ."""
     alike = len(some) == len(others) and [t.dtype for t in some] == [t.dtype for t in others]
     return alike and all(agree(a.shape, b.shape) for a, b in zip(some, others, strict=True))
 
 
 class COND_IF(Operator):
-    """condition BOOL of one element, input_list -> results of ``then_graph`` or ``else_graph``."""
+    """condition BOOL of one element, input_list -> results of ``then_graph`` if it is true, else of ``else_graph``."""
 
     condition: Value
     input_list: Values
@@ -41,34 +42,35 @@ class COND_IF(Operator):
         then, other = self.then_graph, self.else_graph
         single = math.prod(self.condition.shape) == 1
         note(single, f"condition must have one element, is {self.condition.type}", "condition")
-        given = _types(self.inputs[1:])
-        fits = _fit(given, _types(then.inputs)) and _fit(given, _types(other.inputs))
+        operands = _types(self.inputs[1:])
+        fits = _fit(operands, _types(then.inputs)) and _fit(operands, _types(other.inputs))
         note(fits, "inputs differ from those of the two graphs", "body-inputs")
-        returned = _returned(then, given)
-        note(_fit(returned, _returned(other, given)), "the two graphs return different types", "body-outputs")
+        returned = _returned(then, operands)
+        note(_fit(returned, _returned(other, operands)), "the two graphs return different types", "body-outputs")
         return tuple(returned)
 
 
 class WHILE_LOOP(Operator):
-    """input_list -> the same types, after ``body_graph`` was applied while ``cond_graph`` returned true."""
+    """input_list -> values of the same types; ``body_graph`` is applied to them while ``cond_graph`` returns true."""
 
     input_list: Values
     cond_graph: Graph
     body_graph: Graph
 
     def infer(self) -> tuple[Type, ...]:
-        given, cond, body = _types(self.inputs), self.cond_graph, self.body_graph
-        fits = _fit(given, _types(cond.inputs)) and _fit(given, _types(body.inputs))
+        operands, cond, body = _types(self.inputs), self.cond_graph, self.body_graph
+        fits = _fit(operands, _types(cond.inputs)) and _fit(operands, _types(body.inputs))
         note(fits, "inputs differ from those of the two graphs", "body-inputs")
-        note(_fit(given, _returned(body, given)), "body_graph must return the types that it takes", "body-outputs")
+        returned = _returned(body, operands)
+        note(_fit(operands, returned), "body_graph must return the types that it takes", "body-outputs")
         single = len(cond.outputs) == 1 and math.prod(cond.outputs[0].shape) == 1
         single = single and cond.outputs[0].dtype is DType.BOOL
         note(single, "cond_graph must return one BOOL element", "condition")
-        return tuple(given)
+        return tuple(operands)
 
 
 class CUSTOM(Operator):
-    """An operator of an implementation: input_list -> results of ``types``."""
+    """An operator that an implementation defines: input_list -> results of ``types``."""
 
     input_list: Values
     operator_name: str

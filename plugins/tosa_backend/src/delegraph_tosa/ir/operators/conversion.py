@@ -20,8 +20,8 @@ class CAST(Operator):
 class RESCALE(Operator):
     """input [*S], multiplier [C or 1], shift INT8 [C or 1], zero points [1] -> [*S] of ``dtype``.
 
-    (input - input_zp) * multiplier / 2**shift + output_zp; ``per_channel`` takes C values for the last axis, and
-    ``scale32`` int32 multipliers in place of int16.
+    (input - input_zp) * multiplier / 2**shift + output_zp. With ``per_channel``, multiplier and shift have one number
+    for each index of the last axis; with ``scale32``, multipliers are int32 instead of int16.
     """
 
     input: Value
@@ -44,33 +44,36 @@ class RESCALE(Operator):
         return (Type(self.input.shape, self.dtype),)
 
     def _check_scales(self) -> None:
+        """Check shapes and types of multiplier and shift."""
         axis = self.input.rank > 0 or not self.per_channel
         check(axis, "per_channel needs an axis, the input has rank 0", "per-channel")
         count = self.input.shape[-1] if self.per_channel else 1
         for operand, name in ((self.multiplier, "multiplier"), (self.shift, "shift")):
             if operand.shape != (count,):
                 note(False, f"{name} must have shape [{count}], is {operand.type}", "channel-count")
-        wanted = DType.INT32 if self.scale32 else DType.INT16
-        if self.multiplier.dtype is not wanted:
-            note(False, f"multiplier must be {wanted}, is {self.multiplier.type}", "scale-type")
+        expected = DType.INT32 if self.scale32 else DType.INT16
+        if self.multiplier.dtype is not expected:
+            note(False, f"multiplier must be {expected}, is {self.multiplier.type}", "scale-type")
         wide = self.scale32 and self.input.dtype is DType.INT48
         note(not wide, "scale32 does not take int48", "scale32")
         double = self.rounding_mode is RoundingMode.DOUBLE_ROUND
         note(self.scale32 or not double, "DOUBLE_ROUND needs scale32", "double-round")
 
     def _check_signs(self) -> None:
-        given, wanted = self.input.dtype, self.dtype
+        """Check that the element types allow an unsigned input or output."""
+        before, after = self.input.dtype, self.dtype
         both = self.input_unsigned and self.output_unsigned
         note(not both, "input and output cannot both be unsigned", "unsigned-once")
-        unsigned_input = self.input_unsigned and (given in (DType.INT32, DType.INT48) or wanted is DType.INT32)
-        unsigned_output = self.output_unsigned and (given in (DType.INT32, DType.INT48) or wanted is DType.INT32)
+        unsigned_input = self.input_unsigned and (before in (DType.INT32, DType.INT48) or after is DType.INT32)
+        unsigned_output = self.output_unsigned and (before in (DType.INT32, DType.INT48) or after is DType.INT32)
         if unsigned_input:
-            note(False, f"an unsigned input cannot be rescaled from {given} to {wanted}", "unsigned-input")
+            note(False, f"an unsigned input cannot be rescaled from {before} to {after}", "unsigned-input")
         if unsigned_output:
-            note(False, f"an unsigned output cannot be rescaled from {given} to {wanted}", "unsigned-output")
+            note(False, f"an unsigned output cannot be rescaled from {before} to {after}", "unsigned-output")
 
 
 def _check_zero_point(zero_point: Value, dtype: DType, unsigned: bool, name: str) -> None:
+    """Check that a known zero point is 0, unless ``dtype`` is int8; for unsigned int16 it may be 32768."""
     expect_single(zero_point, name)
     value = element(zero_point)
     if not value or dtype is DType.INT8:

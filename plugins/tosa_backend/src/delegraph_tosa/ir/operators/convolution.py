@@ -16,9 +16,9 @@ AXES = {2: ("height", "width"), 3: ("depth", "height", "width")}
 
 
 class Convolution(Operator):
-    """Operands and rules that the convolutions share: a bias, zero points.
+    """Operands and rules that all convolutions share.
 
-    The bias has one element or one an output channel; its element type is that of the result.
+    The bias has one element, or one for each output channel; its element type is that of the result.
     """
 
     input: Value
@@ -27,13 +27,14 @@ class Convolution(Operator):
     input_zp: Value
     weight_zp: Value
 
-    def expect_channels(self, given: int, wanted: int) -> None:
-        """The weight must have the input's channels."""
-        if differ(given, wanted):
-            text = f"weight {self.weight.type} does not have the {wanted} channels of input {self.input.type}"
+    def expect_channels(self, weight: int, input: int) -> None:
+        """The weight must have as many channels as the input."""
+        if differ(weight, input):
+            text = f"weight {self.weight.type} does not have the {input} channels of input {self.input.type}"
             note(False, text, "channels")
 
     def result(self, batch: int, spatial: Sequence[int], channels: int) -> tuple[Type, ...]:
+        """The result type [batch, *spatial, channels]; checks bias and zero points."""
         bias = expect_rank(self.bias, 1, "bias")
         if bias[0] != 1 and differ(bias[0], channels):
             note(False, f"bias must have 1 or {channels} elements, is {self.bias.type}", "bias")
@@ -44,9 +45,9 @@ class Convolution(Operator):
 
 
 class Windowed(Convolution):
-    """A convolution whose output size follows from ``pad``, ``stride`` and ``dilation``, in order of the axes.
+    """A convolution with ``pad``, ``stride`` and ``dilation``, which have entries for each spatial axis in order.
 
-    ``pad`` is (before, after) for each axis: (top, bottom, left, right) in two dimensions.
+    ``pad`` is a flat list of (before, after): (top, bottom, left, right) in two dimensions.
     """
 
     pad: Ints
@@ -71,7 +72,7 @@ def spatial_sizes(sizes: Shape, kernel: Shape, pad: Ints, stride: Ints, dilation
 
 
 def windows(sizes: Shape, pad: Ints, reach: Sequence[int], stride: Ints) -> list[int]:
-    """Number of windows of ``reach`` elements along each axis, at distance ``stride``; they must end at the edge."""
+    """The number of windows of size ``reach`` along each axis, ``stride`` apart; the last one must end at the edge."""
     expect_length(stride, len(sizes), "stride")
     if min(pad) < 0:
         note(False, f"pad {list(pad)} must not be negative", "pad")
@@ -81,6 +82,7 @@ def windows(sizes: Shape, pad: Ints, reach: Sequence[int], stride: Ints) -> list
 
 
 def _window(axes: int, axis: int, size: int, pad: Ints, reach: int, stride: int) -> int:
+    """The number of windows along one of ``axes`` axes."""
     before, after = pad[2 * axis], pad[2 * axis + 1]
     span = size + before + after - reach
     if exceeds(0, span) or differ(span % stride, 0):
@@ -121,7 +123,7 @@ class DEPTHWISE_CONV2D(Windowed):
 class TRANSPOSE_CONV2D(Convolution):
     """input [N,IH,IW,IC], weight [OC,KH,KW,IC], bias [OC or 1] -> [N,OH,OW,OC].
 
-    ``out_pad`` is (top, bottom, left, right) and may be negative.
+    ``out_pad`` is (top, bottom, left, right): rows and columns added to the output; negative numbers cut them off.
     """
 
     out_pad: Ints
@@ -139,6 +141,7 @@ class TRANSPOSE_CONV2D(Convolution):
         return self.result(n, [self._spatial(axis, size[axis], kernel[axis]) for axis in (0, 1)], oc)
 
     def _spatial(self, axis: int, size: int, kernel: int) -> int:
+        """The output size along one axis: ``(size - 1) * stride + before + after + kernel``."""
         before, after = self.out_pad[2 * axis : 2 * axis + 2]
         out_pad = list(self.out_pad)
         note(min(before, after) > -kernel, f"out_pad {out_pad} takes away a whole kernel of {kernel}", "out-pad")

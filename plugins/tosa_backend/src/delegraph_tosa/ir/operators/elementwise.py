@@ -60,7 +60,7 @@ class LOG(Unary):
 
 
 class LOGICAL_NOT(Unary):
-    """Inverted truth value."""
+    """Logical not."""
 
 
 class RECIPROCAL(Unary):
@@ -115,7 +115,7 @@ class INTDIV(Binary):
 
 
 class LOGICAL_AND(Binary):
-    """Both true."""
+    """Logical and."""
 
 
 class LOGICAL_LEFT_SHIFT(Binary):
@@ -127,21 +127,21 @@ class LOGICAL_RIGHT_SHIFT(Binary):
 
 
 class LOGICAL_OR(Binary):
-    """One or both true."""
+    """Logical or."""
 
 
 class LOGICAL_XOR(Binary):
-    """Exactly one true."""
+    """Logical exclusive or."""
 
 
 class MAXIMUM(Binary):
-    """The larger one."""
+    """The larger element."""
 
     nan_mode: NanMode = NanMode.PROPAGATE
 
 
 class MINIMUM(Binary):
-    """The smaller one."""
+    """The smaller element."""
 
     nan_mode: NanMode = NanMode.PROPAGATE
 
@@ -155,7 +155,7 @@ class SUB(Binary):
 
 
 class MUL(Operator):
-    """input1 [*S], input2 [*S], shift INT8 [1] -> [*S]: product; int8 and int16 give int32; int32 is shifted right."""
+    """input1 [*S], input2 [*S], shift INT8 [1] -> [*S]: product, int32 for int8 and int16; int32 is shifted right."""
 
     input1: Value
     input2: Value
@@ -168,6 +168,7 @@ class MUL(Operator):
         return (Type(broadcast(*self.inputs[:2]), widened),)
 
     def _check_shift(self, dtype: DType) -> None:
+        """Check that a known shift is 0 to 63 for int32, and 0 for any other type."""
         expect_single(self.shift, "shift")
         shift = element(self.shift)
         if shift:
@@ -176,7 +177,7 @@ class MUL(Operator):
 
 
 class TABLE(Operator):
-    """input1 [*S], table int8 [256] or int16 [513] -> [*S]: int8 looked up, int16 interpolated to int32."""
+    """input1 [*S], table int8 [256] or int16 [513] -> [*S]: int8 is looked up, int16 is interpolated to int32."""
 
     input1: Value
     table: Value

@@ -10,6 +10,7 @@ from .rules import Shape, expect_length, expect_rank, expect_zero_point, idiv, s
 
 
 def _pooled(input: Value, kernel: Ints, stride: Ints, pad: Ints) -> tuple[Type, ...]:
+    """The result type of a pool over ``input`` [N,IH,IW,C]."""
     n, height, width, c = expect_rank(input, 4, "input")
     expect_length(kernel, 2, "kernel")
     expect_length(pad, 4, "pad")
@@ -20,7 +21,7 @@ def _pooled(input: Value, kernel: Ints, stride: Ints, pad: Ints) -> tuple[Type, 
 
 
 class AVG_POOL2D(Operator):
-    """input [N,IH,IW,C] -> [N,OH,OW,C]: mean of each window without its padding; ``pad`` top, bottom, left, right."""
+    """input [N,IH,IW,C] -> [N,OH,OW,C]: mean of each window, without padding; ``pad`` is (top, bottom, left, right)."""
 
     input: Value
     input_zp: Value
@@ -37,7 +38,7 @@ class AVG_POOL2D(Operator):
 
 
 class MAX_POOL2D(Operator):
-    """input [N,IH,IW,C] -> [N,OH,OW,C]: maximum of each window; ``pad`` top, bottom, left, right."""
+    """input [N,IH,IW,C] -> [N,OH,OW,C]: maximum of each window; ``pad`` is (top, bottom, left, right)."""
 
     input: Value
     kernel: Ints
@@ -80,7 +81,7 @@ class MAX_POOL2D_ADAPTIVE(Operator):
 
 
 def window_operands(pool: AVG_POOL2D_ADAPTIVE | MAX_POOL2D_ADAPTIVE) -> tuple[Shape, Shape, Shape]:
-    """Kernel, stride and pad."""
+    """The entries of the operands kernel, stride and pad."""
     kernel, stride = shape_operand(pool.kernel, 2, "kernel"), shape_operand(pool.stride, 2, "stride")
     return kernel, stride, shape_operand(pool.pad, 4, "pad")
 
@@ -120,6 +121,7 @@ class RESIZE(Operator):
 
 
 def _resized(axis: int, size: int, scale: Shape, offset: int, border: int) -> int:
+    """The output size along height (``axis`` 0) or width (1); ``scale`` is (n, d)."""
     n, d = scale
     note(n <= 2048, f"scale numerator {n} is above 2048", "scale-numerator")
     note(d < 16 * n, f"scale {n}/{d} is not above 1/16", "downscale")

@@ -23,7 +23,7 @@ from .rules import (
 
 
 class CONCAT(Operator):
-    """input1: one or more tensors, equal but for the size of ``axis`` -> joined along ``axis``."""
+    """input1: one or more tensors, whose shapes differ along ``axis`` only -> joined along ``axis``."""
 
     input1: Values
     axis: int
@@ -41,6 +41,7 @@ class CONCAT(Operator):
 
 
 def _without(shape: Shape, axis: int) -> Shape:
+    """``shape`` without ``axis``."""
     return shape[:axis] + shape[axis + 1 :]
 
 
@@ -61,7 +62,7 @@ class PAD(Operator):
 
 
 class RESHAPE(Operator):
-    """input1 [*S], shape SHAPE [rank of the result] -> [*S'] with as many elements."""
+    """input1 [*S], shape SHAPE [rank of the result] -> [*S'] with the same elements."""
 
     input1: Value
     shape: Value
@@ -69,15 +70,16 @@ class RESHAPE(Operator):
     def infer(self) -> tuple[Type, ...]:
         shape = without_zero_sizes(shape_of(self.shape), "shape")
         if differ(math.prod(shape), math.prod(self.input1.type.shape)) and not any(exceeds(1, n) for n in shape):
-            wanted = f"the {math.prod(shape)} elements of shape {list(shape)}"
-            note(False, f"{self.input1.type} does not have {wanted}", "element-count")
+            elements = f"the {math.prod(shape)} elements of shape {list(shape)}"
+            note(False, f"{self.input1.type} does not have {elements}", "element-count")
         return (whole_blocks(Type(shape, self.input1.type.dtype)),)
 
 
 class REVERSE(Operator):
     """input1 [*S] -> [*S], elements along ``axis`` in reverse order.
 
-    Along the last axis of a block-scaled tensor scales are reversed with their elements: no rule at hand forbids it.
+    Along the last axis of a block-scaled tensor, scales are reversed with their elements; the specification has no rule
+    against it.
     """
 
     input1: Value
@@ -107,7 +109,7 @@ class SLICE(Operator):
 
 
 def expect_block(start: Shape, dtype: DType) -> None:
-    """Elements of a block-scaled type are taken from the beginning of a block on."""
+    """A slice of a block-scaled type must start at the beginning of a block."""
     if dtype in BLOCK_SCALED:
         size = BLOCK_SCALED[dtype].size
         note(start[-1] % size == 0, f"start {list(start)} is inside a block of {size} elements", "block-start")
@@ -154,7 +156,7 @@ class GATHER(Operator):
 class ROW_GATHER(Operator):
     """values [N,K,C], indices [N,W], row_count INT32 [1], constant -> [N,W*row_count,C] (1.1 draft).
 
-    Each index names the first of ``row_count`` rows.
+    For each index it returns ``row_count`` rows, the first of which is at the index.
     """
 
     values: Value
@@ -175,7 +177,7 @@ def expect_gather_indices(indices: Value, values: Value) -> Shape:
 
 
 def expect_row_count(row_count: Value) -> int:
-    """The constant number of rows in a group."""
+    """The number of rows for each index, which must be a constant."""
     count = constant_element(row_count, "row_count")
     note(count >= 1, f"row_count {count} is below 1", "row-count")
     return count

@@ -49,7 +49,7 @@ class REDUCE_SUM(Reduction):
 
 
 class ARGMAX(Operator):
-    """input [*S] -> INT32 without ``axis``: index of the first maximum; ``dtype`` INT64 is of 1.1."""
+    """input [*S] -> [*S'] without ``axis``, INT32 or (1.1 draft) INT64: the index of the first maximum."""
 
     input: Value
     axis: int
@@ -65,7 +65,7 @@ class ARGMAX(Operator):
 class MATMUL(Operator):
     """A [N,H,C], B [N,C,W], zero points [1] -> [N,H,W] of ``dtype``.
 
-    The accumulator is the result: int8 gives int32, int16 int48, fp16 fp16 or fp32, bf16 fp32.
+    ``dtype`` is the type of the accumulator: int32 for int8, int48 for int16, fp16 or fp32 for fp16, fp32 for bf16.
     """
 
     A: Value
@@ -103,6 +103,7 @@ class MATMUL_T(Operator):
 
 
 def _expect_power_of_two(*sizes: int) -> None:
+    """Each size that is known must be a power of two."""
     powers = all(is_dynamic(n) or (n > 0 and n & (n - 1) == 0) for n in sizes)
     note(powers, f"sizes {list(sizes)} must be powers of two", "power-of-two")
 

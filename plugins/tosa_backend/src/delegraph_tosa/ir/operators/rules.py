@@ -10,7 +10,7 @@ Shape = tuple[int, ...]
 
 
 def broadcast(*operands: Value) -> Shape:
-    """Common shape of operands of one rank whose sizes are equal or 1 (specification: Broadcasting)."""
+    """The shape to which operands of one rank broadcast (specification: Broadcasting); Illegal if they do not."""
     shape = operands[0].type.shape
     for operand in operands[1:]:
         if operand.type.shape != shape:
@@ -19,6 +19,7 @@ def broadcast(*operands: Value) -> Shape:
 
 
 def _pair(left: Shape, right: Shape, operands: tuple[Value, ...]) -> Shape:
+    """The shape to which two shapes broadcast; ``operands`` are for the message."""
     if len(left) == len(right) and all(1 in (a, b) or not differ(a, b) for a, b in zip(left, right, strict=True)):
         return tuple(b if a == 1 or (is_dynamic(a) and b != 1) else a for a, b in zip(left, right, strict=True))
     types = ", ".join(str(v.type) for v in operands)
@@ -35,7 +36,7 @@ def expect_rank(value: Value, rank: int, name: str) -> Shape:
 
 
 def expect_axis(axis: int, rank: int) -> None:
-    """``axis`` must count from 0 and lie inside the rank."""
+    """``axis`` must be from 0 to ``rank`` - 1."""
     if not 0 <= axis < rank:
         raise Illegal(f"axis {axis} is outside rank {rank}", "axis")
 
@@ -47,7 +48,7 @@ def expect_length(elements: Shape, length: int, name: str) -> None:
 
 
 def shape_operand(value: Value, length: int, name: str) -> Shape:
-    """The entries of a constant SHAPE operand, of which there must be ``length``."""
+    """The entries of a constant SHAPE operand, which must have ``length`` of them."""
     elements = shape_of(value)
     expect_length(elements, length, name)
     return elements
@@ -60,19 +61,19 @@ def expect_single(value: Value, name: str) -> None:
 
 
 def element(value: Value) -> float | int | None:
-    """The one element of a constant that is at hand, else None."""
+    """The element of a constant of one element in memory; None for any other value."""
     constant = value.constant
     return constant.array.item() if isinstance(constant, Literal) and constant.array.size == 1 else None
 
 
 def constant_element(value: Value, name: str) -> int:
-    """The one element of an operand that must be known at compile time."""
+    """The element of an operand [1] that must be a compile-time constant."""
     if value.type.shape != (1,):
         raise Illegal(f"{name} must have shape [1], is {value.type}", "single-element")
-    found = element(value)
-    if found is None:
+    number = element(value)
+    if number is None:
         raise Illegal(f"{name} must be a compile-time constant", "constant-operand")
-    return int(found)
+    return int(number)
 
 
 def expect_zero_point(zero_point: Value, dtype: DType, name: str) -> None:
@@ -83,7 +84,7 @@ def expect_zero_point(zero_point: Value, dtype: DType, name: str) -> None:
 
 
 def idiv(dividend: int, divisor: int, what: str) -> int:
-    """The exact quotient (``idiv_check``); TOSA refuses windows that do not divide evenly."""
+    """The quotient, which must be exact (``idiv_check`` of the specification): windows have to end at the edge."""
     if exceeds(0, dividend):
         note(False, f"{what} = {dividend} is negative", "size-positive")
     elif differ(dividend % divisor, 0):
@@ -97,13 +98,13 @@ def same_type(operator: Operator) -> tuple[Type, ...]:
 
 
 def without_zero_sizes(shape: Shape, name: str) -> Shape:
-    """A shape whose sizes must be positive: TOSA has no empty tensors."""
+    """``shape`` as it is; its sizes must be positive, because TOSA has no empty tensors."""
     note(not any(exceeds(1, size) for size in shape), f"{name} {list(shape)} has a size below 1", "size-positive")
     return shape
 
 
 def whole_blocks(type: Type) -> Type:
-    """A result's type; if it is block-scaled, its last axis must be made of whole blocks."""
+    """``type`` as it is; if it is block-scaled, its last axis must consist of whole blocks."""
     if type.dtype in BLOCK_SCALED:
         why = why_not_blocks(type)
         check(why is None, why or "", "blocks")

@@ -1,6 +1,6 @@
-"""Shape operators of the 1.1 draft (EXT-SHAPE): they compute SHAPE values, all of them known before anything runs.
+"""Shape operators of the 1.1 draft (EXT-SHAPE), which compute SHAPE values from shapes of inputs.
 
-``infer`` computes the result's entries, so operands that are shapes must have been inferred before.
+``infer`` computes the entries of the result, so operands that are shapes must have been inferred before.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LARGEST = (1 << 63) - 1
 
 
 class ShapeOperator(Operator):
-    """An operator whose result is a SHAPE; ``entries`` holds it once ``infer`` was called."""
+    """An operator whose result is a SHAPE; ``infer`` sets ``entries`` to its entries."""
 
     def compute(self) -> Shape:
         """The entries of the result; raises ``Illegal`` for what the pseudocode calls ERROR_IF or REQUIRE."""
@@ -36,7 +36,7 @@ class ShapeBinary(ShapeOperator):
     input1: Value
     input2: Value
     smallest: ClassVar[tuple[int, int] | None] = None
-    """What the entries of the operands must not be below."""
+    """The smallest allowed entries of input1 and of input2; None is no limit."""
 
     @staticmethod
     def combine(left: int, right: int) -> int:
@@ -53,6 +53,7 @@ class ShapeBinary(ShapeOperator):
 
 
 def _pairs(operator: ShapeBinary | ASSERT_EQUAL_SHAPE) -> list[tuple[int, int]]:
+    """The entries of both operands, which must have the same number of entries."""
     left, right = shape_of(operator.input1), shape_of(operator.input2)
     check(len(left) == len(right), f"input1 has {len(left)} entries, input2 {len(right)}", "entry-count")
     return list(zip(left, right, strict=True))
@@ -134,14 +135,14 @@ class ShapeUnary(ShapeOperator):
     input: Value
 
     def each(self, lowest: int, highest: int, function: Callable[[int], int]) -> Shape:
-        """``function`` of every entry, all of which must lie in the range."""
+        """``function`` of every entry; all entries must be from ``lowest`` to ``highest``."""
         entries = shape_of(self.input)
         within = not any(exceeds(lowest, entry) or exceeds(entry, highest) for entry in entries)
         check(within, f"entries {list(entries)} are outside {lowest} .. {highest}", "shape-range")
         return tuple([self._named(entry) if is_dynamic(entry) else function(entry) for entry in entries])
 
     def _named(self, entry: int) -> int:
-        """The result of an entry that is not known: a size of its own, which has the operator in its name."""
+        """The result for an entry known at run time only: a new symbol, named after the operator and the entry."""
         return symbol(f"{self.name}({entry})", 0, LARGEST)
 
 
@@ -203,7 +204,7 @@ class DIM(ShapeOperator):
 
 
 class ASSERT_EQUAL_SHAPE(Operator):
-    """input1 SHAPE [n], input2 SHAPE [n] -> no result: the entries are equal, or one of them is 1 where that may be."""
+    """input1 SHAPE [n], input2 SHAPE [n] -> no result: entries must be equal; with ``allow_broadcast`` one may be 1."""
 
     input1: Value
     input2: Value

@@ -7,7 +7,7 @@ from ..types import Type
 
 
 class VARIABLE(Operator):
-    """initial_value, a constant -> no result: declares the variable of that name."""
+    """initial_value, a constant -> no result: declares ``variable``, which holds this value before the first call."""
 
     initial_value: Value
     variable: str
@@ -19,7 +19,7 @@ class VARIABLE(Operator):
 
 
 class VARIABLE_WRITE(Operator):
-    """input1 [*S] -> no result: the variable has this value from here on."""
+    """input1 [*S] -> no result: sets ``variable`` to this value."""
 
     input1: Value
     variable: str
@@ -29,7 +29,7 @@ class VARIABLE_WRITE(Operator):
 
 
 class VARIABLE_READ(Operator):
-    """The variable's value [*S]."""
+    """-> the value [*S] of ``variable``; ``types`` is the variable's type."""
 
     variable: str
     types: ResultTypes

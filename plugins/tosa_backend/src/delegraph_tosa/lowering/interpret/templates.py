@@ -55,11 +55,11 @@ class Template:
             for value in operator.inputs:
                 self._depends_on_operands(value)
             self._add(operator)
-        for value in result if isinstance(result, tuple) else (result,):
-            if value is not None:
-                self._depends_on_operands(value)
+        for returned in result if isinstance(result, tuple) else (result,):
+            if returned is not None:
+                self._depends_on_operands(returned)
                 # a lazy value has more than its type
-                self.is_usable &= type(value) is Value
+                self.is_usable &= type(returned) is Value
         # shapes and numbers: a copy takes the equal literals of its own builder, if there are any
         self._literals = {key: v for key, v in t.literals() if v in self._depends}
 

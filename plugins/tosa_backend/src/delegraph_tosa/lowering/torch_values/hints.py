@@ -152,7 +152,7 @@ def undecided(text: str) -> Reason:
 
 
 def by_size(text: str, instead: str) -> Reason:
-    """The reason for a call that takes other operators for each size. The hint has ``instead``, a call that does not."""
+    """The reason for a call that takes other operators for each size. The hint is ``instead``, one that does not."""
     return Reason(text, hint=f"{instead}, or export with static sizes", cause="dynamic", unless="static")
 
 
