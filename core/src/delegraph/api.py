@@ -76,8 +76,8 @@ def lower(
     ``options``: {backend name: {option: value}}.
     ``transforms``: functions from program to program, called with the normalized program.
     ``require_full``: raise NotFullyDelegated, which lists the operators, if any is left to the host.
-    ``fold_constants``: compute calls whose operands are all constants, and that a backend refuses, while lowering, if
-    their value has at most 16 MiB.
+    ``fold_constants``: if a backend refuses a call that has only constant operands, compute it while lowering, unless
+    the result has more than 16 MiB.
     ``on_missing_runtime``: when a delegate without a runtime is called, "error" raises NoRuntime, and "eager" runs its
     operators in eager PyTorch.
     ``executor``: a ``concurrent.futures`` executor that compiles partitions in parallel; the blobs are the same. One of

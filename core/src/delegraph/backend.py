@@ -200,7 +200,10 @@ class DelegateMappingBuilder:
         return dict(self._map)
 
     def _identifier(self, identifier: int | str | None) -> int | str:
-        """The identifier of a new entry: the caller's, or a new one. Raises ContractViolation if it is in use."""
+        """The identifier of a new entry: the caller's, or the next number.
+
+        Raises ContractViolation if it is missing, not wanted or in use.
+        """
         if self._generated == (identifier is not None):
             wanted = "generates its identifiers" if self._generated else "needs an identifier from you"
             raise ContractViolation("contract-violation", f"this DelegateMappingBuilder {wanted}")

@@ -175,7 +175,7 @@ def constant_tensor(program: ExportedProgram, spec: InputSpec) -> torch.Tensor:
 def add_constant(program: ExportedProgram, tensor: torch.Tensor, name: str = "constant") -> Node:
     """Add ``tensor`` to the constants of ``program``, without copying it; returns its new placeholder.
 
-    It is called ``name``, with a number if that is taken. Transforms may change the program that they get in this way.
+    The constant is called ``name``, with a number if that is taken. A transform may call this for its program.
     """
     graph, signature = program.graph, program.graph_signature
     mode = detect_fake_mode([n.meta.get("val") for n in graph.nodes])
@@ -306,7 +306,7 @@ def is_validating() -> bool:
 def has_effect(node: Node) -> bool:
     """Whether a call has an effect besides its result, so that it must stay even if its result is unused.
 
-    Calls without results are counted as such.
+    A call of an operator without results has one.
     """
     schema = getattr(node.target, "_schema", None)
     return node.is_impure() or (schema is not None and not schema.returns)
@@ -315,10 +315,11 @@ def has_effect(node: Node) -> bool:
 def flat_arguments(
     spec: pytree.TreeSpec | None, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str] = ()
 ) -> list[Any]:
-    """The leaves of the arguments of a call, in the order of ``spec``; None accepts any positional arguments.
+    """The leaves of the arguments of a call, in flat order.
 
-    ``names``: the names of positional arguments, for errors; may be incomplete. Raises InputError, which says what is
-    missing or different, if the arguments do not have the structure ``spec``.
+    ``spec``: the structure that the arguments must have; None accepts any positional arguments. ``names``: of the
+    positional arguments, for errors; may be incomplete. Raises InputError, which says what is missing or different, if
+    the arguments have another structure.
     """
     known = list(spec.child(1).context or []) if spec is not None else []
     unknown = [k for k in kwargs if k not in known]

@@ -336,7 +336,7 @@ class DelegateFormat(ProgramFormat):
 
     @classmethod
     def why_not(cls, backend_ids: Collection[str]) -> str | None:
-        """Why a program lowered for these backends cannot be saved: ``backend_id`` is not among them."""
+        """Why a program lowered for these backends cannot be saved; None if ``cls.backend_id`` is among them."""
         return None if cls.backend_id in backend_ids else f"a file of {cls.__name__} is a blob of {cls.backend_id}"
 
     @classmethod

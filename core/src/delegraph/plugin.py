@@ -99,6 +99,7 @@ class Declaration:
     """Name of a field of earlier versions -> its replacement, for the error if a plugin still passes it."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Raise TypeError, with the replacement, for a field in ``became``."""
         for name in cls.became.keys() & kwargs.keys():
             page = "docs/compatibility.md, Renamed since 0.1.0"
             raise TypeError(f"{cls.__name__} has no {name!r} any more: {cls.became[name]} ({page})")

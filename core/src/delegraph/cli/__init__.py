@@ -214,7 +214,7 @@ def _run(words: Sequence[str], page: worker.Page | None, refused: Mapping[worker
 
 
 def _use_settings(flags: Sequence[str]) -> None:
-    """Let plugins read the file of ``--config``, which they need to know before any command is looked up."""
+    """Let plugins read the settings file of ``--config``. To be called before ``parser``, which loads plugins."""
     from ..discovery.own import provided  # imported late because it needs pluggy
 
     for k, word in enumerate(flags):

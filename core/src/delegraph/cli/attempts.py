@@ -33,7 +33,7 @@ class Attempt(LoweringResult):
         return {**outcome, "output": written, "reports": self.reports}
 
     def row(self) -> dict[str, Any]:
-        """The row for this MODEL among several, for ``delegraph_analysis.commands.several``: ``content`` and more."""
+        """The row for this MODEL in a table of several: ``content`` with the model's name, error and duration."""
         error = None if self.error is None else describe_error(self.error)
         return {"model": self.model, "error": error, **self.content(), "seconds": round(self.seconds, 3)}
 

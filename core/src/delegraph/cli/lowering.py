@@ -95,7 +95,8 @@ _QUANTIZING = "delegraph_quantize.command"
 
 
 def _is_given(value: Any) -> bool:
-    """Whether the user gave an argument whose parsed value is ``value``. (0 is a value, although it equals False.)"""
+    """Whether the user gave the argument whose parsed value is ``value``; 0 counts as given."""
+    # not ``value not in (None, False, [])``, because 0 == False
     return value is not False and value not in (None, [])
 
 
@@ -259,7 +260,7 @@ def _name_of(model: str) -> str:
 def _choose_backends(registry: Registry, args: argparse.Namespace) -> DefaultBackends:
     """The backends of ``--backend``; without that flag, the default among those that suit the other flags.
 
-    None for ``--host-only``. Raises UsageError if both flags are given, and what ``default_backends`` raises.
+    The list is empty for ``--host-only``. Raises UsageError for both flags, and what ``default_backends`` raises.
     """
     if args.host_only:
         if args.backend:

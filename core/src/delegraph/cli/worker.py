@@ -34,9 +34,10 @@ _RELAYED = {*_STOPS, *(s for s in signal.Signals if s.name in ("SIGUSR1", "SIGUS
 class End(NamedTuple):
     """How a worker ended.
 
-    ``done``: the command had finished. ``code``: exit code of the worker, or else of the finished command. ``signal``:
-    the signal that killed the worker; 0 if none did. ``shown``: the result may already be on stdout. ``during``: the
-    plugin's work that was going on; "" if there was none.
+    ``done``: the command had finished. ``code``: exit code of the worker; if that is 0, or if the worker was killed,
+    the exit code of the finished command, else 0. ``signal``: the signal that killed the worker; 0 if none did.
+    ``shown``: the result may already be on stdout. ``during``: the plugin's work that was going on; "" if there was
+    none.
     """
 
     done: bool
@@ -239,9 +240,9 @@ def _await_worker(worker: int, page: Page, signals: _Signals) -> tuple[int, bool
 
 
 def exit_code(end: End, succeeds: bool = False) -> int:
-    """The exit code of the command: 128 plus the number of the signal that killed the worker, else the worker's code.
+    """The exit code of the command: 128 plus the number of the signal that killed the worker, else ``end.code``.
 
-    1 if the worker's code is 0, but the command had not finished; ``succeeds`` accepts that 0 (for completion).
+    If that is 0 although the command had not finished, it is 1; with ``succeeds`` (shell completion) it stays 0.
     """
     return 128 + end.signal if end.signal else end.code or int(not end.done and not succeeds)
 

@@ -27,7 +27,10 @@ from . import terminal
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a command: ``text``, or with ``--json`` the object ``content`` with its ``schema``; exit code."""
+    """The result of a command. ``text`` is printed, or with ``--json`` the object ``content`` with its ``schema``.
+
+    ``code``: the exit code.
+    """
 
     schema: str
     content: dict[str, Any]
@@ -36,7 +39,7 @@ class Outcome:
 
 
 class Failed(Exception):
-    """A command failed by ``error``, but has results: with ``--json``, ``content`` is added to the error's fields."""
+    """A command failed with ``error``. With ``--json``, its results so far, ``content``, are added to the error."""
 
     def __init__(self, error: DelegraphError, content: dict[str, Any]) -> None:
         super().__init__(str(error))

@@ -138,10 +138,10 @@ def _is_from_signal_handler(error: BaseException) -> bool:
 
 
 def _node_argument(error: BaseException) -> Any:
-    """The node that ``error`` is about, taken from the arguments of the functions in its traceback; None if not known.
+    """The call node that ``error`` is about; None if not known.
 
-    It is the call node that the innermost of these functions got, among those that got exactly one. Local variables are
-    not considered, because one may be left over from a loop.
+    It is an argument of a function in the traceback: of the innermost one that has exactly one call node among its
+    arguments. Local variables are not considered, because one may be left over from a loop.
     """
     argument = None
     for frame, _ in walk_tb(error.__traceback__):
@@ -195,7 +195,7 @@ def working(text: str) -> Iterator[None]:
 
 
 def _begin(work: _Work) -> None:
-    """Record torch's settings, and report ``work`` to the function that watches, if there is one."""
+    """Record torch's settings, and that ``work`` goes on, for the function of ``watched``."""
     remember()
     if _watch is not None:
         _at_work.append(work)
@@ -203,7 +203,7 @@ def _begin(work: _Work) -> None:
 
 
 def _end(work: _Work) -> None:
-    """Report that ``work`` has ended, and restore torch's settings."""
+    """Record that ``work`` has ended, for the function of ``watched``, and restore torch's settings."""
     if _watch is not None and work in _at_work:
         _at_work.remove(work)
         _report()
@@ -211,6 +211,6 @@ def _end(work: _Work) -> None:
 
 
 def _report() -> None:
-    """Call the function that watches with the descriptions of all work going on."""
+    """Call the function of ``watched`` with the descriptions of all work that is going on."""
     if _watch is not None:
         _watch("; ".join(work.text for work in tuple(_at_work)))

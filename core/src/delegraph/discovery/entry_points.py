@@ -46,8 +46,9 @@ def discover(
 ) -> Discovery:
     """Load the light modules of all plugins that the environment allows. Faults of plugins are recorded, not raised.
 
-    ``entry_points``: the plugins to load; None: all that are installed. ``refused``: plugins that must not be loaded,
-    because loading them ended another process, with the fault to record for each.
+    ``entry_points``: the plugins to load; None: all that are installed. ``environ``: has the variables that
+    ``Selection`` reads. ``refused``: plugins that are not loaded, because that ended another process -> the fault that
+    their records get.
     """
     selection, records = Selection.of(environ), []
     for entry, record in _select(entry_points, selection):
@@ -60,7 +61,7 @@ def discover(
 
 
 def loadable(entry_points: Iterable[EntryPoint] | None) -> list[tuple[EntryPoint, PluginRecord]]:
-    """The plugins that ``discover`` would load, with their records so far. Imports nothing."""
+    """The plugins that ``discover(entry_points)`` would load, with their records so far. Imports nothing."""
     selected = _select(entry_points, Selection.of(os.environ))
     return [(entry, record) for entry, record in selected if entry is not None and record.status is Status.OK]
 
@@ -108,7 +109,7 @@ def _candidate(entry: EntryPoint) -> Candidate:
 
 
 def _record(distribution: Distribution) -> PluginRecord:
-    """A record with the facts that a distribution's folder tells; the plugin's name is still the distribution's."""
+    """A record with what a distribution's folder tells. Its ``name`` is the distribution's; callers replace it."""
     name, version = name_and_version(distribution)
     return PluginRecord(canonical(name), canonical(name), version, place(distribution))
 

@@ -190,9 +190,9 @@ class Index:
         return entry
 
     def preferring(self, names: Iterable[str]) -> Index:
-        """An index that resolves ambiguous bare names to the backends that ``names`` has as ``distribution/name``.
+        """An index in which a bare name or id means the backend that ``names`` has as ``distribution/name``.
 
-        Bare names in ``names`` have no effect. Raises PluginConflict if two of the backends have the same bare name.
+        Bare names in ``names`` have no effect. Raises PluginConflict if two of these backends have the same name or id.
         """
         chosen: dict[str, BackendEntry] = {}
         for entry in (self.find(n) for n in names if "/" in n):

@@ -82,9 +82,10 @@ def missing(modules: Iterable[str]) -> list[str]:
 
 
 def import_installed(module: str) -> Any:
-    """Import ``module`` and return it. Raises what the import raises.
+    """Import ``module`` and return it.
 
-    Raises ShadowedByWorkingDirectory if it would come from the working directory without being installed there.
+    Raises ShadowedByWorkingDirectory if it would come from the working directory without being installed there, and
+    what the import raises.
     """
     top = module.partition(".")[0]
     loaded = sys.modules.get(top)

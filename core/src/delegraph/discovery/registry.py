@@ -88,10 +88,10 @@ class Registry:
         return self._index().owner(kind)
 
     def preferring(self, names: Iterable[str]) -> Registry:
-        """A view that resolves ambiguous bare names to the backends that ``names`` has as ``distribution/name``.
+        """A view in which a bare name or id means the backend that ``names`` has as ``distribution/name``.
 
         It is needed because programs store bare backend ids, and two distributions may have backends of the same id.
-        Bare names in ``names`` have no effect. Raises PluginConflict if two of the backends have the same bare name.
+        Bare names in ``names`` have no effect. Raises PluginConflict if two of these backends have the same name or id.
         """
         full_names = tuple(n for n in names if "/" in n)
         return _View(self, full_names) if full_names else self
@@ -394,6 +394,7 @@ def _warn(records: Iterable[PluginRecord]) -> None:
     _warned.update((r.distribution, r.name) for r in new)
     if new:
         rows = "; ".join(f"{r.name} of {r.owner} is {r.status}: {r.error}" for r in new)
+        # stacklevel: the line that called the registry
         warnings.warn(f"{rows}. Run `delegraph doctor` for details.", DelegraphWarning, stacklevel=5)
 
 

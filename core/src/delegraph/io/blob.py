@@ -17,9 +17,9 @@ __all__ = ["Blob", "TensorBlob", "equal", "head", "is_blob", "join", "stream"]
 
 @runtime_checkable
 class Blob(Protocol):
-    """Bytes that are only put together when they are written. Backends return one instead of ``bytes`` with weights.
+    """Bytes that are only put together when they are written. Backends return one if most of their blob is weights.
 
-    A blob reads weights from the model's own memory each time it is written, so it needs no copy of them. The model
+    A Blob reads weights from the model's own memory each time it is written, so it needs no copy of them. The model
     must not change between lowering and writing.
     """
 

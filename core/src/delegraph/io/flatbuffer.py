@@ -62,7 +62,7 @@ class Buffer:
             raise self.damaged(f"{where} makes its structure larger than the file")
 
     def read(self, form: struct.Struct, position: int, where: str) -> Any:
-        """The number of the format ``form`` at ``position``."""
+        """The number at ``position``; ``form`` is its type."""
         if not 0 <= position <= self.size - form.size:
             raise self.damaged(f"{where} lies outside of the file")
         return form.unpack_from(self.data, position)[0]
@@ -75,7 +75,7 @@ class Buffer:
         return position + offset
 
     def vector(self, position: int, width: int, where: str) -> tuple[int, int]:
-        """(position of the first element, number of elements) of the vector at ``position``."""
+        """(position of the first element, number of elements) of a vector whose elements have ``width`` bytes."""
         count: int = self.read(_U32, position, where)
         if count * width > self.size - position - 4:
             raise self.damaged(f"{where} has {count} elements and reaches beyond the end of the file")

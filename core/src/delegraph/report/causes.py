@@ -29,7 +29,7 @@ class _Root(NamedTuple):
     """The first refusal of a cause.
 
     ``key`` identifies the cause: refusals with equal keys have the same cause. ``reason`` is the reason of the first
-    refusal. ``behind``: the operator that computes its operand, if that one is refused for another cause; else "".
+    refusal. ``behind``: the operator that computes ``reason.of``, if it is refused for another cause; else "".
     """
 
     key: tuple[str, ...]
@@ -105,7 +105,7 @@ class _Roots:
 
 
 def _root_of(reason: Reason, operand_reason: str | None) -> _Root:
-    """The root with the first reason of a cause.
+    """The root of a cause whose first reason is ``reason``.
 
     ``operand_reason``: the reason, of another cause, for which the operand ``reason.of`` is refused; None if it is not.
     """

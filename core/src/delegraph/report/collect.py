@@ -68,8 +68,8 @@ def add_up(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
 def figures_by_line(delegates: Iterable[DelegateInfo]) -> dict[tuple[Source, ...], dict[str, float]]:
     """Lines of the user's program -> amounts by name, such as cycles, that backends expect for them, largest first.
 
-    A key usually has one line. The operators of an identifier may come from several lines, as in a fusion. Such an
-    identifier is counted under the tuple of all its lines, because the share of each line is not known.
+    A key usually has one line. The operators of one delegate debug identifier may come from several lines, as in a
+    fusion. Its amounts are counted for the tuple of these lines, because the share of each line is not known.
     """
     amounts_of: dict[tuple[Source, ...], list[Mapping[str, float]]] = {}
     for info in delegates:

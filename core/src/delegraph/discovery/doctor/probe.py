@@ -39,9 +39,9 @@ _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What is wrong with a plugin.
+    """What is wrong with a plugin: faults that prevent the use of some of it, and warnings.
 
-    ``fatal``: the fault that the child ended during the import of the light module; None if it did not.
+    ``fatal`` is set if the child process ended during the import of the light module; else it is None.
     """
 
     faults: tuple[Fault, ...] = ()
@@ -70,7 +70,7 @@ def probe(plugins: Sequence[tuple[EntryPoint, PluginRecord]], seconds: float = S
 
 
 def _probe_in_child(entry: EntryPoint, record: PluginRecord, seconds: float) -> ProbeResult:
-    """Examine one plugin in a child process."""
+    """Examine one plugin in a child process. If that does not finish, the result has the line at which it was."""
     with tempfile.TemporaryDirectory(prefix="delegraph-doctor-") as folder:
         job = {"entry": [entry.name, entry.value], "record": [record.distribution, record.version, record.location]}
         (Path(folder) / "job").write_text(json.dumps(job))
@@ -109,7 +109,10 @@ def _run_child(folder: str, seconds: float) -> str:
 
 
 def _conclude(lines: Sequence[dict[str, Any]], end: str, record: PluginRecord) -> ProbeResult:
-    """The result from the lines of JSON that the child wrote. ``end``: how it ended, if it did not finish."""
+    """The result from the ``lines`` of JSON that the child wrote: each is a fault, or the step that it began.
+
+    ``end``: how the child ended. It becomes a fault of the last step, unless that is _DONE.
+    """
     faults = [Fault(Status(i["status"]), i["error"], i["hint"]) for i in lines if "error" in i]
     step = next((i for i in reversed(lines) if "doing" in i), {"doing": "starting Python to examine it", "left": 0})
     if (doing := step["doing"]) == _DONE:
@@ -118,7 +121,7 @@ def _conclude(lines: Sequence[dict[str, Any]], end: str, record: PluginRecord) -
     if end.startswith("took"):
         hint = f"if this machine is slow, allow more with --timeout; else {hint}"
     death = Fault(Status.BROKEN, f"{doing} {end}", hint)
-    if doing == _LIGHT:
+    if doing == _LIGHT:  # then this process must not import the plugin either
         return ProbeResult(warnings=ProbeResult.of(faults).warnings, fatal=death)
     rest = f"{step['left']} more of its targets were not examined"
     skipped = [Fault(Status.OK, rest, "run doctor again when this is mended")] if step["left"] else []
@@ -193,7 +196,7 @@ def _backend_of(declaration: Declaration) -> str | None:
 def _absent(declaration: Declaration) -> Fault | None:
     """The warning for a declaration that needs modules that are not installed; None if all are there.
 
-    Backends are left out: the record has that fault already.
+    None for a backend, too, because its record has that fault already.
     """
     needs = ", ".join(missing(declaration.requires))
     if not needs or isinstance(declaration, BackendSpec):
