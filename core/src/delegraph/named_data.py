@@ -104,13 +104,13 @@ class NamedDataStore:
     def merge_named_data_store(self, other: NamedDataStoreOutput) -> None:
         """Add all data of ``other``, or nothing and raise NamedDataError if a part of it cannot be stored."""
         check_output(other)
-        merged = self._independent_copy()
+        merged = self._independent_copy()  # so that an error changes nothing here
         for tag, entries in [(None, other.pte_data), *other.external_data.items()]:
             for key, entry in entries.items():
                 data = other.buffers[entry.buffer_index]
                 merged.add_named_data(key, data, entry.alignment, tag, entry.tensor_layout)
         self._alike, self._home = merged._alike, merged._home
-        vars(self._output).update(vars(merged._output))
+        vars(self._output).update(vars(merged._output))  # in place: callers may have this object already
 
     def externalize_pte_data(self, max_data_bytes: int, tag_prefix: str) -> None:
         """Move the data of the program file to external files of at most ``max_data_bytes`` bytes each.

@@ -109,8 +109,10 @@ class Index:
         for record in discovery.records:
             for spec in record.declarations:
                 self._add(spec, record)
+        # each backend once: ``_by_key`` has it under several keys, of which one is its short name
         by_name = [e for key, same in self._by_key.items() if "/" not in key for e in same if key == e.spec.name]
         self.entries = sorted(map(self._with_conflict, by_name), key=lambda e: (e.spec.name, e.record.distribution))
+        # a plugin with a backend that has a conflict gets that fault itself
         conflicts = {id(e.record): e.fault for e in self.entries if e.fault and e.fault.status is Status.CONFLICT}
         self.records = tuple(
             r.failed(conflicts[id(r)]) if id(r) in conflicts and r.status is Status.OK else r for r in discovery.records
@@ -128,7 +130,7 @@ class Index:
         same_key = self._declared.setdefault((type(spec), key), [])
         if not (same_key and same_key[0][1] is DELEGRAPH):  # a plugin cannot take a name from delegraph itself
             same_key.append((spec, record))
-        if spec.alone:
+        if spec.alone:  # the others are found by their backend
             self._declared[type(spec), f"{canonical(record.distribution)}/{key}"] = [(spec, record)]
 
     def _with_conflict(self, entry: BackendEntry) -> BackendEntry:

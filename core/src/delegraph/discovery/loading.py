@@ -88,7 +88,7 @@ def import_installed(module: str) -> Any:
     what the import raises.
     """
     top = module.partition(".")[0]
-    loaded = sys.modules.get(top)
+    loaded = sys.modules.get(top)  # if the package was imported before, its own location counts
     spec = loaded.__spec__ if loaded is not None else _top_level(top, list(sys.path))
     location = _location(spec) if spec is not None else None
     if location is not None and os.path.dirname(location) == _working_directory():

@@ -85,8 +85,8 @@ def _open_descriptor(target: Path, status: os.stat_result) -> int | None:
     The path names a descriptor (``/dev/fd/7``), or stdout or stderr is redirected to the same file. If that file were
     opened a second time, later prints would overwrite the content.
     """
-    named = _DESCRIPTOR.fullmatch(os.fspath(target))
-    for descriptor in (int(named[1]),) if named else (1, 2):
+    match = _DESCRIPTOR.fullmatch(os.fspath(target))
+    for descriptor in (int(match[1]),) if match else (1, 2):
         with contextlib.suppress(OSError):  # the descriptor is closed
             if os.path.samestat(os.fstat(descriptor), status):
                 return descriptor

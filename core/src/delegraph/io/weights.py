@@ -71,7 +71,7 @@ def is_written(tensor: torch.Tensor, before: State) -> bool:
     if (version is not None and tensor._version != version) or tensor.shape != shape:
         return True
     if not size or tensor.data_ptr() != place:  # the elements may have moved without a change
-        return state_of(tensor)[4:] != before[4:]
+        return state_of(tensor)[4:] != before[4:]  # only the bytes at both ends
     ends = len(first)
     return _string_at(place, ends) != first or _string_at(place + size - ends, ends) != last
 

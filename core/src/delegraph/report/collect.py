@@ -23,11 +23,11 @@ def host_calls(nodes: Iterable[Node]) -> list[Node]:
 
     Calls of delegates, the unpacking of their results and casts at their borders are left out.
     """
-    moved: set[Node] = set()
+    excluded: set[Node] = set()
     computed: list[Node] = []
     for node in (n for n in nodes if n.op == "call_function"):
-        if node.target is CALL_DELEGATE or "boundary" in node.meta or unpacked(node) in moved:
-            moved.add(node)
+        if node.target is CALL_DELEGATE or "boundary" in node.meta or unpacked(node) in excluded:
+            excluded.add(node)
         else:
             computed.append(node)
     return computed

@@ -108,7 +108,7 @@ class Report(Told):
 
     def release(self) -> None:
         """Build the rows, and drop the reference to the programs, so that their memory can be freed."""
-        if self.rows:  # reading them builds them
+        if self.rows:  # always true; reading the property builds them
             self.origin = ReportOrigin()
 
     def __eq__(self, other: object) -> bool:

@@ -60,7 +60,7 @@ def probe(plugins: Sequence[tuple[EntryPoint, PluginRecord]], seconds: float = S
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         try:
             results = list(pool.map(lambda plugin: _probe_in_child(plugin[0], plugin[1], seconds), plugins))
-        except BaseException:
+        except BaseException:  # such as KeyboardInterrupt: do not examine the remaining plugins
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return {(r.distribution, r.name): result for (_, r), result in zip(plugins, results, strict=True)}
