@@ -214,7 +214,10 @@ def _run(words: Sequence[str], page: worker.Page | None, refused: Mapping[worker
 
 
 def _use_settings(flags: Sequence[str]) -> None:
-    """Let plugins read the settings file of ``--config``. To be called before ``parser``, which loads plugins."""
+    """Let plugins read the settings file of ``--config``. To be called before ``parser``, which loads plugins.
+
+    Raises PluginUnavailable without delegraph-workers, which reads such files.
+    """
     from ..discovery.own import provided  # imported late because it needs pluggy
 
     for k, word in enumerate(flags):
