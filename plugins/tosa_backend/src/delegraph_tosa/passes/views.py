@@ -135,7 +135,7 @@ class Views(Rewrite):
         return min(candidates, key=lambda lead: sum(self._cost(v, lead) for v in views))
 
     def _cost(self, view: View, lead: View) -> float:
-        """The cost of ``view`` in the layout of ``lead``: 1 for a RESHAPE, its size for a TRANSPOSE, inf for neither."""
+        """The cost of ``view`` in the layout of ``lead``: 1 for a RESHAPE, its size for a TRANSPOSE, inf if neither."""
         base, axes = view.base, ax.through(view.axes, lead.axes, lead.base.rank)
         if ax.ascends(ax.order(base.shape, axes)):
             return float(ax.viewed(base.shape, axes) != base.shape)
