@@ -238,7 +238,10 @@ def test_sources_are_hashed_by_content(tmp_path, monkeypatch):
     before = cache_key._sources.__wrapped__("sourced")
     assert cache_key._sources.__wrapped__("sourced") == before
     code.write_text("a = 2\n")
-    assert cache_key._sources.__wrapped__("sourced") != before
+    changed = cache_key._sources.__wrapped__("sourced")
+    assert changed != before
+    (tmp_path / "sourced/gone.py").symlink_to(tmp_path / "nowhere")  # an editor replaces it just now
+    assert cache_key._sources.__wrapped__("sourced") not in (before, changed)
 
 
 def test_a_backend_without_a_fingerprint_is_not_cached_and_the_report_says_so_once(registry, tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from delegraph.io.blob import TensorBlob, join
 from delegraph.work import read_result, write, write_result
 
 PROCESSES = """
-import os, random, signal, sys, time
+import os, random, signal, sys, time, traceback
 import delegraph, torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
@@ -66,8 +66,8 @@ def child(seed):
             k = dice.randrange(6)
             if blobs(k, cache=folder) != wanted[k]:
                 os._exit(7)
-    except BaseException as e:
-        print(repr(e), file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
         os._exit(8)
 
 dice = random.Random(0)

@@ -86,5 +86,13 @@ def _hash(places: Iterable[Path]) -> str:
         for path in paths:
             name = path.relative_to(place)
             if not any(part.startswith(".") for part in name.parts):
-                digest.update(f"{name.as_posix()}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+                digest.update(f"{name.as_posix()}\0".encode() + hashlib.sha256(_content(path)).digest())
     return digest.hexdigest()
+
+
+def _content(path: Path) -> bytes:
+    """The content of a file; b"" for one that is gone by now, or cannot be read, which gives another key."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
