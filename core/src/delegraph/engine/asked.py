@@ -110,7 +110,7 @@ class _FixedSizes:
     """
 
     def __init__(self) -> None:
-        self._made: dict[Any, FakeTensor] = {}
+        self._fake_tensors: dict[Any, FakeTensor] = {}
 
     def __call__(self, val: Any) -> Any:
         """``val`` with numbers in place of symbols; ``val`` itself if it has none. Raises _Impossible."""
@@ -120,10 +120,10 @@ class _FixedSizes:
             return val
         sizes, strides = tuple(map(_fixed_number, val.shape)), tuple(map(_fixed_number, val.stride()))
         key = sizes, strides, val.dtype, val.device
-        if key not in self._made:
+        if key not in self._fake_tensors:
             meta = torch.empty_strided(sizes, strides, dtype=val.dtype, device="meta")
-            self._made[key] = FakeTensor(detect_fake_mode([val]), meta, val.device)
-        return self._made[key]
+            self._fake_tensors[key] = FakeTensor(detect_fake_mode([val]), meta, val.device)
+        return self._fake_tensors[key]
 
 
 def _fixed_number(number: Any) -> Any:

@@ -149,11 +149,11 @@ def _replace(node: Node, constant: Node) -> None:
     node.replace_all_uses_with(constant)
 
 
-def _erase_unused(program: ExportedProgram, known: Collection[Node]) -> int:
-    """Erase calls without users. Returns how many operators among ``known``, the calls on constants, were erased."""
+def _erase_unused(program: ExportedProgram, on_constants: Collection[Node]) -> int:
+    """Erase calls without users. Returns how many operators among the calls ``on_constants`` were erased."""
     erased = 0
     for node in reversed(program.graph.nodes):
         if node.op == "call_function" and not node.users and not has_effect(node):
-            erased += node in known and is_operator(node)
+            erased += node in on_constants and is_operator(node)
             program.graph.erase_node(node)
     return erased

@@ -47,7 +47,7 @@ class Decomposer:
 
     def __init__(self, watched: bool = True, answers: Answers | None = None) -> None:
         self.tracer, self._watched, self._answers = Tracer(), watched, answers
-        self._useless: set[Any] = set()
+        self._useless: set[Any] = set()  # keys of calls whose decomposition did not help
 
     @property
     def notes(self) -> list[str]:
@@ -90,11 +90,11 @@ class Decomposer:
         attempted: set[Node] = set()
         while True:
             answer = ask(program, partitioner, self._watched, self._answers)
-            whole = attempted.union(r.node for r in answer.result.refusals if r.final)
-            left = [n for n in _calls(program) if n not in answer.tags and n not in whole and ON_HOST not in n.meta]
-            left = [n for n in left if to_core(n.target) or beyond_core(n.target)]
-            attempted.update(left)
-            if not left or not self._decompose_left(program, partitioner, later, left, composites):
+            settled = attempted.union(r.node for r in answer.result.refusals if r.final)
+            refused = [n for n in _calls(program) if n not in answer.tags and ON_HOST not in n.meta]
+            refused = [n for n in refused if n not in settled and (to_core(n.target) or beyond_core(n.target))]
+            attempted.update(refused)
+            if not refused or not self._decompose_left(program, partitioner, later, refused, composites):
                 return answer
             program = rebuild(program)
 
@@ -114,38 +114,38 @@ class Decomposer:
         return rebuild(program) if changed else program
 
     def _decompose_for_tags(
-        self, program: ExportedProgram, who: Partitioner, later: Sequence[Partitioner], composites: Composites
+        self, program: ExportedProgram, partitioner: Partitioner, later: Sequence[Partitioner], composites: Composites
     ) -> ExportedProgram:
-        """Decompose ``program`` for ``who``, if it is a partitioner without a support check.
+        """Decompose ``program`` for a partitioner without a support check; unchanged if it has one.
 
         Such a partitioner sees core ATen, and whole only what it or a ``later`` partitioner lists to keep.
         """
-        whole = [] if support_of(who) else [n for n in _calls(program) if to_core(n.target)]
+        whole = [] if support_of(partitioner) else [n for n in _calls(program) if to_core(n.target)]
         if not whole:
             return program
-        reducer = _Reducer(self.tracer, *_kept(program, [who, *later]))
+        reducer = _Reducer(self.tracer, *_kept(program, [partitioner, *later]))
         changed = [n for n in whole if not reducer.keeps(n) and reducer.decompose(n, composites)]
         return rebuild(program) if changed else program
 
     def _decompose_left(
         self,
         program: ExportedProgram,
-        who: Partitioner,
+        partitioner: Partitioner,
         later: Sequence[Partitioner],
-        left: Sequence[Node],
+        refused: Sequence[Node],
         composites: Composites,
     ) -> bool:
-        """Decompose the calls in ``left``, which ``who`` refused, unless one of ``later`` keeps them.
+        """Decompose the calls that ``partitioner`` ``refused``, unless one of ``later`` keeps them.
 
         Returns whether any call was decomposed.
         """
         kept_later, _ = _kept(program, later)
-        unwanted = [n for n in left if not kept_later(n)]
-        support = support_of(who)
+        unwanted = [n for n in refused if not kept_later(n)]
+        support = support_of(partitioner)
         if support is None:
-            reducer = _Reducer(self.tracer, *_kept(program, [who, *later]))
+            reducer = _Reducer(self.tracer, *_kept(program, [partitioner, *later]))
             return any([reducer.decompose(n, composites) for n in unwanted])
-        keeps = AtWork(who, "support check").around(_KeepsByAsking(support))
+        keeps = AtWork(partitioner, "support check").around(_KeepsByAsking(support))
         attempts = _Attempts(self.tracer, lambda node: keeps(node) or kept_later(node), self._useless)
         return any([attempts.decompose(n, composites) for n in unwanted])
 
@@ -180,14 +180,14 @@ def _kept(program: ExportedProgram, partitioners: Sequence[Partitioner]) -> tupl
     """
     answers: list[Keeps] = []
     whole: set[Any] = set()
-    for who in partitioners:
-        work, support = AtWork(who, "support check"), support_of(who)
+    for partitioner in partitioners:
+        work, support = AtWork(partitioner, "support check"), support_of(partitioner)
         with work:
             if support:
                 keeps: Keeps = _KeepsByAsking(support, program)
                 whole |= LINEAR
             else:
-                operators, wanted = who.ops_to_not_decompose(program)
+                operators, wanted = partitioner.ops_to_not_decompose(program)
                 keeps = partial(_is_listed, frozenset(operators), wanted)
                 whole.update(operators)
         answers.append(work.around(keeps))
@@ -202,9 +202,9 @@ def _is_listed(operators: Collection[Any], wanted: Callable[[Node], bool] | None
     return node.target in operators and (wanted is None or wanted(node))
 
 
-def support_of(who: Partitioner) -> Support | None:
-    """The support check of the partitioner ``who``; None if it has none, and can only tag."""
-    support = getattr(who, "support", None)
+def support_of(partitioner: Partitioner) -> Support | None:
+    """The support check of a partitioner; None if it has none, and can only tag."""
+    support = getattr(partitioner, "support", None)
     return support if isinstance(support, Support) else None
 
 

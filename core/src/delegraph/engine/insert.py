@@ -70,9 +70,9 @@ class _HostProgram:
         self.names = names
         self.modules: dict[str, LoweredBackendModule] = {}
         self.state = {n for p in plan.partitions for n in p.state}
-        kept = [(node, spec) for node, spec in placeholders(plan.program) if self._stays(node)]
-        self.inputs = [spec for _, spec in kept]
-        for node, _ in kept:
+        staying = [(node, spec) for node, spec in placeholders(plan.program) if self._stays(node)]
+        self.inputs = [spec for _, spec in staying]
+        for node, _ in staying:
             self.copy(node)
 
     def _stays(self, node: Node) -> bool:

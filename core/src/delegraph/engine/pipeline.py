@@ -194,9 +194,9 @@ def _normalized(lowering: Lowering, method: str, program: ExportedProgram) -> Ex
 
 def _partition(lowering: Lowering) -> None:
     """Step ``decompose-and-partition``, for the methods about which the current backend is asked."""
-    asked = lowering.rounds[lowering.turn].partitioners
+    partitioners = lowering.rounds[lowering.turn].partitioners
     with attributing(lowering.registry):
-        lowering.plans = {m: _plan_all(lowering, m, p) for m, p in lowering.programs.items() if m in asked}
+        lowering.plans = {m: _plan_all(lowering, m, p) for m, p in lowering.programs.items() if m in partitioners}
 
 
 def _plan_all(lowering: Lowering, method: str, program: ExportedProgram) -> Plan:
@@ -221,8 +221,12 @@ def _plan_all(lowering: Lowering, method: str, program: ExportedProgram) -> Plan
 
 def _plan(lowering: Lowering, method: str, program: ExportedProgram) -> Plan:
     """The plan of a program, and of the subgraphs of calls that it leaves to the host."""
-    who, *later = [r.partitioners[method] for r in lowering.rounds[lowering.turn :] if method in r.partitioners]
-    plan = lowering.decomposer.plan(program, who, later) if lowering.decomposed else make_plan(ask(program, who))
+    partitioner, *later = [r.partitioners[method] for r in lowering.rounds[lowering.turn :] if method in r.partitioners]
+    plan = (
+        lowering.decomposer.plan(program, partitioner, later)
+        if lowering.decomposed
+        else make_plan(ask(program, partitioner))
+    )
     plan.units = order(plan)
     on_host = [s for s in extract_subgraphs(plan.program) if not any(call in plan.tags for call in s.calls)]
     plan.inner = [(subgraph, _plan(lowering, method, subgraph.program)) for subgraph in on_host]
@@ -280,7 +284,7 @@ def _insert(lowering: Lowering) -> None:
         for plan in top.all():
             lowering.reasons.setdefault(method, {}).update(reasons_of(name, plan.refusals))
         if current.own:
-            given_back = [w for who, w in lowering.given_back if (who, w.method) == (name, method)]
+            given_back = [w for backend, w in lowering.given_back if (backend, w.method) == (name, method)]
             nodes = [n for w in given_back for n in w.partition.nodes]
             lowering.asked.keep(method, name, top, current.partitioners[method], nodes)
 

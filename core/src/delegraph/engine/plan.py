@@ -46,10 +46,10 @@ def ask(
         with AtWork(partitioner, "partition"):
             result = partitioner(program)
     check_result(partitioner, result, program)
-    who = f"partitioner {type(partitioner).__name__}"
+    subject = f"partitioner {type(partitioner).__name__}"
     if before is not None:
-        _check_untouched(who, before)
-    return Answer(program, result, _tags(program, result.partition_tags, who), before)
+        _check_untouched(subject, before)
+    return Answer(program, result, _tags(program, result.partition_tags, subject), before)
 
 
 def make_plan(answer: Answer) -> Plan:
@@ -79,43 +79,43 @@ def connected_partitions(program: ExportedProgram, result: PartitionResult, tags
     return partitions
 
 
-def _check_untouched(who: str, before: Snapshot) -> None:
-    """Raise ContractViolation if the partitioner ``who`` changed more than tags since the snapshot ``before``."""
+def _check_untouched(subject: str, before: Snapshot) -> None:
+    """Raise ContractViolation if a partitioner changed more than tags since ``before``; ``subject`` names it."""
     subgraphs, tensors = before.edited_subgraphs(), before.written_tensors()
     if subgraphs:
-        raise broken(f"{who} changed the graph of {subgraphs[0]}; it may only set meta['delegation_tag']")
+        raise broken(f"{subject} changed the graph of {subgraphs[0]}; it may only set meta['delegation_tag']")
     if tensors:
-        raise broken(f"{who} changed the tensor {tensors[0]!r}, which is the caller's")
+        raise broken(f"{subject} changed the tensor {tensors[0]!r}, which is the caller's")
     if before.is_rewritten():
-        raise broken(f"{who} changed the graph; it may only set meta['delegation_tag']")
+        raise broken(f"{subject} changed the graph; it may only set meta['delegation_tag']")
     if (node := before.put_values_back()) is not None:
-        text = f"{who} changed the recorded type of {node.name} (meta['val']); it may only set meta['delegation_tag']"
-        raise broken(text, node)
+        text = f"{subject} changed the recorded type of {node.name} (meta['val'])"
+        raise broken(f"{text}; it may only set meta['delegation_tag']", node)
 
 
-def _tags(program: ExportedProgram, valid: Mapping[str, Any], who: str) -> Tags:
+def _tags(program: ExportedProgram, valid: Mapping[str, Any], subject: str) -> Tags:
     """Node -> its tags. Raises ContractViolation for an unknown tag, or a tag on a node that cannot be delegated."""
     ownable = constant_placeholders(program) | set(written_values(program))
     tags: Tags = {}
     for node in program.graph.nodes:
-        node_tags = _tags_of(node, tags, who)
+        node_tags = _tags_of(node, tags, subject)
         if not node_tags or ON_HOST in node.meta:
             continue
         if node.op == "output":
-            raise broken(f"{who}: output node {node.name} should not be tagged")
+            raise broken(f"{subject}: output node {node.name} should not be tagged")
         if node.op == "placeholder" and node not in ownable:
             kind = "placeholder node for non-params, non-buffer, and non-tensor constants"
-            raise broken(f"{who}: {kind} should not be tagged: {node.name}")
+            raise broken(f"{subject}: {kind} should not be tagged: {node.name}")
         # None in the first place: the host computes the call as well
         for tag in node_tags[1:] if node_tags[0] is None and node.op == "call_function" else node_tags:
             if tag not in valid:
-                text = f"{who}: tag {tag!r} of {node.name} is not in partition_tags {list(valid)}"
+                text = f"{subject}: tag {tag!r} of {node.name} is not in partition_tags {list(valid)}"
                 raise broken(text, node)
         tags[node] = node_tags
     return tags
 
 
-def _tags_of(node: Node, tags: Tags, who: str) -> tuple[str | None, ...]:
+def _tags_of(node: Node, tags: Tags, subject: str) -> tuple[str | None, ...]:
     """The tags of one node as a tuple, empty if it has none.
 
     A call that unpacks results has the tags of the call that it unpacks, since delegates return single values.
@@ -126,13 +126,13 @@ def _tags_of(node: Node, tags: Tags, who: str) -> tuple[str | None, ...]:
     node_tags = tuple(tag_or_tags) if isinstance(tag_or_tags, (tuple, list)) else (tag_or_tags,)
     if not all(tag is None or isinstance(tag, str) for tag in node_tags):
         kind = type(tag_or_tags).__name__
-        raise broken(f"{who}: {node.name} has the tag {tag_or_tags!r:.80} ({kind}); a tag is a str", node)
+        raise broken(f"{subject}: {node.name} has the tag {tag_or_tags!r:.80} ({kind}); a tag is a str", node)
     node_tags = () if node_tags == (None,) else node_tags
     if node.target is not operator.getitem or node.op != "call_function":
         return node_tags
     producer: tuple[str | None, ...] = tags.get(node.args[0], ())  # type: ignore[arg-type]
     if node_tags and node_tags != producer:
-        text = f"{who}: {node.name} unpacks {node.args[0]} and is to have its tag {producer}, not {node_tags}"
+        text = f"{subject}: {node.name} unpacks {node.args[0]} and is to have its tag {producer}, not {node_tags}"
         raise broken(text, node)
     return producer
 

@@ -25,9 +25,9 @@ def handles_of(program: ExportedProgram) -> set[int]:
 
     A backend that lowers its program through another one gets calls of delegates, which have the handles after those.
     """
-    own = {n.meta["debug_handle"] for n in all_nodes(program.graph_module) if "debug_handle" in n.meta}
-    following = 1 + max(own, default=0)
-    return own | set(range(following, following + len(own)))
+    handles = {n.meta["debug_handle"] for n in all_nodes(program.graph_module) if "debug_handle" in n.meta}
+    following = 1 + max(handles, default=0)
+    return handles | set(range(following, following + len(handles)))
 
 
 def flat_results(backend: str, programs: Mapping[str, Sequence[Any]], returned: Any) -> list[Any]:
@@ -80,19 +80,19 @@ def _why_not_debug_map(debug_map: Any, handles: Collection[int]) -> str | None:
         return None
     if not isinstance(debug_map, Mapping):
         return f"that is a {type(debug_map).__name__}"
-    for identifier, listed in debug_map.items():
+    for identifier, handle_list in debug_map.items():
         if isinstance(identifier, bool) or not isinstance(identifier, (int, str)):
             return f"with the identifier {identifier!r:.80}"
-        if not isinstance(listed, (tuple, list)):
-            return f"with {listed!r:.80} for {identifier!r:.80}"
-        unknown = [handle for handle in listed if handle not in handles]
+        if not isinstance(handle_list, (tuple, list)):
+            return f"with {handle_list!r:.80} for {identifier!r:.80}"
+        unknown = [handle for handle in handle_list if handle not in handles]
         if unknown:
             return f"with debug handle {unknown[0]!r:.80} for {identifier!r:.80}, which no node of the partition has"
     return None
 
 
 def _why_not_reported(result: PreprocessResult) -> str | None:
-    """The fault of facts and figures, which end up in files for others; None if they have none."""
+    """The fault of output, facts or figures, which end up in files for others; None if they have none."""
     if not isinstance(result.output, str):
         return f"an output that is a {type(result.output).__name__}"
     tables = {"facts": result.facts, "figures": result.figures}

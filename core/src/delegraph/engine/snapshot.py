@@ -69,8 +69,8 @@ def _type_of(val: Any) -> Any:
 
 def _tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:
     """The parameters, buffers and constants of a program, by name."""
-    named = [*program.state_dict.items(), *program.constants.items()]
-    return {name: t for name, t in named if isinstance(t, torch.Tensor)}
+    items = [*program.state_dict.items(), *program.constants.items()]
+    return {name: t for name, t in items if isinstance(t, torch.Tensor)}
 
 
 class _Nodes:
@@ -88,4 +88,4 @@ class _Nodes:
             return False
         pairs = zip(self.arguments, other.arguments, strict=True)
         # arguments are nearly always the same objects, and comparing identities is much faster
-        return all(all(map(is_, mine, theirs)) or same_arguments(mine, theirs) for mine, theirs in pairs)
+        return all(all(map(is_, before, now)) or same_arguments(before, now) for before, now in pairs)

@@ -35,6 +35,7 @@ class TensorCheck:
 
     def __init__(self, dtype: torch.dtype, sizes: Sequence[Any], device: str | None = None) -> None:
         self.dtype, self.sizes, self.device = dtype, tuple(sizes), device
+        # None if a size is symbolic; else the whole shape can be compared at once
         self._shape = self.sizes if all(isinstance(d, int) for d in self.sizes) else None
 
         # only these are compared: comparing symbolic sizes would fix them in the program
@@ -69,7 +70,8 @@ def _is_plain(kind: type[torch.Tensor]) -> bool:
 class Arguments:
     """Turns the arguments of a call into the flat list that a program takes, and checks them.
 
-    One object serves all calls of a program.
+    One object serves all calls of a program. ``_leaves``: the recorded values of the flat arguments. ``_fits``: a check
+    for each. ``_count`` and ``_names``: how many positional arguments a call has, and which keywords.
     """
 
     def __init__(self, program: ExportedProgram) -> None:

@@ -63,6 +63,7 @@ class InputSizes:
     """Checks the sizes of a program's inputs that the export did not fix.
 
     torch traces for sizes of 2 and more, and accepts 0 and 1 as well. So a lower bound of 2 is no condition here.
+    ``_sources``: see the function ``_sources``. ``_conditions``: what has to hold in a call.
     """
 
     def __init__(self, program: ExportedProgram) -> None:
@@ -145,8 +146,8 @@ def _relations(places: Sequence[Place], sources: Mapping[str, tuple[Place, str]]
     """For each place that is not the source of a symbol: the condition that its size equals its expression."""
     for place in places:
         symbols = [str(s) for s in place.expression.free_symbols]
-        known = all(symbol in sources for symbol in symbols)
-        if known and not (place.expression.is_Symbol and sources[symbols[0]][0] is place):
+        all_known = all(symbol in sources for symbol in symbols)
+        if all_known and not (place.expression.is_Symbol and sources[symbols[0]][0] is place):
             code = f"{place.code} == {PythonPrinter().doprint(place.expression)}"
             yield Condition(code, place, f"size {place.expression}")
 

@@ -24,9 +24,9 @@ def expect_written_apart(inputs: Sequence[Node], flat: Sequence[Any], written: S
     for k in written:
         for other, value in tensors.items():
             if other != k and (inputs[other].users or other in written) and share_memory(tensors[k], value):
-                ours, theirs = inputs[k].name, inputs[other].name
-                text = f"inputs {ours} and {theirs} share memory, and the program writes {ours}"
-                raise InputError("input-invalid", text, hint=f"give {theirs} memory of its own: clone()")
+                written_name, other_name = inputs[k].name, inputs[other].name
+                text = f"inputs {written_name} and {other_name} share memory, and the program writes {written_name}"
+                raise InputError("input-invalid", text, hint=f"give {other_name} memory of its own: clone()")
 
 
 def overlapping(tensors: Mapping[Key, torch.Tensor]) -> Iterator[tuple[Key, Key]]:

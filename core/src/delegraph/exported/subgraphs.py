@@ -70,8 +70,8 @@ def extract_subgraphs(program: ExportedProgram) -> list[Subgraph]:
             calls.setdefault(str(owner.target), []).append(call)
     if not calls:
         return []
-    known = constant_placeholders(program)
-    constants = {n: s for n, s in placeholders(program) if n in known}
+    constant_nodes = constant_placeholders(program)
+    constants = {n: s for n, s in placeholders(program) if n in constant_nodes}
     return [_as_program(program, attribute, users, constants) for attribute, users in calls.items()]
 
 
@@ -245,8 +245,8 @@ def _align_inputs(call: Node, pairs: Sequence[tuple[Subgraph, ExportedProgram]],
         _align_placeholders(subgraph, new.graph, dropped)
     if dropped:
         position = _SHARED[str(call.target)]
-        kept = [v for k, v in shared.items() if k not in dropped]
-        call.update_arg(position, tuple(kept) if isinstance(call.args[position], tuple) else kept)
+        remaining = [v for k, v in shared.items() if k not in dropped]
+        call.update_arg(position, tuple(remaining) if isinstance(call.args[position], tuple) else remaining)
     return {shared[k] for k in dropped}
 
 

@@ -23,7 +23,8 @@ class Turn:
     """
 
     def __init__(self, work: str | None = None) -> None:
-        self._lock, self._work, self._torn = threading.RLock(), work, False
+        self._lock, self._work = threading.RLock(), work
+        self._torn = False  # a fork interrupted the work
         _turns.add(self)
 
     def acquire(self, blocking: bool = True) -> bool:

@@ -106,9 +106,10 @@ class LoadedDelegate:
     def __init__(self, module: LoweredBackendModule | StoredDelegate, delegates: Delegates) -> None:
         self._module, self._delegates = module, delegates
         self._checks = None if module.outputs is None else [_result_check(a) for a in module.outputs]
-        self._turn = Turn("loading the same delegate")
+        self._turn = Turn("loading the same delegate")  # or the lock of a runtime that is not thread-safe
         self._run: Delegate | None = None
-        self._copies, self._suspected = False, True
+        self._copies = False  # whether results are copied, since the next call may overwrite them
+        self._suspected = True  # whether the next call compares its inputs
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
         """Call the delegate with its run-time inputs; returns its outputs as a tuple."""
@@ -137,9 +138,9 @@ class LoadedDelegate:
             results = run(*args)
             self._suspected = versions(args) != before
             return results
-        kept = KeptInputs.of(args)
+        copies = KeptInputs.of(args)
         results = run(*args)
-        if written := kept.put_back():
+        if written := copies.put_back():
             raise self._input_written(written[0], args[written[0]])
         self._suspected = False
         return results
@@ -302,7 +303,7 @@ class Executable:
         self._delegates = delegates.fresh() if delegates is not None else None
         turn = Turn("calling the same program") if self._method.keeps_state else nullcontext()
         self._turn: AbstractContextManager[Any] = turn
-        self._state: dict[str, torch.Tensor] = {}
+        self._state: dict[str, torch.Tensor] = {}  # name of a written buffer -> its present value
         self._run: Callable[..., Any] | None = None
 
     def instance(self) -> Executable:

@@ -65,12 +65,13 @@ class GraphCode:
     ) -> None:
         self._module, self._layouts, self._watched, self._inside = module, layouts, watched, inside
         self._names = {node: f"v{k}" for k, node in enumerate(module.graph.nodes)}
+        # the globals of the code: objects, subgraphs and delegates by name
         self._bound: dict[str, Any] = {"arrange": arrange, "expect_rank": expect_rank}
         self._bound |= {self._names[n]: v for n, v in constants.items()}
         self._subgraphs: dict[str, tuple[Node, GraphCode]] = {}
         self._delegates: dict[str, LoweredBackendModule] = {}
         self._lines = [f"def run({', '.join(self._names[n] for n in parameters)}):"]
-        self._origins: list[Node | None] = [None]
+        self._origins: list[Node | None] = [None]  # the node of each line
         self._write(set(parameters))
         self._file = f"lowered graph {next(_serial)}"
         self._code = compile("\n".join(self._lines), self._file, "exec")
@@ -94,9 +95,10 @@ class GraphCode:
         """The source that tracebacks show (PEP 302), with each line's operator and the user's line as a comment."""
         lines = []
         for line, node in zip(self._lines, self._origins, strict=True):
-            source = None if node is None else source_of(node)
-            comment = "" if node is None else f"  # {node.target}" + (f" at {source}" if source else "")
-            lines.append(line + comment)
+            if node is not None:
+                source = source_of(node)
+                line += f"  # {node.target}" + (f" at {source}" if source else "")
+            lines.append(line)
         return "\n".join(lines)
 
     def _write(self, alive: set[Node]) -> None:

@@ -50,10 +50,10 @@ def settle(
                 returned = run(OtherRounding(what, share, sign))
         except RuntimeError:  # an assertion of the model may depend on rounding, too
             continue
-        others = list(map(_tensor_of, pytree.tree_leaves(returned)))
-        if [o.shape for o in others] == [e.shape for e in eagers]:  # else this run decided for another number of items
+        results = list(map(_tensor_of, pytree.tree_leaves(returned)))
+        if [o.shape for o in results] == [e.shape for e in eagers]:  # else this run decided for another number of items
             for group in groups:
-                group.consider(others)
+                group.consider(results)
     settled = {k: row for group in groups for k, row in group.settled(gots)}
     return tuple(settled.get(k, row) for k, row in enumerate(found))
 
@@ -88,8 +88,9 @@ class _Items:
 
     ``grouped``: the number of places, and the positions of the outputs (``_items``). ``gots`` are our outputs,
     ``eagers`` those of eager's first run. ``differs``: places where our item is not eager's. ``_varies``: such places
-    where runs of eager differ from each other. ``_ours`` and ``_theirs``: how often our item at a place occurs among
-    all of our items, and among eager's.
+    where runs of eager differ from each other. ``_nearest`` and ``_distance``: eager's nearest items so far, and how
+    far ours are from them, in units of the tolerance. ``_ours`` and ``_theirs``: how often our item at a place occurs
+    among all of our items, and among eager's; counted at places ``_counted``.
     """
 
     def __init__(
@@ -123,16 +124,16 @@ class _Items:
         """For each place that differs, how many of the items in ``among`` equal our item there."""
         counts = torch.zeros(self._places, dtype=torch.int64)
         for place in self._counted:
-            ours = [rows[place].expand_as(rows) for rows in self._got]
-            counts[place] = (self._between(ours, among) <= 1).sum()
+            our_item = [rows[place].expand_as(rows) for rows in self._got]
+            counts[place] = (self._between(our_item, among) <= 1).sum()
         return counts
 
-    def consider(self, others: Sequence[torch.Tensor]) -> None:
-        """Take another run of eager, ``others``, into account.
+    def consider(self, run: Sequence[torch.Tensor]) -> None:
+        """Take another run of eager, ``run``, into account.
 
         Where it differs from the first run and is nearer to ours, its items replace the nearest ones.
         """
-        rows = self._rows(others)
+        rows = self._rows(run)
         varies = self.differs & (self._between(rows, self._eager) > 1)
         distance = self._between(self._got, rows)
         nearer = varies & (distance < self._distance)

@@ -63,9 +63,9 @@ class PatternPartitioner(CapabilityPartitioner):
         grouped: bool = True,
         **options: Any,
     ) -> None:
-        listed = _PatternSupport(patterns, why_not)
-        groups = (lambda program: listed.lists) if grouped else None
-        super().__init__(listed, backend_id, compile_specs, groups=groups, **options)
+        support = _PatternSupport(patterns, why_not)
+        groups = (lambda program: support.lists) if grouped else None
+        super().__init__(support, backend_id, compile_specs, groups=groups, **options)
 
 
 class _PatternSupport(Predicate):

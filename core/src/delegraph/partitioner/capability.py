@@ -44,10 +44,11 @@ class Predicate:
     def is_constant(self, node: Node) -> bool:
         """Whether ``node`` computes a constant; asked in graph order, so operands are known."""
         tags = getattr(node.target, "tags", ())
-        known = torch.Tag.nondeterministic_seeded not in tags and all(i in self._constant for i in node.all_input_nodes)
-        if known:
+        is_random = torch.Tag.nondeterministic_seeded in tags
+        is_constant = not is_random and all(i in self._constant for i in node.all_input_nodes)
+        if is_constant:
             self._constant.add(node)
-        return known
+        return is_constant
 
     def partition_why_not(self, nodes: Sequence[Node]) -> Mapping[Node, str]:
         """{}: a plain function refuses no partition as a whole."""
@@ -116,7 +117,7 @@ def _operators(operators: Iterable[Any]) -> frozenset[OpOverload]:
 
 
 class _Search:
-    """The search for the partitions of one program, by the partitioner ``who``.
+    """The search for the partitions of one program, by ``partitioner``.
 
     ``refused``: node -> why it stays on the host, as known so far. ``final``: refused nodes that are not to be
     decomposed either. ``constant``: accepted calls that compute constants. Each partition has its own copy of a
@@ -124,8 +125,8 @@ class _Search:
     placeholders of constants that cannot be stored -> why.
     """
 
-    def __init__(self, who: CapabilityPartitioner, program: ExportedProgram) -> None:
-        self.who, self.support = who, who.support
+    def __init__(self, partitioner: CapabilityPartitioner, program: ExportedProgram) -> None:
+        self.partitioner, self.support = partitioner, partitioner.support
         self.calls = [n for n in program.graph.nodes if n.op == "call_function"]
         self.refused: dict[Node, str] = {}
         self.final: set[Node] = set()
@@ -142,7 +143,7 @@ class _Search:
                 self.refused[node] = reason
             elif self._is_constant(node):
                 self.constant.add(node)
-        self.groups = [list(group) for group in who.groups(program)] if who.groups else []
+        self.groups = [list(group) for group in partitioner.groups(program)] if partitioner.groups else []
 
     def parts(self) -> list[list[Node]]:
         """The partitions, each a list of nodes in graph order.
@@ -154,7 +155,7 @@ class _Search:
         # partition is called too small only when the backend refuses nothing that would make another one smaller.
         while True:
             computing = [[n for n in group if n not in self.constant] for group in self.groups]
-            groups = Groups(computing, self.calls, self.who.largest)
+            groups = Groups(computing, self.calls, self.partitioner.largest)
             self._refuse(groups.broken(self.refused), final=True)
             parts, by_groups = self._group(groups)
             by_backend: dict[Node, str] = {}
@@ -178,10 +179,10 @@ class _Search:
         level = levels(ordered, accepted)
         sink(ordered, level, accepted)
         parts = group_by_level(ordered, level, accepted)
-        if self.who.connected_only:
+        if self.partitioner.connected_only:
             parts = [component for part in parts for component in connected_components(part)]
-        if self.who.largest is not None:
-            parts = [piece for part in parts for piece in limit(part, self.who.largest)]
+        if self.partitioner.largest is not None:
+            parts = [piece for part in parts for piece in limit(part, self.partitioner.largest)]
         return [flatten(part, groups.position) for part in parts], kept_out
 
     def _why_not(self, node: Node) -> str | None:
@@ -194,7 +195,8 @@ class _Search:
                 return "unpacks a value that the host makes"
             return self.refused.get(producer)
         # an empty reason is a refusal, too
-        checked = next((why for why in (check(node) for check in self.who.additional_checks) if why is not None), None)
+        reasons = (check(node) for check in self.partitioner.additional_checks)
+        checked = next((why for why in reasons if why is not None), None)
         if checked is not None:
             self.final.add(node)
             return checked
@@ -270,14 +272,14 @@ class _Search:
 
     def _why_too_small(self, part: list[Node]) -> dict[Node, str]:
         """Node -> why it stays on the host because its partition is too small; {} if the partition is not."""
-        who = self.who
-        if who.allows_single_node_partition and not who.non_compute_ops:
+        partitioner = self.partitioner
+        if partitioner.allows_single_node_partition and not partitioner.non_compute_ops:
             return {}
-        work = [n for n in part if n.target is not operator.getitem and n.target not in who.non_compute_ops]
+        work = [n for n in part if n.target is not operator.getitem and n.target not in partitioner.non_compute_ops]
         if not work:
             return dict.fromkeys(part, "nothing in its partition computes")
-        alone = len(work) == 1 and work[0].target not in who.allowed_single_node_partition_ops
-        if alone and not who.allows_single_node_partition:
+        alone = len(work) == 1 and work[0].target not in partitioner.allowed_single_node_partition_ops
+        if alone and not partitioner.allows_single_node_partition:
             return dict.fromkeys(part, f"{work[0].name} would be the only operator of its partition")
         return {}
 
@@ -320,6 +322,6 @@ def _write_tags(
         producer = node  # a ``getitem`` gets the tags of the call that it unpacks
         while producer.target is operator.getitem:
             producer = producer.args[0]  # type: ignore[assignment]
-        listed = tags[producer]
-        node.meta["delegation_tag"] = listed[0] if len(listed) == 1 else tuple(listed)
+        node_tags = tags[producer]
+        node.meta["delegation_tag"] = node_tags[0] if len(node_tags) == 1 else tuple(node_tags)
     return names

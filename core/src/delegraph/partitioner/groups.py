@@ -27,8 +27,8 @@ class Groups:
     def __init__(self, groups: Iterable[Iterable[Node]], calls: Sequence[Node], largest: int | None = None) -> None:
         self.largest = largest
         self.position = {n: k for k, n in enumerate(calls)}
-        listed = [self._calls(group) for group in groups]
-        merged = _merge(listed, self.position) if any(listed) else []
+        calls_by_group = [self._calls(group) for group in groups]
+        merged = _merge(calls_by_group, self.position) if any(calls_by_group) else []
         self.groups = [group for group in merged if size(group) > 1]
         self._group_of = {n: group for group in self.groups for n in group}
 
@@ -119,13 +119,13 @@ def _merge(groups: Sequence[list[Node]], position: Mapping[Node, int]) -> list[l
     return list(merged.values())
 
 
-def _strongly_connected(listed: Sequence[Unit]) -> list[list[Unit]]:
-    """The strongly connected components of ``listed``; each comes after those that it needs.
+def _strongly_connected(units: Sequence[Unit]) -> list[list[Unit]]:
+    """The strongly connected components of ``units``; each comes after those that it needs.
 
     Tarjan's algorithm (1972), with a stack in place of recursion, because graphs are deeper than Python's limit.
     """
-    index = {n: k for k, unit in enumerate(listed) for n in unit}
-    needs = [list(dict.fromkeys(index[i] for n in unit for i in n.all_input_nodes if i in index)) for unit in listed]
+    index = {n: k for k, unit in enumerate(units) for n in unit}
+    needs = [list(dict.fromkeys(index[i] for n in unit for i in n.all_input_nodes if i in index)) for unit in units]
     components: list[list[int]] = []
     order: dict[int, int] = {}  # unit -> when it was visited
     low: dict[int, int] = {}  # unit -> the earliest visited open unit that it is known to need
@@ -152,4 +152,4 @@ def _strongly_connected(listed: Sequence[Unit]) -> list[list[Unit]]:
                     while not component or component[-1] != k:
                         component.append(open_.popitem()[0])
                     components.append(component[::-1])
-    return [[listed[k] for k in component] for component in components]
+    return [[units[k] for k in component] for component in components]

@@ -44,14 +44,14 @@ def size(unit: Unit) -> int:
     return sum(n.target is not operator.getitem for n in unit)
 
 
-def levels(listed: Iterable[Unit], accepted: Collection[Node]) -> Levels:
+def levels(ordered: Iterable[Unit], accepted: Collection[Node]) -> Levels:
     """Call -> its level.
 
-    ``listed``: units, each after the units that it needs. ``accepted``: the calls that the backend takes. An operand
+    ``ordered``: units, each after the units that it needs. ``accepted``: the calls that the backend takes. An operand
     without a level (a placeholder, or a constant that is placed later) is available at level 0.
     """
     level: Levels = {}
-    for unit in listed:
+    for unit in ordered:
         is_accepted = unit[0] in accepted
         operands = [i for node in unit for i in node.all_input_nodes if i in level]
         # a step from an accepted operand to a refused unit raises the level by one
@@ -60,12 +60,12 @@ def levels(listed: Iterable[Unit], accepted: Collection[Node]) -> Levels:
     return level
 
 
-def sink(listed: Sequence[Unit], level: Levels, accepted: Collection[Node]) -> None:
+def sink(ordered: Sequence[Unit], level: Levels, accepted: Collection[Node]) -> None:
     """Raise accepted units whose users are all accepted to the lowest level of a user.
 
     Fewer values then cross between partitions.
     """
-    for unit in reversed(listed):
+    for unit in reversed(ordered):
         if unit[0] in accepted:
             members = set(unit)
             users = [u for n in unit for u in n.users if u not in members]
@@ -73,10 +73,10 @@ def sink(listed: Sequence[Unit], level: Levels, accepted: Collection[Node]) -> N
                 level.update(dict.fromkeys(unit, min(level[u] for u in users)))
 
 
-def group_by_level(listed: Iterable[Unit], level: Levels, accepted: Collection[Node]) -> list[list[Unit]]:
+def group_by_level(ordered: Iterable[Unit], level: Levels, accepted: Collection[Node]) -> list[list[Unit]]:
     """The accepted units of each level, lowest level first."""
     groups: dict[int, list[Unit]] = {}
-    for unit in listed:
+    for unit in ordered:
         if unit[0] in accepted:
             groups.setdefault(level[unit[0]], []).append(unit)
     return [groups[k] for k in sorted(groups)]

@@ -39,7 +39,9 @@ def tag_mutated_buffer(program: ExportedProgram) -> None:
 def tags_of(node: Node) -> tuple[str, ...]:
     """The tags of a node as a tuple, which may be empty."""
     tag = node.meta.get("delegation_tag")
-    return tuple(tag) if isinstance(tag, (tuple, list)) else () if tag is None else (tag,)
+    if tag is None:
+        return ()
+    return tuple(tag) if isinstance(tag, (tuple, list)) else (tag,)
 
 
 def _tag(node: Node, tags: list[str] | tuple[str, ...]) -> None:

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 
-def check_result(who: Partitioner, result: Any, program: ExportedProgram) -> None:
-    """Raise ContractViolation if a part of ``result``, returned by ``who`` for ``program``, has a wrong type.
+def check_result(partitioner: Partitioner, result: Any, program: ExportedProgram) -> None:
+    """Raise ContractViolation if a part of ``result``, returned by ``partitioner`` for ``program``, has a wrong type.
 
     The error names the partitioner, the tag and the value.
     """
     fault = next(_faults(result, program), None)
     if fault is not None:
-        raise ContractViolation("contract-violation", f"partitioner {type(who).__name__}{fault}")
+        raise ContractViolation("contract-violation", f"partitioner {type(partitioner).__name__}{fault}")
 
 
 def _faults(result: Any, program: ExportedProgram) -> Iterator[str]:

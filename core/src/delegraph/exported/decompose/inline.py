@@ -24,7 +24,8 @@ class Inlining:
 
     ``undo`` removes the inserted calls. They have the debug handle and the source of ``node``;
     ``meta["decomposed_from"]`` names the operators that they come from, outermost first. Calls that only unused results
-    need are not inserted. ``calls`` are the inserted calls, without those that only unpack results.
+    need are not inserted. ``calls`` are the inserted calls, without those that only unpack results. They stand between
+    ``_previous`` and ``_anchor``, a node that uses the results until ``commit``.
     """
 
     def __init__(self, node: Node, decomposition: Decomposition) -> None:

@@ -57,8 +57,8 @@ def core_table(kept: frozenset[Any]) -> Mapping[OpOverload, Decompose]:
 
     It is for a trace that goes down to core ATen at once.
     """
-    known = (op for op in (*_core_table(), *_NORMS) if op not in kept)
-    return {op: step for op in known if (step := to_core(op)) is not None}
+    operators = (op for op in (*_core_table(), *_NORMS) if op not in kept)
+    return {op: step for op in operators if (step := to_core(op)) is not None}
 
 
 @cache

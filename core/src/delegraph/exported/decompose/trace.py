@@ -99,6 +99,7 @@ class Tracer:
     """Traces calls. Calls of equal signature (operator, types, shapes, strides, other arguments) are traced once.
 
     ``failures``: why calls have no decomposition although ``to_core`` has their operator, for notes in the report.
+    ``_known``: key of a call -> its decomposition, None if it has none.
     """
 
     def __init__(self) -> None:
@@ -145,8 +146,8 @@ class Tracer:
                     source = source_of(node)
                     where = f" ({source.place})" if source else ""
                     self.failures.append(f"{node.target}{where} was left whole: {e}")
-        known = self._known[key]
-        return known if known is not None and known.can_replace(node) else None
+        decomposition = self._known[key]
+        return decomposition if decomposition is not None and decomposition.can_replace(node) else None
 
     def _simpler_parts(self, node: Node) -> Table:
         """Decompositions to use inside of ``node`` in place of torch's: simpler ones, if no row is hidden."""

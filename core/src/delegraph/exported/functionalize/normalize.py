@@ -132,9 +132,9 @@ def _expect_state_apart(program: ExportedProgram, specs: Mapping[Node, InputSpec
             is_recorded = not {*storages(node.meta["val"])}.isdisjoint(storages(written.meta["val"]))
             if is_recorded or not share_memory(tensors[written], tensors[node]):
                 continue
-            ours, theirs = specs[written].target, specs[node].target
-            text = f"{ours} and {theirs} share memory, and the program writes {ours}"
-            hint = f"let forward take {theirs} from {ours}, or give it memory of its own (clone())"
+            written_name, other_name = specs[written].target, specs[node].target
+            text = f"{written_name} and {other_name} share memory, and the program writes {written_name}"
+            hint = f"let forward take {other_name} from {written_name}, or give it memory of its own (clone())"
             raise InputError("input-invalid", text, hint=hint)
 
 
@@ -172,7 +172,7 @@ def number_calls(graph: Graph, handles: Iterator[int], origin: Mapping[Node, Nod
 
 
 class _Copy:
-    """A copy of a graph in which wrappers that switch gradients on or off are inlined."""
+    """A copy of a graph without wrappers that switch gradients on or off. ``_copies``: node -> what replaces it."""
 
     def __init__(self, module: GraphModule) -> None:
         self.graph = Graph(owning_module=module)

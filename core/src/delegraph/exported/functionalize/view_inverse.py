@@ -74,9 +74,9 @@ def insert_computed(graph: Graph, like: Node, target: Any, *args: Any, **kwargs:
     Its recorded value is computed under fake tensors.
     """
     node = graph.call_function(target, args, kwargs)
-    vals, named = torch.fx.map_arg((args, kwargs), lambda n: n.meta["val"])
+    vals, keyword_vals = torch.fx.map_arg((args, kwargs), lambda n: n.meta["val"])
     with like.meta["val"].fake_mode:
-        node.meta = {**like.meta, "val": target(*vals, **named)}
+        node.meta = {**like.meta, "val": target(*vals, **keyword_vals)}
     return node
 
 

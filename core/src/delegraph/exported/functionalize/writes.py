@@ -101,7 +101,7 @@ class _Rewrite:
         self.version: dict[Node, int] = {}
         self.value: dict[Node, tuple[int, Node]] = {}
         self.moved: set[Node] = set()
-        self.dtypes: dict[Any, torch.dtype] = {}
+        self.dtypes: dict[Any, torch.dtype] = {}  # answers of ``_dtype_of``
         self.here: Node
         self.after: Node
 
@@ -192,8 +192,8 @@ class _Rewrite:
         val, shown = root.meta["val"], member.meta["val"]
         same_elements = (val.dtype, val.is_conj(), val.is_neg()) == (shown.dtype, shown.is_conj(), shown.is_neg())
         numbers = (*size, *stride, offset, val.storage_offset())
-        known = same_elements and is_packed(val) and all(isinstance(n, int) for n in numbers)
-        first = offset - val.storage_offset() if known else -1
+        is_known = same_elements and is_packed(val) and all(isinstance(n, int) for n in numbers)
+        first = offset - val.storage_offset() if is_known else -1
         if first < 0 or first + sum((d - 1) * s for d, s in zip(size, stride, strict=True)) >= val.numel():
             raise Unproven(f"{member.name} shows memory in a way that is not known")
         node.args = (self._insert_packed(node, self._current(root)), size, stride, first)
@@ -206,11 +206,11 @@ class _Rewrite:
             order = dense_order(root.meta["val"])
             if root in self.moved and root.op == "call_function" and order:
                 # a contiguous copy with the outermost dimension first, permuted back
-                others, outer_first = list(root.users), order[::-1]
+                users, outer_first = list(root.users), order[::-1]
                 inner_last = self._insert_permuted(root, outer_first)
                 packed = self._insert_packed(inner_last.next, inner_last)
                 copy = self._insert_permuted(packed, [outer_first.index(dim) for dim in range(len(order))])
-                for user in others:
+                for user in users:
                     user.replace_input_with(root, copy)
 
     def _insert_permuted(self, value: Node, dims: Sequence[int]) -> Node:

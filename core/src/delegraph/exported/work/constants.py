@@ -112,7 +112,7 @@ class ConstantsRead:
     def __init__(self, rows: Sequence[Any], buffers: Sequence[memoryview]) -> None:
         self._rows, self._buffers = rows, buffers
         self._memories: dict[int, torch.Tensor] = {}
-        self._taken: set[int] = set()
+        self._used_addresses: set[int] = set()
 
     def tensor(self, index: Any) -> torch.Tensor:
         """The tensor of row number ``index``. Raises FormatError if the row does not fit its memory."""
@@ -134,9 +134,9 @@ class ConstantsRead:
         if number not in self._memories:
             buffer = self._buffers[number]
             memory = None if buffer.readonly or not buffer.nbytes else torch.frombuffer(buffer, dtype=torch.uint8)
-            if memory is None or memory.nbytes < INLINE or memory.data_ptr() in self._taken:
+            if memory is None or memory.nbytes < INLINE or memory.data_ptr() in self._used_addresses:
                 memory = torch.empty(buffer.nbytes, dtype=torch.uint8)
                 memoryview(memory.numpy()).cast("B")[:] = buffer  # type: ignore[arg-type]
-            self._taken.add(memory.data_ptr())
+            self._used_addresses.add(memory.data_ptr())
             self._memories[number] = memory
         return self._memories[number]

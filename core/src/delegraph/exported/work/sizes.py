@@ -70,7 +70,7 @@ class SymbolsWritten:
     """
 
     def __init__(self, vals: Iterable[Any]) -> None:
-        self.numbers: dict[sympy.Symbol, int] = {}
+        self.numbers: dict[sympy.Symbol, int] = {}  # in order of the numbers
         self._environment: Any = None
         for number in _symbolic_numbers(vals):
             self._environment = number.node.shape_env

@@ -96,7 +96,8 @@ class TypesWritten:
 
     def __init__(self, symbols: SymbolsWritten) -> None:
         self.rows: list[Any] = []
-        self._symbols, self._known = symbols, dict[Any, int]()
+        self._symbols = symbols
+        self._known = dict[Any, int]()  # key of a type -> number of its row
 
     def index(self, val: Any) -> int:
         """The number of the row for a recorded value: a fake tensor, a number, None, or a list of these."""

@@ -61,8 +61,8 @@ class _Writer:
         self._nodes = [list(module.graph.nodes) for module in self._graphs]
         self._symbols = SymbolsWritten(n.meta.get("val") for nodes in self._nodes for n in nodes)
         self._types = TypesWritten(self._symbols)
-        self._targets: dict[Any, int] = {}
-        self._handles: dict[int, int] = {}
+        self._targets: dict[Any, int] = {}  # target of a call -> its number
+        self._handles: dict[int, int] = {}  # debug handle -> its number, from 1 on
         self._tensors: list[torch.Tensor] = []
 
     def form(self) -> Form:
@@ -110,11 +110,11 @@ class _Writer:
         handle = meta.get("debug_handle")
         number = 0 if handle is None else self._handles.setdefault(handle, len(self._handles) + 1)
         row = [*self._action(node, numbers), self._types.index(meta.get("val")), number]
-        others = {key: meta[key] for key in meta.keys() - _ELSEWHERE if not str(key).startswith("local:")}
-        if "custom" in others:  # delegraph keeps names of layers there
-            others["custom"] = {k: v for k, v in others["custom"].items() if not str(k).startswith("delegraph.")}
-        others = {key: value for key, value in others.items() if value is not None and value != {}}
-        return [*row, written(others, {}, self._symbols)] if others else row
+        extra = {key: meta[key] for key in meta.keys() - _ELSEWHERE if not str(key).startswith("local:")}
+        if "custom" in extra:  # delegraph keeps names of layers there
+            extra["custom"] = {k: v for k, v in extra["custom"].items() if not str(k).startswith("delegraph.")}
+        extra = {key: value for key, value in extra.items() if value is not None and value != {}}
+        return [*row, written(extra, {}, self._symbols)] if extra else row
 
     def _action(self, node: Node, numbers: Mapping[Node, int]) -> tuple[int | str, Any]:
         """What a node does, a word or the number of the operator that it calls, and its arguments. Raises NoForm."""
@@ -143,18 +143,18 @@ class _Writer:
 
     def _beside(self) -> list[Any]:
         """The tables of names, debug handles and source lines, by the numbers that the form has for nodes."""
-        known: dict[str, int] = {}  # text -> number: many nodes share a source line or a module
-        graphs = [[self._names(node, known) for node in nodes] for nodes in self._nodes]
+        numbers: dict[str, int] = {}  # text -> number: many nodes share a source line or a module
+        graphs = [[self._names(node, numbers) for node in nodes] for nodes in self._nodes]
         targets = [s.target for s in self.program.graph_signature.input_specs]
         partition = {key: self.program.graph_module.meta.get(key) for key in ("method", "partition")}
-        return [targets, list(map(str, self._symbols.numbers)), list(self._handles), partition, list(known), graphs]
+        return [targets, list(map(str, self._symbols.numbers)), list(self._handles), partition, list(numbers), graphs]
 
-    def _names(self, node: Node, known: dict[str, int]) -> list[Any]:
-        """A node's name, its target, and the numbers in ``known`` of its stack trace and of its module stack."""
+    def _names(self, node: Node, numbers: dict[str, int]) -> list[Any]:
+        """A node's name, its target, and the ``numbers`` of its stack trace and of its module stack."""
         target = str(node.target) if node.op in ("placeholder", "get_attr") else None
         trace, modules = map(node.meta.get, _BESIDE)
         stack = json.dumps([[key, path, str(kind)] for key, (path, kind) in modules.items()]) if modules else ""
-        return [node.name, target, *(known.setdefault(text, len(known)) for text in (trace or "", stack))]
+        return [node.name, target, *(numbers.setdefault(text, len(numbers)) for text in (trace or "", stack))]
 
 
 def _graphs(top: GraphModule) -> list[GraphModule]:
