@@ -1,6 +1,6 @@
-"""Answers of partitioners that say what they depend on, in a cache by the form of the whole program and its names.
+"""Caches answers of partitioners that have a fingerprint.
 
-Names are in the key because reasons and tags may have them.
+The key has the form of the whole program, and its names, because reasons and tags may contain names.
 """
 
 from __future__ import annotations
@@ -24,34 +24,37 @@ _TAG = "delegation_tag"
 
 
 class Answers:
-    """What partitioners answered in this lowering and in others."""
+    """Answers of partitioners in the cache of a lowering; ``lookups`` reads and writes the cache."""
 
     def __init__(self, lookups: Lookups) -> None:
         self._lookups = lookups
 
     def ask(self, partitioner: Partitioner, program: ExportedProgram) -> PartitionResult:
-        """What ``partitioner`` says of ``program``, whose nodes then have its tags, from the cache if that has it."""
+        """The answer of ``partitioner`` about ``program``: from the cache, or else by asking the partitioner.
+
+        In both cases the program's nodes then have the tags and the metadata that the partitioner gave them.
+        """
         key = self._key(partitioner, program)
         if key is None:
             return _asked(partitioner, program)
         name = type(partitioner).__name__
-        found: PartitionResult | None = self._lookups.fetch(key, lambda data: _read(key, data, program))
-        if found is not None:
+        cached: PartitionResult | None = self._lookups.fetch(key, lambda data: _read(key, data, program))
+        if cached is not None:
             self._lookups.say(f"an answer of {name} is from the cache")
-            return found
+            return cached
         before = [set(node.meta) for node in program.graph.nodes]
         result = _asked(partitioner, program)
         try:
             rows = _rows(program, before, result)
         except (ContractViolation, KeyError, TypeError, AttributeError) as e:
-            # what is wrong with it is the caller's to find; what is right and has no words is asked again each time
+            # the caller checks the answer; a right one that JSON cannot express is asked for each time
             self._lookups.say(f"an answer of {name} is not cached: {e}")
             return result
         self._lookups.keep(key, packed(key, [{"partitioner": name, "torch": torch.__version__}, *rows], ()))
         return result
 
     def _key(self, partitioner: Partitioner, program: ExportedProgram) -> str | None:
-        """The key of an answer; None if it cannot be cached."""
+        """The key of the answer about ``program``; None if it cannot be cached."""
         with AtWork(partitioner, "fingerprint"):
             fingerprint = partitioner.fingerprint(program)
         if fingerprint is None:
@@ -65,29 +68,31 @@ class Answers:
 
 
 def _asked(partitioner: Partitioner, program: ExportedProgram) -> PartitionResult:
+    """The partitioner's answer; errors name the plugin."""
     with AtWork(partitioner, "partition"):
         return partitioner(program)
 
 
 def _rows(program: ExportedProgram, before: list[set[str]], result: PartitionResult) -> list[Any]:
-    """An answer as JSON: tags of partitions, boundary types, refusals, and what nodes got; nodes by number.
+    """An answer as JSON: tags of partitions, boundary types, refusals, and the metadata that nodes got.
 
-    Raises ContractViolation, KeyError, TypeError or AttributeError for what has no words.
+    ``before``: the keys of each node's metadata before. Nodes are written by number. Raises ContractViolation,
+    KeyError, TypeError or AttributeError for an answer that JSON cannot express.
     """
     nodes = list(program.graph.nodes)
     number: dict[Any, Any] = {None: None} | {node: k for k, node in enumerate(nodes)}
-    named = {node.name: k for k, node in enumerate(nodes)}
+    number_by_name = {node.name: k for k, node in enumerate(nodes)}
     specs = result.partition_tags.items()
     tags = [[tag, spec.backend_id, [[c.key, c.value.hex()] for c in spec.compile_specs]] for tag, spec in specs]
-    types = [[named[name], str(dtype)[6:]] for name, dtype in result.boundary_types.items()]
+    types = [[number_by_name[name], str(dtype)[6:]] for name, dtype in result.boundary_types.items()]
     refusals = []
     for refusal in result.refusals:
         reason = refusal.reason
-        more = None
+        details = None
         if isinstance(reason, Reason):
             unless = reason.unless if reason.unless in (None, "static") else str(reason.unless)[6:]
-            more = [reason.hint, reason.cause, number[reason.of], unless]
-        refusals.append([number[refusal.node], str(reason), refusal.final, more])
+            details = [reason.hint, reason.cause, number[reason.of], unless]
+        refusals.append([number[refusal.node], str(reason), refusal.final, details])
     metas = []
     for node, keys in zip(nodes, before, strict=True):
         added = [key for key in node.meta if key not in keys and key != _TAG and not key.startswith("local:")]
@@ -96,16 +101,18 @@ def _rows(program: ExportedProgram, before: list[set[str]], result: PartitionRes
 
 
 def _read(key: str, data: bytes, program: ExportedProgram) -> PartitionResult:
-    """The inverse of ``_rows``, which puts on the nodes what the partitioner put there. Raises FormatError."""
+    """The inverse of ``_rows``: the answer in ``data``; puts the metadata on the nodes. Raises FormatError."""
     header, _ = unpacked(key, data)
     nodes: list[Node] = list(program.graph.nodes)
     try:
         _, tags, types, refusals, metas = header
-        specs = {t: DelegationSpec(b, [CompileSpec(k, bytes.fromhex(v)) for k, v in told]) for t, b, told in tags}
+        specs = {
+            t: DelegationSpec(b, [CompileSpec(k, bytes.fromhex(v)) for k, v in settings]) for t, b, settings in tags
+        }
         boundary = {nodes[k].name: DTYPES[dtype] for k, dtype in types}
         reasons = [Refusal(nodes[k], _reason(text, more, nodes), final) for k, text, final, more in refusals]
         puts = [(unplain(tag), {k: unplain(v) for k, v in more.items()}) for tag, more in metas]
-        pairs = list(zip(nodes, puts, strict=True))  # nothing is put on any node before all of it was read
+        pairs = list(zip(nodes, puts, strict=True))  # only now, when everything was read, is anything put on nodes
         for node, (tag, more) in pairs:
             node.meta.pop(_TAG, None)
             node.meta |= more if tag is None else {**more, _TAG: tag}
@@ -117,8 +124,9 @@ def _read(key: str, data: bytes, program: ExportedProgram) -> PartitionResult:
 
 
 def _reason(text: str, more: Any, nodes: list[Node]) -> str:
+    """The reason of a refusal; a plain text if it has no ``more`` details."""
     if more is None:
         return text
     hint, cause, of, unless = more
-    known = unless if unless in (None, "static") else DTYPES[unless]
-    return Reason(text, hint=hint, cause=cause, of=None if of is None else nodes[of], unless=known)
+    dtype = unless if unless in (None, "static") else DTYPES[unless]
+    return Reason(text, hint=hint, cause=cause, of=None if of is None else nodes[of], unless=dtype)

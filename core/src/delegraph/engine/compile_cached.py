@@ -74,10 +74,10 @@ class Lookups:
 
     def __init__(self, cache: Cache) -> None:
         self.cache, self._remote = cache, cache.remote
-        self._said: dict[str, None] = {}
+        self._said: dict[str, None] = {}  # notes, each once
         self.found, self.stored = [list[str]() for _ in range(2)]  # keys: lists, as threads append to them
-        self._kept: dict[int, _Kept] = {}
-        self._waiting: list[tuple[_Kept, _Kept]] = []
+        self._kept: dict[int, _Kept] = {}  # id of work that is compiled -> its partition here
+        self._waiting: list[tuple[_Kept, _Kept]] = []  # partitions, and those that they equal
         self._wrote = False
 
     def say(self, text: str) -> None:
@@ -173,10 +173,10 @@ class Lookups:
         return _Kept(backend, item, form, key, " ".join(filter(None, producer)))
 
     def fetch(self, key: str, decode: Callable[[bytes], T]) -> T | None:
-        """What ``decode`` makes of an entry in the local folder, or else in the remote one; None if neither has it.
+        """An entry as ``decode`` returns it, from the local folder or else from the remote one; None if none has it.
 
-        A remote entry is copied to the local folder. One that is damaged, or of which ``decode`` raises an error,
-        becomes a note.
+        A remote entry is copied to the local folder. A damaged entry, or one for which ``decode`` raises, becomes a
+        note.
         """
         for is_remote, read in ((False, self.cache.read), (True, self._read_remote)):
             try:
@@ -194,7 +194,7 @@ class Lookups:
         return None
 
     def keep(self, key: str, data: bytes) -> bool:
-        """Store an entry in both folders; False if that failed for the own one. What cannot be stored is noted."""
+        """Store an entry in both folders; False if that failed for the local one. A failure becomes a note."""
         stored = self._store(key, data)
         if self._remote is not None:
             try:
@@ -261,7 +261,7 @@ def _compile_canonical(kept: _Kept, registry: Registry) -> PreprocessResult | No
     names. Raises ContractViolation for a wrong result.
     """
     item, program, name = kept.item, canonical(kept.form), kept.backend.__name__
-    given, before, inputs = replace(item, program=program), Snapshot(program), user_inputs(program)
+    canonical_item, before, inputs = replace(item, program=program), Snapshot(program), user_inputs(program)
     names = [node.name for node in inputs]
     programs, specs = {item.method: [program]}, {item.method: [list(item.partition.spec.compile_specs)]}
     try:
@@ -270,9 +270,9 @@ def _compile_canonical(kept: _Kept, registry: Registry) -> PreprocessResult | No
         return None
     result: PreprocessResult = flat_results(name, programs, returned)[0]
     check_result(name, item.partition.tag, kept.handles, result)
-    check_others(name, given, before)
+    check_others(name, canonical_item, before)
     if before.is_rewritten():
-        check_convention(name, given, names)
+        check_convention(name, canonical_item, names)
     return result
 
 
