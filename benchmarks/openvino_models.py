@@ -81,15 +81,14 @@ def _models() -> dict[str, Callable[[], Case]]:
     sys.path.pop(0)
     from plugins.tosa_backend.tests.support.quantized_networks import NETWORKS
 
-    models: dict[str, Callable[[], Case]] = {name: lambda n=name: _example(n) for name in measuring.MODELS}
-    models |= {f"{name}, small": lambda n=name: _small(SMALL[n]()) for name in SMALL}
+    models: dict[str, Callable[[], Case]] = {f"{name}, small": lambda n=name: _small(SMALL[n]()) for name in SMALL}
     models |= {
         f"{name}, of fifteen": lambda f=file, n=name: _of_fifteen(f, n)
         for file, names in FIFTEEN.items()
         for name in names
     }
     models |= {f"{name}, int8": lambda n=name: _quantized(n) for name in NETWORKS}
-    return models
+    return models | {name: lambda n=name: _example(n) for name in measuring.MODELS}
 
 
 def _example(name: str) -> Case:

@@ -72,7 +72,7 @@ def test_short_floats_keep_their_type(dtype):
     layer = nn.Sequential(nn.Linear(6, 4), nn.ReLU()).to(dtype)
     lowered = lower(layer, torch.randn(3, 6).to(dtype))
     assert lowered(torch.ones(3, 6, dtype=dtype)).dtype is dtype
-    assert lowered.verify(torch.randn(3, 6).to(dtype)).agrees
+    assert lowered.verify(torch.randn(3, 6).to(dtype)).agrees()
 
 
 def test_sizes_vary_and_are_computed():
@@ -87,7 +87,7 @@ def test_sizes_vary_and_are_computed():
     assert lowered.report.host_operators == 0
     for rows, columns in ((4, 5), (1, 1), (7, 9)):
         given = torch.randint(0, 10, (rows, columns)), torch.randn(rows, 2, 3)
-        assert lowered.verify(*given).agrees
+        assert lowered.verify(*given).agrees()
         assert lowered(*given)[2] == 2 * rows
 
 
@@ -95,10 +95,10 @@ def test_inputs_of_other_strides_and_zero_sizes_and_one_that_nobody_reads():
     inputs = torch.randn(2, 3, 3).unbind()
     lowered = lower(lambda m, x, y: torch.cat([x.transpose(0, 1) * 2, torch.zeros_like(y)]), *inputs)
     turned = torch.randn(3, 3).t()
-    assert lowered.verify(turned, turned[:, 0].expand(3, 3)).agrees
-    assert lowered.verify(turned, turned).agrees
+    assert lowered.verify(turned, turned[:, 0].expand(3, 3)).agrees()
+    assert lowered.verify(turned, turned).agrees()
     empty = lower(lambda m, x: torch.cat([x, x], 1).sum(0), torch.ones(0, 3))
-    assert empty.verify(torch.ones(0, 3)).agrees
+    assert empty.verify(torch.ones(0, 3)).agrees()
 
 
 def test_results_are_the_callers_own_and_threads_may_call_at_once():
@@ -172,13 +172,13 @@ def test_the_reason_is_the_frontends_or_says_what_would_be_lost():
     assert "torch.float64" in said["aten.sin.default"]
     assert "32 bits" in said["aten.mul.Tensor"] and str(2**40) in said["aten.gt.Scalar"]
     assert "torch wraps" in said["aten.to.dtype"]
-    assert lowered.verify(*inputs).agrees
+    assert lowered.verify(*inputs).agrees()
 
 
 def test_int64_is_an_index_and_one_that_32_bits_do_not_hold_is_an_error():
     lowered = lower(lambda m, ids: m.w0[ids].sum(1), torch.tensor([1, 2]), weights=[torch.randn(3, 4)])
     assert lowered.report.host_operators == 0
-    assert lowered.verify(torch.tensor([0, -1])).agrees
+    assert lowered.verify(torch.tensor([0, -1])).agrees()
     with pytest.raises(InputError, match="32 bits"):
         lowered(torch.tensor([2**32, 0]))
 
@@ -199,7 +199,7 @@ def test_what_only_the_compiler_refuses_goes_to_the_host_with_the_reason(monkeyp
     [given_back] = lowered.report.given_back
     assert given_back.reason.startswith("OpenVINO: no kernel for n1/")
     assert given_back.source.code == "return low + torch.cos(x)"
-    assert lowered.verify(torch.ones(2)).agrees
+    assert lowered.verify(torch.ones(2)).agrees()
 
 
 def test_the_frontend_is_asked_once_about_equal_calls(monkeypatch):

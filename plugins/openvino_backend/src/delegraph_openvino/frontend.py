@@ -17,17 +17,8 @@ from torch.fx import Graph, GraphModule, Node
 
 from .quantized import extensions
 
-TYPES = {
-    torch.float32: ov.Type.f32,
-    torch.float16: ov.Type.f16,
-    torch.bfloat16: ov.Type.bf16,
-    torch.int8: ov.Type.i8,
-    torch.uint8: ov.Type.u8,
-    torch.int16: ov.Type.i16,
-    torch.int32: ov.Type.i32,
-    torch.int64: ov.Type.i64,
-    torch.bool: ov.Type.boolean,
-}
+_NAMES = ("float32 f32", "float16 f16", "bfloat16 bf16", "int8 i8", "uint8 u8", "int16 i16", "int32 i32", "int64 i64")
+TYPES = {getattr(torch, t): getattr(ov.Type, o) for t, o in map(str.split, (*_NAMES, "bool boolean"))}
 """The element types that cross the border, or lie inside."""
 _NUMBERS = {dtype: k for k, dtype in enumerate(TYPES)}
 
@@ -66,18 +57,17 @@ class Draft:
         self.calls.append(node)
 
     def convert(self, outputs: Sequence[Node]) -> ov.Model:
-        """OpenVINO's model. Raises Unsupported with the frontend's reason, and the node if it names one."""
+        """OpenVINO's model, of the recorded types and shapes. Raises Unsupported with the reason."""
         self.graph.output(tuple(self.values[node] for node in outputs))
         module = GraphModule(self.constants, self.graph)
         decoder = TorchFXPythonDecoder(module, input_types=self.types)
         decoder._nodes = _Nodes(decoder._nodes)
         try:
             model = _frontend().convert(_frontend().load(decoder))
-            for result, node in zip(model.get_results(), outputs, strict=True):
-                _give_type(result, node)
-            model.validate_nodes_and_infer_types()
         except Exception as e:  # OpenVINO names no base of what its frontend raises, in C++ and in Python
             raise Unsupported("unsupported", reason_of(e)) from e
+        for output, node in zip(model.outputs, outputs, strict=True):
+            _check_value(output, node.meta["val"])
         return model
 
 
@@ -100,24 +90,15 @@ def _frontend() -> Any:
     return frontend
 
 
-def _give_type(result: Any, node: Node) -> None:
-    """Let a result have the type that the program gives it, where the frontend chose another."""
-    val = node.meta["val"]
-    wanted = TYPES[val.dtype] if isinstance(val, torch.Tensor) else ov.Type.i64
-    source = result.input_value(0)
-    if source.get_element_type() != wanted:
-        result.input(0).replace_source_output(ov.opset13.convert(source, wanted).output(0))
-
-
-def why_other_value(output: Any, val: Any) -> str | None:
-    """How what OpenVINO makes of a call differs from its recorded type or shape; None if it does not."""
+def _check_value(output: Any, val: Any) -> None:
+    """Raise Unsupported if OpenVINO makes another type or shape of a call than the program records."""
     dtype, shape = (val.dtype, val.shape) if isinstance(val, torch.Tensor) else (torch.int64, ())
-    if output.get_element_type() != TYPES[dtype]:
-        return f"OpenVINO makes {output.get_element_type().get_type_name()} of what is {dtype} here"
-    sizes = [size if isinstance(size, int) else -1 for size in shape]
+    kind, sizes = output.get_element_type(), [size if isinstance(size, int) else -1 for size in shape]
+    if kind != TYPES[dtype]:
+        raise Unsupported("unsupported", f"OpenVINO makes {kind.get_type_name()} of what is {dtype} here")
     if not output.get_partial_shape().compatible(ov.PartialShape(sizes)):
-        return f"OpenVINO makes the shape {output.get_partial_shape()} of what is {sizes} here"
-    return None
+        text = f"OpenVINO makes the shape {output.get_partial_shape()} of what is {sizes} here"
+        raise Unsupported("unsupported", text)
 
 
 def reason_of(error: Exception) -> str:

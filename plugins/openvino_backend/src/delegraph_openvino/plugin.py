@@ -28,7 +28,7 @@ def delegraph_backends() -> list[BackendSpec]:
             name="openvino",
             backend_id="OpenVINOBackend",
             target="delegraph_openvino.backend:OpenVINOBackend",
-            api=1,
+            api=2,
             summary="Intel's CPUs, GPUs and NPUs, through OpenVINO",
             requires=NEEDS,
             install_hint=INSTALL,

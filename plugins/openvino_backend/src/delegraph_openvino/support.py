@@ -13,8 +13,9 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
-from .frontend import TYPES, Draft, why_other_value
+from .frontend import TYPES, Draft
 from .options import Options
+from .quantized import RULES
 
 INDEX_AT = {"embedding": 1, "gather": 2, "index_select": 2, "index": 1, "index_put": 1, "scatter": 2}
 """Where an operator takes indices."""
@@ -49,6 +50,9 @@ def why_not(node: Node) -> str | None:
         reason = _why_no_value(value)
         if reason is not None:
             return reason
+    if str(node.target) in RULES:
+        scales = [value for value in node.all_input_nodes[1:] if value.op == "call_function"]
+        return f"OpenVINO has fixed scales, and {scales[0].name} is computed" if scales else None
     reason = _why_not_integers(node)
     if reason is not None:
         return reason
@@ -87,8 +91,6 @@ def _why_not_integers(node: Node) -> str | None:
     int64 is taken as an index, and as a place that is found among floats: both fit, or are wrong in eager as well.
     """
     name = _name(node)
-    if name.partition("_")[0] in ("quantize", "dequantize"):
-        return None
     indices = pytree.tree_leaves(node.args[INDEX_AT[name]]) if name in INDEX_AT else []
     values = [v for v in node.all_input_nodes if v not in indices]
     read, made = [d for v in values for d in _integers(v)], _integers(node)
@@ -122,11 +124,10 @@ def _why_not_converted(node: Node) -> str | None:
         for user in outputs:
             draft.add_call(user)
     try:
-        model = draft.convert(outputs)
+        draft.convert(outputs)
     except Unsupported as refusal:
         return refusal.message
-    pairs = zip(model.outputs, outputs, strict=True)
-    return next((why for output, n in pairs if (why := why_other_value(output, n.meta["val"]))), None)
+    return None
 
 
 def _key(node: Node) -> str:
