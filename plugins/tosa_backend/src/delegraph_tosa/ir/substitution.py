@@ -21,7 +21,7 @@ def bound(inputs: Iterable[Type], operands: Iterable[Type]) -> dict[Symbol, int]
 
 
 def _plain(size: int) -> Symbol | None:
-    """The symbol of a size that is a symbol; None for any other size."""
+    """The symbol that ``size`` consists of, as ``n`` but not ``2*n`` or ``n+1``; None for any other size."""
     one = next(symbols(size), None)
     return one if one is not None and size == atom(one) else None
 

@@ -83,7 +83,7 @@ def _rounds_once(operators: list[Operator], rounded_number: bool) -> bool:
 
 
 def _applied_in_fp32(t: Tosa, function: Callable[..., Any], arguments: list[Any], val: Any) -> Any:
-    """The rule on operands cast to fp32, its results cast back to the types in ``val``."""
+    """The result of the rule on operands cast to fp32, cast back to the types of ``val``."""
     result = function(t, *(_cast_to_fp32(t, argument) for argument in arguments))
     if isinstance(result, tuple):
         return tuple([v and _cast_back(t, v, fake) for v, fake in zip(result, val, strict=True)])

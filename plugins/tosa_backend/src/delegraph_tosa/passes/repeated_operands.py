@@ -24,6 +24,7 @@ def multiply_once(views: Views, product: Operator) -> None:
     repeated, result = _repetition(product.inputs[1], views.uses), product.outputs[0]
     if repeated is None or repeated.axis != 0 or not views.movable(result.dtype):
         return views.keep(product)
+    # compute the right operand without repetition, by the rules of its TRANSPOSE and RESHAPE
     for operator in repeated.operators:
         LAYOUT[type(operator)](views, operator)
     left, right = views.value(product.inputs[0]), views.value(repeated.once)

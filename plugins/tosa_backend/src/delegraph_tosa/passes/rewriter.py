@@ -127,7 +127,7 @@ class Rewrite:
         return self._shapes[entries]
 
     def reshape(self, value: Value, shape: Shape, source: Any) -> Value:
-        """``value`` reshaped. RESHAPE of RESHAPE of x becomes RESHAPE of x, or x itself if the shape is that of x."""
+        """``value`` reshaped. RESHAPE of RESHAPE of x becomes RESHAPE of x, or x itself if x has this shape."""
         before = origin(value)
         if type(before) is RESHAPE and value.type.shape != shape:
             value, source = before.inputs[0], both(before.source, source)

@@ -94,7 +94,10 @@ def _carry_entries(views: Views, operator: Operator, operands: list[tuple[Shape,
 
 
 def _pad(views: Views, operator: Operator) -> None:
-    """The rule for PAD, with its (before, after) pairs in the base's order; kept if it pads an axis new in the view."""
+    """The rule for PAD: applied to the base, with its (before, after) pairs in the order of the base's axes.
+
+    A PAD of an axis that only the view has is kept.
+    """
     base, axes, _ = views.view(operator.inputs[0])
     entries = shape_of(operator.inputs[1])
     pairs = ax.spread(list(zip(entries[::2], entries[1::2], strict=True)), axes, base.rank, (0, 0))

@@ -144,7 +144,10 @@ class Views(Rewrite):
         return 1.0 + range_of(math.prod(base.shape))[0] if self.movable(base.dtype) else math.inf
 
     def follow(self, operand: Value, lead: View, source: Any) -> Value:
-        """``operand`` as a value in the layout of the base of ``lead``; ``source`` is that of its user."""
+        """``operand`` as a value in the layout of the base of ``lead``.
+
+        ``source`` is the source of the operator that uses it, for a TRANSPOSE or RESHAPE that this takes.
+        """
         base, axes, view_source = self.view(operand)
         rank = lead.base.rank
         if axes == lead.axes and base.rank == rank:

@@ -22,7 +22,7 @@ def bitwise_not(t: Tosa, self: Value) -> Value:
 
 
 def _are_bool(left: Operand, right: Operand) -> bool:
-    """Whether the operands, which are promoted to one type and of which one is a tensor, are bools."""
+    """Whether two operands are bools, after ``promoted``: they have one type, and at least one is a tensor."""
     return DType.BOOL in [v.dtype for v in (left, right) if isinstance(v, Value)]
 
 

@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 @lowers(aten.eq.Tensor, aten.eq.Scalar)
 def eq(t: Tosa, self: Value, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; truth values"""
+    """[*S], [*S] -> [*S]; bool"""
     left, right = promoted(t, self, other)
     if isinstance(left, Value) and left.dtype is DType.BOOL:
         return t.logical_not(t.logical_xor(left, right))
@@ -30,57 +30,57 @@ def eq(t: Tosa, self: Value, other: Operand) -> Value:
 
 @lowers(aten.ne.Tensor, aten.ne.Scalar)
 def ne(t: Tosa, self: Value, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; truth values, NaN differs from everything"""
+    """[*S], [*S] -> [*S]; bool; NaN differs from every number and from NaN"""
     return t.logical_not(eq(t, self, other))
 
 
 @lowers(aten.gt.Tensor, aten.gt.Scalar)
 def gt(t: Tosa, self: Value, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; truth values"""
+    """[*S], [*S] -> [*S]; bool"""
     return t.greater(*promoted(t, self, other))
 
 
 @lowers(aten.ge.Tensor, aten.ge.Scalar)
 def ge(t: Tosa, self: Value, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; truth values"""
+    """[*S], [*S] -> [*S]; bool"""
     return t.greater_equal(*promoted(t, self, other))
 
 
 @lowers(aten.lt.Tensor, aten.lt.Scalar)
 def lt(t: Tosa, self: Value, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; truth values: GREATER with the operands exchanged"""
+    """[*S], [*S] -> [*S]; bool; GREATER with the operands exchanged"""
     left, right = promoted(t, self, other)
     return t.greater(right, left)
 
 
 @lowers(aten.le.Tensor, aten.le.Scalar)
 def le(t: Tosa, self: Value, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; truth values: GREATER_EQUAL with the operands exchanged"""
+    """[*S], [*S] -> [*S]; bool; GREATER_EQUAL with the operands exchanged"""
     left, right = promoted(t, self, other)
     return t.greater_equal(right, left)
 
 
 @lowers(aten.logical_and.default)
 def logical_and(t: Tosa, self: Value, other: Value) -> Value:
-    """[*S], [*S] -> [*S]; truth values, a number is true unless it is 0"""
+    """[*S], [*S] -> [*S]; bool; a number is true unless it is 0"""
     return t.logical_and(converted(t, self, DType.BOOL), converted(t, other, DType.BOOL))
 
 
 @lowers(aten.logical_or.default)
 def logical_or(t: Tosa, self: Value, other: Value) -> Value:
-    """[*S], [*S] -> [*S]; truth values, a number is true unless it is 0"""
+    """[*S], [*S] -> [*S]; bool; a number is true unless it is 0"""
     return t.logical_or(converted(t, self, DType.BOOL), converted(t, other, DType.BOOL))
 
 
 @lowers(aten.logical_xor.default)
 def logical_xor(t: Tosa, self: Value, other: Value) -> Value:
-    """[*S], [*S] -> [*S]; truth values, a number is true unless it is 0"""
+    """[*S], [*S] -> [*S]; bool; a number is true unless it is 0"""
     return t.logical_xor(converted(t, self, DType.BOOL), converted(t, other, DType.BOOL))
 
 
 @lowers(aten.logical_not.default)
 def logical_not(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; truth values, a number is true unless it is 0"""
+    """[*S] -> [*S]; bool; a number is true unless it is 0"""
     return t.logical_not(converted(t, self, DType.BOOL))
 
 

@@ -73,13 +73,13 @@ def _without_axis(t: Tosa, y: Value, axis: int) -> Value:
 
 @lowers(aten.argmax.default)
 def argmax(t: Tosa, self: Value, dim: int | None, keepdim: bool) -> Value:
-    """[*A,N,*B] -> [*A,*B]; int64, of all elements without a ``dim``"""
+    """[*A,N,*B] -> [*A,*B]; int64; if ``dim`` is None, the position among all elements"""
     return position(t, self, dim, keepdim, largest=True)
 
 
 @lowers(aten.argmin.default)
 def argmin(t: Tosa, self: Value, dim: int | None, keepdim: bool) -> Value:
-    """[*A,N,*B] -> [*A,*B]; int64, of all elements without a ``dim``"""
+    """[*A,N,*B] -> [*A,*B]; int64; if ``dim`` is None, the position among all elements"""
     return position(t, self, dim, keepdim, largest=False)
 
 
@@ -184,7 +184,8 @@ def _one_by_one(t: Tosa, x: Value, descending: bool, count: int) -> Value:
     for _ in range(count):
         remaining = t.select(t.logical_or(done, nan), t.like(least if descending else most, wide), wide)
         is_extreme = t.equal(wide, (t.reduce_max if descending else t.reduce_min)(remaining, 1))
-        # the smallest key wins: position - size for ``first`` elements, position for ``second`` ones, size for the rest
+        # the element with the smallest key comes next. Keys: position - size for ``first`` elements, position for
+        # ``second`` elements, size for all others
         first, second = (nan, is_extreme) if descending else (is_extreme, nan)
         key = t.select(first, t.sub(position, size), t.select(second, position, size))
         index = from_start(t, t.reduce_min(t.select(done, size, key), 1), size)
@@ -201,7 +202,7 @@ def _precedes(t: Tosa, x: Value, descending: bool) -> Value:
     before = t.greater(x_j, x_i) if descending else t.greater(x_i, x_j)
     tie = t.equal(x_i, x_j)
     if x.dtype in FLOATS:
-        # comparisons with NaN are false: NaN, the greatest element, needs its own
+        # GREATER and EQUAL are false if an operand is NaN, but NaN is the greatest element here and equals itself
         nan_i, nan_j = is_nan(t, x_i), is_nan(t, x_j)
         greater, smaller = (nan_j, nan_i) if descending else (nan_i, nan_j)
         before = t.logical_or(before, t.logical_and(greater, t.logical_not(smaller)))
@@ -260,7 +261,7 @@ def topk(t: Tosa, self: Value, k: int, dim: int, largest: bool, sorted: bool) ->
 
 @lowers(aten.kthvalue.default)
 def kthvalue(t: Tosa, self: Value, k: int, dim: int, keepdim: bool) -> Pair:
-    """[*A,N,*B] -> [*A,*B], [*A,*B]; value and index of the element at place k, counted from 1"""
+    """[*A,N,*B] -> [*A,*B], [*A,*B]; the k-th smallest element, where k = 1 is the smallest, and its index"""
     return _element_at_place(t, self, k - 1, dim, keepdim)
 
 

@@ -241,7 +241,8 @@ def by_parts(t: Tosa, x: Value, axis: int, count: int, each: Callable[[Tosa, Val
 
 
 def _mean(t: Tosa, x: Value) -> Value:
-    """x [N,L,W,1] -> [N,1,W,1], by AVG_POOL2D, or by a sum if L is known at run time only: kernels are attributes"""
+    """x [N,L,W,1] -> [N,1,W,1], the mean over L"""
+    # AVG_POOL2D has its kernel as an attribute, which cannot be known at run time only
     count = x.shape[1]
     if not is_dynamic(count):
         return t.avg_pool2d(x, (count, 1), (1, 1), (0, 0, 0, 0))

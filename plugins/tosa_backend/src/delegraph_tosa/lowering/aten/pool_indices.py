@@ -71,7 +71,7 @@ def _largest_of_windows(t: Tosa, x: Value, taps: list[list[list[int]]]) -> tuple
 def _with_indices(t: Tosa, x: Value, axes: list[Window]) -> tuple[Value, Value | None]:
     """x [N,C,*S] or [C,*S] -> the largest elements, and their positions.
 
-    Positions are None if the table would be too large, or if the target lacks their operators.
+    Positions are None if the table would be too large, or if the target lacks an operator for them.
     """
     sizes = x.shape[x.rank - len(axes) :]
     image, image_axes = (x, axes) if len(axes) > 1 else _as_image(t, x, axes)
@@ -120,7 +120,7 @@ def max_pool3d_with_indices(
 def _adaptive(t: Tosa, x: Value, output_size: Sequence[int]) -> tuple[Value, Value | None]:
     """x [*N,*S] -> the largest elements [*N,*output_size], and their flat positions in *S.
 
-    Positions are None if S is known at run time only and the target lacks their operators.
+    Positions are None if S is known at run time only and the target lacks an operator for them.
     """
     first = x.rank - len(output_size)
     if not any(map(is_dynamic, x.shape[first:])):

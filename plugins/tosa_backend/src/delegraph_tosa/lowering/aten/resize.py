@@ -108,7 +108,7 @@ _UNCHANGED = Axis(1, 1, 0, 0)
 
 
 def resized(t: Tosa, x: Value, axes: Sequence[Axis], mode: ResizeMode) -> Value:
-    """x [N,C,H,W] -> [N,C,H',W'] by RESIZE, or x itself if neither axis changes; ``axes`` are those of H and W"""
+    """x [N,C,H,W] -> [N,C,H',W'] by RESIZE with ``axes`` for H and W; x itself if both are unchanged"""
     y, w = axes
     if y == w == _UNCHANGED:
         return x

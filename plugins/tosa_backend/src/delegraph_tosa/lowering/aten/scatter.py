@@ -160,7 +160,7 @@ def scatter_src(t: Tosa, self: Value, dim: int, index: Value, src: Value) -> Val
 
 @lowers(aten.scatter.value, indexes=ALONG)
 def scatter_value(t: Tosa, self: Value, dim: int, index: Value, value: float) -> Value:
-    """self [*A,K,*B], index [*A',W,*B'] -> [*A,K,*B]; a place may be named several times"""
+    """self [*A,K,*B], index [*A',W,*B'] -> [*A,K,*B]; writes ``value`` at each index; indices may be equal"""
     x, places = ranked_pair(t, self, index)
     axis = axis_of(dim, x.rank)
     named = _without_axis(t, t.reduce_any(hits(t, x, axis, places), axis + 1), axis + 1)
@@ -253,13 +253,13 @@ def _filled_slices(t: Tosa, x: Value, dim: int, index: Value, value: Value) -> V
 
 @lowers(aten.index_fill.int_Scalar, indexes=ALONG_FROM_END)
 def index_fill(t: Tosa, self: Value, dim: int, index: Value, value: float) -> Value:
-    """self [*A,K,*B], index [W] -> [*A,K,*B]; a place may be named several times"""
+    """self [*A,K,*B], index [W] -> [*A,K,*B]; writes ``value`` at each index; indices may be equal"""
     return _filled_slices(t, self, dim, index, t.constant(value, self.dtype, ()))
 
 
 @lowers(aten.index_fill.int_Tensor, indexes=ALONG_FROM_END)
 def index_fill_tensor(t: Tosa, self: Value, dim: int, index: Value, value: Value) -> Value:
-    """self [*A,K,*B], index [W], value [] -> [*A,K,*B]; a place may be named several times"""
+    """self [*A,K,*B], index [W], value [] -> [*A,K,*B]; writes ``value`` at each index; indices may be equal"""
     return _filled_slices(t, self, dim, index, value)
 
 

@@ -63,7 +63,7 @@ def erfinv(t: Tosa, self: Value) -> Value:
     tail = polynomial(t, t.sub(sqrt(t, t.clamp(w, 5, 32)), 3), ERFINV_TAIL)
     factor = t.select(t.greater(5, w), polynomial(t, t.sub(w, 2.5), ERFINV_CENTRE), tail)
     y = t.mul(x, factor)
-    # w is NaN for |x| > 1 and NaN x, and the comparison 5 > w has hidden that
+    # w is NaN for |x| > 1 and for NaN, where ``factor`` is a number: return NaN there
     return t.select(t.equal(t.abs(x), 1), t.mul(x, inf), t.select(t.equal(w, w), y, w))
 
 

@@ -19,7 +19,7 @@ inf = math.inf
 
 
 def is_negative(t: Tosa, x: Value) -> Value:
-    """x [*S] -> bool [*S]: whether the sign bit is set, also that of -0.0; false for NaN."""
+    """x [*S] -> bool [*S]: true for negative numbers and -0.0, false for NaN."""
     if x.dtype is DType.BOOL:
         return filled(t, x.shape, False, torch.bool)
     below_zero = t.greater(0, x)

@@ -28,7 +28,7 @@ class Tosa(Operators):
     """Whether ``mul`` takes integers and fp32 weights of an interpolation; the builder of ``integer.resize`` does."""
 
     def _in_other_types(self, operator: Operator, why: str) -> Value:
-        """As in the base class; for TOSA 0.80 also by operators that replace those of 1.0 (``older``)."""
+        """As in the base class; a target of TOSA 0.80 also gets replacements for operators of 1.0 (``older``)."""
         if self.spec.version < (1, 0):
             from .older import instead
 

@@ -78,7 +78,7 @@ class IntegerWidths(Emitter):
         return self._narrow[value]
 
     def widened(self, narrow: Value, range: Range | None = None) -> Value:
-        """The int64 that rules see for ``narrow``, an int32 of the graph; a ``range`` of None is that of ``narrow``."""
+        """The int64 that rules see for ``narrow``, an int32 of the graph. Without ``range``, its range is narrow's."""
         wide = Value(Type(narrow.shape, DType.INT64), name=narrow.name)
         if self.has_int64:
             wide = self.emit(tosa.CAST, (narrow,), dtype=DType.INT64)

@@ -45,7 +45,10 @@ def _rounded_sum(t: Operators, convolution: Convolution) -> Value:
 
 
 def _without_nan(t: Operators, operator: Operator) -> Value | None:
-    """MAXIMUM, MINIMUM or CLAMP with nan_mode IGNORE, by those of 0.80, which propagate NaN; None for others."""
+    """MAXIMUM, MINIMUM or CLAMP with nan_mode IGNORE; None for other operators.
+
+    In 0.80 these operators propagate NaN, so SELECT replaces NaN elements.
+    """
     if isinstance(operator, tosa.CLAMP):
         x = operator.inputs[0]
         return t.clamp(t.select(t.equal(x, x), x, operator.min_val), operator.min_val, operator.max_val)

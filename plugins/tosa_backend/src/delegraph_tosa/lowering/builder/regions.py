@@ -62,7 +62,7 @@ class Regions(Emitter):
         return self.emit(tosa.VARIABLE_READ, (), fold=False, variable=name, types=(initial.type,))
 
     def variable_write(self, name: str, value: Value) -> None:
-        """Let the variable hold ``value`` from here on, also in the next call."""
+        """Write ``value`` to the variable ``name``; the next call reads this value."""
         self._append_taken(tosa.VARIABLE_WRITE((value,), self.source, variable=name))
 
     def _append_taken(self, operator: Operator) -> None:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from ..interpret.interpreter import Interpreter
 
 Ranges = list[Range | None]
-"""The range of each value that a loop carries; None for what is no integer."""
+"""The range of each value that a loop carries; None for a value that is no integer."""
 
 
 def _as_rules_see(
@@ -197,7 +197,7 @@ class _Loop:
             try:
                 results = iter(self.subgraphs(ranges, _is_integer)[1].results)
                 after = [r and range_of(next(results)) for r in ranges]
-            # for ranges that no step can keep, the body itself may be refused
+            # a rule of the body may refuse a range as too wide; the ranges that are proven so far still hold
             except Unsupported:
                 if proven is None:
                     raise

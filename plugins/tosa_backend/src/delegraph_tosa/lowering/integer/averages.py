@@ -51,7 +51,7 @@ class Averaged(Lazy):
         return result
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """The averages as integers, in one of the three ways that the module's docstring describes."""
+        """The averages as integers, by AVG_POOL2D, by sums of windows, or by a matrix product (see the module)."""
         same = (self.of.scale, self.of.zero_point, self.of.q.dtype) == (Scale(to.scale), to.zero_point, to.dtype)
         if same and self.windows.are_averages:
             # the quantization stays: AVG_POOL2D on the integers is the result

@@ -66,7 +66,10 @@ class Curve(Pointwise):
     __slots__ = ()
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """The function's results: by parabolas over as few pieces as are enough, else looked up among all values."""
+        """The results by parabolas over the fewest pieces that are near enough, else from a constant of all results.
+
+        Raises Unsupported if neither is possible for a sum of more than 16 bits.
+        """
         start, most = range_of(self.source.q)
         count = most - start + 1
         for bits in PIECES if count <= INT16_VALUES else PIECES + MORE_PIECES:

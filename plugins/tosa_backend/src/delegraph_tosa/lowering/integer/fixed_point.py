@@ -107,6 +107,7 @@ def exp_of(t: Tosa, x: Scaled, bits: int) -> Value:
     for coefficient in _CUBIC[2::-1]:
         series = t.add(t.mul(f, series, shift=FRACTION), _in_q29(coefficient))
     entries = exp_table(1 / PLACES, bits)
+    # k = -255 is x <= -LEAST, where the result is 0
     entries[0] = 0
     return t.mul(looked_up(t, index, entries), series, shift=FRACTION)
 

@@ -72,7 +72,7 @@ class Accumulating(Tosa):
         return super().pad(x, padding, zero_point if number == 0 else number)
 
     def expect_one_type(self, what: str, *values: Value | None) -> None:
-        """Checks nothing: the bias rightly has the type of the sums, which is not that of the input."""
+        """Checks nothing: for integers, the bias has the type of the sums, and input and weight may differ too."""
 
     def _convolution(self, cls: type[Operator], x: Value, weight: Value, *settings: Any) -> Value:
         """As in the base class, with the sums narrowed to int32."""
@@ -348,7 +348,7 @@ def _register_transposed(*overloads: Any) -> None:
 
 
 def _scale_of_groups(t: Tosa, scale: Scale, groups: int) -> Scale:
-    """The scales of all output channels: those of one group's channels, repeated for each group."""
+    """The scales of all output channels: the scales of one group's channels, repeated for each group."""
     if scale.channels == 1:
         return scale
     return Scale(scale.factor, tuple([t.tile(v, (groups,)) if v.shape != (1,) else v for v in scale.tensors]))

@@ -79,6 +79,7 @@ ROOM = 4
 def _by_weighted_sums(overload: Any, t: Tosa, self: Value, *settings: Any) -> Lazy:
     """[N,C,*S] -> [N,C,*S'], by weighted sums of int32"""
     x = operand(t, self, "its input")
+    # elements get BITS - ROOM bits, so that the sums have at most BITS
     step = x.scale.factor / 2.0 ** (BITS - ROOM - x.size.bit_length())
     y: Value = lowering_of(overload)(Weighing(t), centred(t, x, step), *settings)
     y.range = -(1 << BITS), 1 << BITS

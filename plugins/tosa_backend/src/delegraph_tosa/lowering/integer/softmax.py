@@ -56,7 +56,8 @@ class Softmax(Lazy):
 def softmax_of(t: Tosa, x: Lazy, dim: int) -> Lazy:
     """The softmax of x [*S] along ``dim``, as a lazy value.
 
-    Raises Unsupported now if computing it later would: if x is not quantized, or the sum is too large.
+    Raises Unsupported if x is not quantized, or if the sum of exponentials is too large. This is checked here already:
+    once ``integer`` is called, this call can no longer be computed in floats instead.
     """
     y = Softmax(x, dim)
     t.require(x.reach(t, HIDES) < math.inf, _UNKNOWN)

@@ -129,7 +129,7 @@ class Interpreter:
         return result
 
     def type_of_operand(self, node: Node) -> Type:
-        """The type of an operand of which the rule reads the type only.
+        """The type of an operand whose elements the rule does not read.
 
         If the host computes the operand, it is still an input of the delegate. So this raises Unsupported if the target
         has no tensors of its type.
@@ -189,7 +189,10 @@ class Interpreter:
         return arguments
 
     def lower(self, node: Node) -> None:
-        """Lower one call. Unsupported has the node and the user's line, in a branch or loop those of the inner call."""
+        """Lower one call. If it is refused, Unsupported has the node and the user's line.
+
+        For a branch or loop, these are the node and line of the refused call inside.
+        """
         self.t.source = origin = Origin.of(node)
         try:
             self.run(node)
@@ -207,7 +210,10 @@ class Interpreter:
         return inner
 
     def read_variable(self, buffer: Node, name: str, initial: torch.Tensor) -> None:
-        """Declare and read the variable ``name``; its value is that of ``buffer``, a placeholder that is written."""
+        """Declare and read the variable ``name`` for ``buffer``, the placeholder of a buffer that the program writes.
+
+        The value of ``buffer`` is then what the variable holds when a call begins: ``initial`` before the first call.
+        """
         # the operators belong to the first call that uses the buffer
         first = next((user for user in buffer.users if user.op == "call_function"), buffer)
         self.t.source = Origin.of(first)

@@ -59,7 +59,7 @@ def _is_from_float(cast: Node) -> bool:
 
 
 def saturated(t: Tosa, x: Value, range: Range) -> Value:
-    """Floats [*S] clamped to ``range``; NaN becomes its lower end. A lazy x, or one without floats, as it is."""
+    """x [*S] clamped to ``range`` if it has computed floats, else x itself; NaN becomes the lower end of the range."""
     if x.dtype not in FLOATS or type(x) is not Value:
         return x
     low, high = map(float, range)
@@ -69,14 +69,14 @@ def saturated(t: Tosa, x: Value, range: Range) -> Value:
 
 
 class _Uses:
-    """Finds, for integer tensors, the range outside of which their uses among ``nodes`` do not tell elements apart."""
+    """Finds ranges to which an integer tensor can be clamped without changing a result of its uses among ``nodes``."""
 
     def __init__(self, nodes: Iterable[Node], bounds: Mapping[Node, Range]) -> None:
         self._nodes, self._bounds = set(nodes), bounds
         self._known: dict[Node, Range | None] = {}
 
     def range_of(self, node: Node) -> Range | None:
-        """A range such that every use treats an element beyond it like the end of the range; None if none is known."""
+        """A range to which ``node`` can be clamped without changing a result of any use; None if none is known."""
         if node in self._bounds:
             return self._bounds[node]
         if node not in self._known:

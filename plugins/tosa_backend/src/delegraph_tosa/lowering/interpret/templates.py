@@ -111,7 +111,7 @@ class Templates:
         return template.copy(t, operands) if template else apply(t, rule, node, arguments)
 
     def outline(self, t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
-        """A result with the types of that of ``apply``, for a support check; a template is not copied for it."""
+        """For a support check: a result with the same types as ``apply``. If there is a template, nothing is copied."""
         template = self._find(rule, node, arguments, {})
         return template.result if template else apply(t, rule, node, arguments)
 

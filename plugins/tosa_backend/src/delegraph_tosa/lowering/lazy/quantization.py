@@ -52,7 +52,7 @@ class Scale(NamedTuple):
 
 
 class Quantization(NamedTuple):
-    """What a program quantizes a tensor to: integers from ``low`` to ``high`` of an element type."""
+    """The arguments of a quantize operator: scale, zero point, smallest and largest integer, element type."""
 
     scale: float
     zero_point: int
@@ -72,7 +72,7 @@ class Quantization(NamedTuple):
 
 
 def expect_scale(scale: float) -> None:
-    """Raise Unsupported unless ``scale`` is a positive, finite, normal number of fp32, in which PyTorch computes it."""
+    """Raise Unsupported unless ``scale`` is a positive, finite, normal number of fp32, as which PyTorch uses it."""
     if not (FP32.smallest_normal <= scale <= FP32.max):
         raise refused(f"a scale of {scale} is not a positive number of fp32")
 

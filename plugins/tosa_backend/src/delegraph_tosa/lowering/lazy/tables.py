@@ -65,8 +65,8 @@ def interpolated(steps: Array, middles: Array, wanted: Array, zero_point: int) -
     if not np.isfinite(steps).all():
         return None
 
-    # Entries are clamped to int16. That changes the line from an entry inside int16 to one outside, so units of several
-    # steps are tried, in which the outer entry fits as well.
+    # An entry beyond int16 is clamped, which changes the line from its neighbour to it. In units of 2 or 4 steps, the
+    # entry may fit.
     units = (1, 2, 4) if np.abs(steps).max() > INT16_VALUES // 2 else (1,)
     candidates = (tables for unit in units for tables in _candidates(steps / unit, middles / unit, unit))
     return next((tables for tables in candidates if _is_near_enough(tables.at_integers(), wanted, zero_point)), None)

@@ -35,7 +35,7 @@ def bounds_of(nodes: Iterable[Node], indexes_of: Callable[[Node], ArgumentRanges
     parts: dict[Node, list[Part]] = {}
     for node in reversed(list(nodes)):
         _narrow_each(bounds, indexes_of(node))
-        # a tensor without elements has no element in its range, and proves nothing of its operands
+        # every element of an empty result is in any range, so it proves nothing of the operands
         if node not in bounds or 0 in _shape(node):
             continue
         if node.target in PASSING:
@@ -120,9 +120,9 @@ def _operand_of_sum(x: Any, numbers: Range | None, sign: int, range: Range) -> A
 
 
 def _range_known_beforehand(argument: Any) -> Range | None:
-    """The range of an int or integer tensor that does not depend on the program's inputs, such as an arange; else None.
+    """The range of an int, or of a bool tensor, or of an int64 tensor that does not depend on the program's inputs.
 
-    A bool tensor, whose range is 0 .. 1, may depend on them.
+    Such a tensor is for example an arange. None for anything else.
     """
     if type(argument) is int:
         return argument, argument
@@ -140,7 +140,7 @@ def _range_known_beforehand(argument: Any) -> Range | None:
 def _range_of_arange(node: Node) -> Range | None:
     """The range of arange(end) or arange(start, end), which have no step; None if a bound is neither int nor size.
 
-    It has at least one number, ``start``, although an arange may be empty: a Range cannot be.
+    For an arange that may be empty, the range still contains ``start``, because a Range cannot be empty.
     """
     start, end = [_range_of_number(argument) for argument in [0, *node.args[:2]][-2:]]
     return (start[0], max(end[1] - 1, start[0])) if start and end else None

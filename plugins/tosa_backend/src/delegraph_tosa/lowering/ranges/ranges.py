@@ -139,7 +139,7 @@ def _negated(operator: Operator) -> Range:
 
 
 def _size_range(size: int) -> Range:
-    """The range of a size. torch takes a dynamic size to be at least 2, but at run time it may be 1."""
+    """The range of a size, from 1 if the size is dynamic: torch assumes at least 2, but at run time it may be 1."""
     low, high = sizes.range_of(size)
     return (min(low, 1), high) if sizes.is_dynamic(size) else (low, high)
 
@@ -178,7 +178,7 @@ def _bits(operator: Operator) -> Range:
 
 
 def _masked(operator: Operator) -> Range:
-    """BITWISE_AND: 0 up to the smallest operand that is never negative; as ``_bits`` if both may be negative."""
+    """BITWISE_AND: at most an operand that is never negative, and not negative then; as ``_bits`` if both may be."""
     masks = [high for low, high in _operands(operator) if low >= 0]
     return (0, min(masks)) if masks else _bits(operator)
 
@@ -195,11 +195,12 @@ def _shifted(combine: Callable[[int, int], int]) -> Callable[[Operator], Range]:
     By up to 31 bits int32 and int64 give the same result. By more, only int64 is defined.
     """
 
-    def spanned(operator: Operator) -> Range:
+    def shifted(operator: Operator) -> Range:
         amounts = range_of(operator.inputs[1])
+        # by more than 31 bits, int32 does not give what int64 gives
         return _corners(combine)(operator) if inside(amounts, (0, 31)) else range_of_type(operator.inputs[0].dtype)
 
-    return spanned
+    return shifted
 
 
 RANGES: dict[type[Operator], Callable[..., Range]] = {
