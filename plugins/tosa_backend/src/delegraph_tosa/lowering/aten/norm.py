@@ -155,7 +155,7 @@ def native_layer_norm(
 
 @lowers(aten.rms_norm.default)
 def rms_norm(t: Tosa, input: Value, normalized_shape: Sequence[int], weight: Value | None, eps: float | None) -> Value:
-    """input [*A,*S], weight [*S] -> [*A,*S]; x / sqrt(mean(x^2) + eps), where None is the machine epsilon"""
+    """input [*A,*S], weight [*S] -> [*A,*S]; x / sqrt(mean(x^2) + eps); an ``eps`` of None is the machine epsilon"""
     x = converted(t, input, DType.FP32)
     axes, shape = last_axes(input, normalized_shape)
     epsilon = finfo(input.dtype).eps if eps is None else eps

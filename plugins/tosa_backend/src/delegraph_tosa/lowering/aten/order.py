@@ -48,7 +48,7 @@ def first_extreme(t: Tosa, x: Value, axis: int, largest: bool) -> Value:
     """x [*A,N,*B] -> int64 [*A,*B], the index of the first of the largest (or smallest) elements along ``axis``"""
     if x.dtype in FLOATS:
         return converted(t, t.argmax(x if largest else t.negate(x), axis), DType.INT64)
-    # ARGMAX takes no int32: take the smallest index at which the extreme stands
+    # ARGMAX takes no int32: find the smallest index of an element that equals the maximum (or minimum)
     wide, size = comparable(t, x), x.shape[axis]
     hit = t.equal(wide, (t.reduce_max if largest else t.reduce_min)(wide, axis))
     return _without_axis(

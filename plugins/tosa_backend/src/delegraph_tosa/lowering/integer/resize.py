@@ -65,7 +65,7 @@ class Weighing(Tosa):
         self.__dict__.update(t.__dict__)
 
     def mul(self, left: Any, right: Any, shift: int = 0) -> Value:
-        """left * right, the constant ``right`` in fixed point."""
+        """left * right, after the fp32 constant ``right`` was converted to fixed point."""
         weights = np.rint(materialize(right) * 2.0**WEIGHT).astype(np.int64)
         return super().mul(left, literal(weights, DType.INT32, np.int32), shift=WEIGHT)
 

@@ -83,6 +83,7 @@ def _candidates(steps: Array, middles: Array, unit: int) -> Iterator[Interpolati
     # the most fraction bits with which the largest bend fits into 16 bits
     bits = REST - max(0, math.ceil(math.log2(max(np.abs(bends).max(), 1))))
     if np.isfinite(bends).all() and bits >= 0:
+        # a table has values at entries: the mean of the bends on both sides of an entry
         at_entries = (np.append(bends, bends[-1]) + np.insert(bends, 0, bends[0])) / 2
         yield Interpolation(unit, first, rest, np.rint(at_entries * (1 << bits)).astype(np.int64), bits)
 
