@@ -360,8 +360,8 @@ def _other_structure(wanted: pytree.TreeSpec, actual: pytree.TreeSpec, names: Se
 
 def _difference(name: str, wanted: pytree.TreeSpec, actual: pytree.TreeSpec) -> str | None:
     """The first difference between the structures of the input ``name``, in words; None if there is none."""
-    ours, theirs = ((spec.type, _keys_or_context(spec), spec.num_children) for spec in (wanted, actual))
-    if ours != theirs:
+    form, actual_form = ((spec.type, _keys_or_context(spec), spec.num_children) for spec in (wanted, actual))
+    if form != actual_form:
         return f"input {name} is to be {_kind(wanted)}; it is {_kind(actual)}"
     keys = list(wanted.context) if wanted.type is dict else range(wanted.num_children)
     children = dict(zip(actual.context if actual.type is dict else keys, actual.children(), strict=True))

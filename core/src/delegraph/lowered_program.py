@@ -212,6 +212,7 @@ class LoweredProgram(MethodPrograms):
         executable = self._methods[name]
         if observer is not None:
             return ObservedExecutable(executable, observer, self.delegates)(*args, **kwargs)
+        # compares inputs before and after each call of a delegate, to find a runtime that writes them
         return SuspiciousExecutable(executable._method, executable._delegates)(*args, **kwargs)
 
     def _run_eager(self, name: str, args: Any, kwargs: Any, mode: AbstractContextManager[Any]) -> Any:

@@ -80,7 +80,7 @@ def write_result(key: str, about: Any, result: PreprocessResult, form: Form) -> 
     raw: list[bytes] = []
 
     def pieces(blob: Any) -> list[Any]:
-        """The pieces of a blob: for each, its number of bytes in the entry, or the result of ``_find_in_memories``."""
+        """The rows of a blob: a number of bytes in the entry, or where in a constant (``_find_in_memories``)."""
         rows: list[Any] = []
 
         def take(piece: memoryview) -> None:
@@ -89,7 +89,7 @@ def write_result(key: str, about: Any, result: PreprocessResult, form: Form) -> 
                 rows.append(shared)
                 return
             raw.append(bytes(piece))
-            if rows and type(rows[-1]) is int:  # joins neighbouring pieces, so that many small ones make few rows
+            if rows and type(rows[-1]) is int:  # one row for neighbouring pieces: many blobs have many small ones
                 rows[-1] += piece.nbytes
             else:
                 rows.append(piece.nbytes)

@@ -67,6 +67,7 @@ class Lower:
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
         registry, several = default_registry(), None
+        # everything that can be wrong with the arguments, before ``_lower_one`` imports torch
         models = [check_model(model) for model in args.model]
         if len(args.model) > 1 or args.rows:
             of_several = provided("delegraph_analysis.commands.several:Several", "a table of several MODELs")
@@ -85,6 +86,7 @@ class Lower:
         expect_places([*written, *filter(None, [args.rows])], read)
         for path in args.report:
             registry.find(ReportSpec, declared_for(path))
+        # the work
         if several is None:
             return _outcome(_lower_one(args.model[0], args, chosen, options))
         table: Outcome = several.lower(chosen.names, options, lambda m: _lower_one(m, args, chosen, options).row())

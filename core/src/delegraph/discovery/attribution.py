@@ -106,7 +106,7 @@ class AtWork:
         node = _node_argument(error)
         if not isinstance(error, DelegraphError):
             raise self._failed(error, node) from error
-        if error.raised_by is None:
+        if error.raised_by is None:  # else an AtWork inside of this one has named the plugin
             error.raised_by = self.text
             error.node = error.node or node
             error.source = error.source or (node and source_of(node))

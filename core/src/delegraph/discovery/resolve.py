@@ -78,7 +78,10 @@ def in_process(
 
 
 def _spec_of(backend: Any, name: str | None, options: tuple[OptionSpec, ...], objects: dict[str, Any]) -> BackendSpec:
-    """The declaration of ``backend``, a class or BackendSpec; ``name`` and ``options`` apply unless empty."""
+    """The declaration of ``backend``, a class or BackendSpec; ``name`` and ``options`` apply unless empty.
+
+    A class is added to ``objects`` under the declaration's target (see ``_target``).
+    """
     if isinstance(backend, BackendSpec):
         return replace(backend, name=name or backend.name, options=options or backend.options)
     backend_id = backend.__name__

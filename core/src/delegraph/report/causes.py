@@ -113,6 +113,7 @@ def _root_of(reason: Reason, operand_reason: str | None) -> _Root:
         return _Root((reason.cause,), reason, "")
     producer = unpacked(reason.of) or reason.of
     name = operator_name(producer) if producer.op == "call_function" else producer.name
+    # refusals about the results of different operators, or about different inputs, are different causes
     return _Root((reason.cause, name), reason, name if operand_reason is not None else "")
 
 

@@ -70,7 +70,7 @@ def probe(plugins: Sequence[tuple[EntryPoint, PluginRecord]], seconds: float = S
 
 
 def _probe_in_child(entry: EntryPoint, record: PluginRecord, seconds: float) -> ProbeResult:
-    """Examine one plugin in a child process. If that does not finish, the result has the line at which it was."""
+    """Examine one plugin in a child process. If that hangs or crashes, the result names the line of code it was at."""
     with tempfile.TemporaryDirectory(prefix="delegraph-doctor-") as folder:
         job = {"entry": [entry.name, entry.value], "record": [record.distribution, record.version, record.location]}
         (Path(folder) / "job").write_text(json.dumps(job))
