@@ -10,14 +10,7 @@ from typing import Any
 
 import openvino as ov
 import torch
-from delegraph.backend import (
-    BackendDetails,
-    CompileSpec,
-    DelegateMappingBuilder,
-    NamedDataStore,
-    NamedDataStoreOutput,
-    PreprocessResult,
-)
+from delegraph.backend import BackendDetails, CompileSpec, NamedDataStore, PreprocessResult
 from delegraph.errors import Unsupported
 from delegraph.exported_program import constant_placeholders, constant_tensor, output_values, placeholders
 from delegraph.source import source_of
@@ -55,10 +48,8 @@ class OpenVINOBackend(BackendDetails):
             except RuntimeError as e:
                 raise _refused(draft.calls, reason_of(e)) from e
         weights = _take_weights(model, draft.constants)
-        mapping = DelegateMappingBuilder()
-        for k, call in enumerate(draft.calls):
-            mapping.insert_delegate_mapping_entry(nodes=call, identifier=k)
-        return PreprocessResult(_serialize(model), mapping.get_delegate_mapping(), weights)
+        handles = {k: (n.meta["debug_handle"],) for k, n in enumerate(draft.calls) if "debug_handle" in n.meta}
+        return PreprocessResult(_serialize(model), handles, weights.get_named_data_store_output())
 
 
 def convert(program: ExportedProgram) -> tuple[Draft, ov.Model]:
@@ -97,7 +88,7 @@ def _name(model: ov.Model, results: list[str]) -> None:
         result.set_friendly_name(f"{name}{k}")
 
 
-def _take_weights(model: ov.Model, constants: Mapping[str, torch.Tensor]) -> NamedDataStoreOutput:
+def _take_weights(model: ov.Model, constants: Mapping[str, torch.Tensor]) -> NamedDataStore:
     """Put parameters in the places of large constants of the program; the named data that belongs there."""
     store = NamedDataStore()
     places = {t.data_ptr(): t for t in constants.values() if t.nbytes >= SMALLEST}
@@ -114,7 +105,7 @@ def _take_weights(model: ov.Model, constants: Mapping[str, torch.Tensor]) -> Nam
             parameters[place] = ov.opset13.parameter(shape, kind, name=key)
         node.output(0).replace(parameters[place].output(0))
     model.add_parameters(list(parameters.values()))
-    return store.get_named_data_store_output()
+    return store
 
 
 def _serialize(model: ov.Model) -> bytes:

@@ -106,7 +106,10 @@ class Loaded:
         self.kept = model, memory  # OpenVINO reads constants where they lie, and does not keep them alive
         # the frontend leaves out inputs that no result depends on; the name of one tells its place in a call
         self.inputs = [(int(p.get_friendly_name()[1:]), p.get_element_type()) for p in model.get_parameters()]
-        self.outputs = [_Output(result) for result in model.get_results()]
+        self.kinds = [result.get_element_type() for result in model.get_results()]
+        shapes = [result.get_output_partial_shape(0) for result in model.get_results()]
+        self.shapes = [tuple(shape.to_shape()) if shape.is_static else None for shape in shapes]
+        self.sizes = [k for k, r in enumerate(model.get_results()) if r.get_friendly_name().startswith("size")]
         self.idle: deque[Any] = deque()
 
     def __call__(self, *args: torch.Tensor | float) -> tuple[Any, ...]:
@@ -117,29 +120,21 @@ class Loaded:
         given = [_in_memory(arg) for arg in args]  # lives until the request has read it
         for k, (place, kind) in enumerate(self.inputs):
             request.set_input_tensor(k, _shared(given[place], kind))
-        results = [torch.empty(output.shape, dtype=output.dtype) for output in self.outputs]
-        for k, output in enumerate(self.outputs):
-            if output.fixed:
-                request.set_output_tensor(k, _shared(results[k], output.kind))
+        results: list[Any] = [None] * len(self.kinds)
+        for k, shape in enumerate(self.shapes):
+            if shape is not None:
+                results[k] = torch.empty(shape, dtype=DTYPES[self.kinds[k]])
+                request.set_output_tensor(k, _shared(results[k], self.kinds[k]))
         request.infer()
-        for k, output in enumerate(self.outputs):
-            if not output.fixed:
+        for k, shape in enumerate(self.shapes):
+            if shape is None:
                 made = request.get_output_tensor(k)
-                results[k] = torch.empty(tuple(made.shape), dtype=output.dtype)
-                made.copy_to(_shared(results[k], output.kind))
+                results[k] = torch.empty(tuple(made.shape), dtype=DTYPES[self.kinds[k]])
+                made.copy_to(_shared(results[k], self.kinds[k]))
+        for k in self.sizes:
+            results[k] = results[k].item()
         self.idle.append(request)
-        return tuple(r.item() if o.is_size else r for r, o in zip(results, self.outputs, strict=True))
-
-
-class _Output:
-    """What a result is: its type, its shape if that is known, and whether the program counts it among its sizes."""
-
-    def __init__(self, result: Any) -> None:
-        shape = result.get_output_partial_shape(0)
-        self.kind = result.get_element_type()
-        self.dtype, self.fixed = DTYPES[self.kind], shape.is_static
-        self.shape = tuple(shape.to_shape()) if self.fixed else ()
-        self.is_size = result.get_friendly_name().startswith("size")
+        return tuple(results)
 
 
 def _in_memory(value: torch.Tensor | float) -> torch.Tensor:

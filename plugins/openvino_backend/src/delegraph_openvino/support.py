@@ -58,12 +58,36 @@ def why_not(node: Node) -> str | None:
         return reason
     if _name(node) in NOT_ON_SCALARS and any(v.meta["val"].dim() == 0 for v in node.all_input_nodes):
         return "OpenVINO computes something else where its input has no dimensions"
-    key = _key(node)
+    draft, outputs = _alone(node)
+    key = f"{draft.graph} {[_described(n) for n in (*node.all_input_nodes, *outputs)]}"
     if key not in _answers:
-        _answers[key] = _why_not_converted(node)
+        try:
+            draft.convert(outputs)
+            _answers[key] = None
+        except Unsupported as refusal:
+            _answers[key] = refusal.message
         if len(_answers) > REMEMBERED:
             _answers.popitem(last=False)
     return _answers[key]
+
+
+def _alone(node: Node) -> tuple[Draft, list[Node]]:
+    """A program of this call alone, to ask the frontend about, and what it returns."""
+    draft, outputs = Draft(), [node]
+    for value in node.all_input_nodes:
+        draft.add_input(value)
+    draft.add_call(node)
+    if isinstance(node.meta["val"], (tuple, list)):
+        outputs = [user for user in node.users if user.target is operator.getitem]
+        for user in outputs:
+            draft.add_call(user)
+    return draft, outputs
+
+
+def _described(node: Node) -> str:
+    """The type and the shape of a value."""
+    val = node.meta["val"]
+    return f"{val.dtype}{list(val.shape)}" if isinstance(val, torch.Tensor) else "size"
 
 
 def _why_no_value(value: Node) -> str | None:
@@ -110,37 +134,3 @@ def _integers(node: Node) -> list[torch.dtype]:
     """The types of integer tensors among the values of a node."""
     vals = [v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)]
     return [v.dtype for v in vals if not v.dtype.is_floating_point and v.dtype is not torch.bool]
-
-
-def _why_not_converted(node: Node) -> str | None:
-    """Ask the frontend about a program of this call alone."""
-    draft = Draft()
-    for value in node.all_input_nodes:
-        draft.add_input(value)
-    draft.add_call(node)
-    outputs = [node]
-    if isinstance(node.meta["val"], (tuple, list)):
-        outputs = [user for user in node.users if user.target is operator.getitem]
-        for user in outputs:
-            draft.add_call(user)
-    try:
-        draft.convert(outputs)
-    except Unsupported as refusal:
-        return refusal.message
-    return None
-
-
-def _key(node: Node) -> str:
-    """All that the frontend's answer depends on."""
-    values = [_described(n.meta["val"]) for n in node.all_input_nodes]
-    used = sorted(str(u.args[1]) for u in node.users if u.target is operator.getitem)
-    names = {n: f"%{k}" for k, n in enumerate(node.all_input_nodes)}
-    arguments = torch.fx.map_arg((node.args, node.kwargs), lambda n: names[n])
-    return f"{node.target} {arguments} {values} {used} {_described(node.meta.get('val'))}"
-
-
-def _described(val: Any) -> str:
-    """Types and shapes; sizes that vary are all alike."""
-    leaves = pytree.tree_leaves(val)
-    shapes = [[s if isinstance(s, int) else "?" for s in v.shape] if isinstance(v, torch.Tensor) else 0 for v in leaves]
-    return f"{[getattr(v, 'dtype', 'size') for v in leaves]}{shapes}"
