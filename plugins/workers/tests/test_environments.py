@@ -14,9 +14,12 @@ import zipfile
 import delegraph
 import pytest
 import torch
+from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
-from delegraph.errors import PluginUnavailable
-from delegraph_workers import config, environments, plugin
+from delegraph.errors import FormatError, PluginUnavailable
+from delegraph.partitioner import CapabilityPartitioner
+from delegraph_workers import config, describe, environments, execute, plugin, tensors, workers
+from importlib_metadata import entry_points
 from torch import nn
 
 SOURCE = """
@@ -236,3 +239,106 @@ def test_an_environment_that_does_not_answer_is_an_unavailable_backend(tmp_path,
         assert "does not describe 'bare'" in error.value.hint
     finally:
         plugin.described.cache_clear()
+
+
+# --- what is asked and answered, with a worker that is this process ---------------------------------------------------
+
+
+class Here:
+    """Does what a worker does, in this process."""
+
+    def __init__(self, folder, python=None):
+        self.pid, self.alive, self.grown = os.getpid(), True, 0
+
+    def run(self, job, limits):
+        return execute.execute(job), "printed"
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def far(monkeypatch):
+    """A registry that has TOSA as ``far``, in an environment of its own that is this one."""
+    told = describe.describe("tosa")
+    monkeypatch.setattr(workers, "WorkerProcess", Here)
+    monkeypatch.setattr(environments, "WorkerProcess", Here)
+    known = {"far": (config.Setting("far", sys.executable, "tosa"), told)}
+    for module in (plugin, environments):
+        monkeypatch.setattr(module, "described", lambda: known)
+    caches = environments.environment, environments._backend, environments._partitioner, environments._runtime
+    yield Registry(entry_points=[e for e in entry_points() if e.value == "delegraph_workers.plugin"])
+    for each in caches:
+        each.cache_clear()
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.norm = nn.Linear(8, 24), nn.LayerNorm(8)
+
+    def forward(self, x):
+        q, k, v = self.inner(self.norm(x)).chunk(3, -1)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return torch.linalg.cholesky_ex(mixed @ mixed.mT + torch.eye(4))[0] + x.sum()
+
+
+CONVOLUTIONS = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+@pytest.mark.parametrize(("model", "x"), [(Attention(), torch.randn(1, 4, 8)), (CONVOLUTIONS, torch.randn(1, 3, 8, 8))])
+def test_what_comes_from_there_is_what_would_be_made_here(model, x, far):
+    model = model.eval()
+    made = delegraph.lower(model, (x,), backends=["far"], registry=far, options={"far": {"spec": "TOSA-1.0+FP"}})
+    wanted = delegraph.lower(model, (x,), backends=["tosa"], options={"tosa": {"spec": "TOSA-1.0+FP"}})
+    assert [bytes(d.processed_bytes) for d in made.delegates] == [bytes(d.processed_bytes) for d in wanted.delegates]
+    refusals = [
+        [(r.operator, r.reason, c.hint) for c in report.causes for r in c.refusals]
+        for report in (made.report, wanted.report)
+    ]
+    assert refusals[0] == refusals[1]
+    assert made.verify(x).agrees()
+
+
+def test_a_backend_there_meets_the_delegates_of_one_here(far):
+    with far.register(SinBackend, partitioner=CapabilityPartitioner(only_sin, "SinBackend")):
+        model, x = Waves().eval(), torch.linspace(-1, 1, 6)
+        made = delegraph.lower(model, (x,), backends=["sinbackend", "far"], registry=far)
+        assert sorted(d.backend_id for d in made.delegates) == ["SinBackend", "TOSABackend", "TOSABackend"]
+
+
+def only_sin(node):
+    return None if node.target is torch.ops.aten.sin.default else "only sin"
+
+
+class SinBackend(BackendDetails):
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        return PreprocessResult(b"sin")
+
+
+@pytest.mark.parametrize("answer", [{"tags": {"nobody": "a"}}, {"tags": {}, "marks": {}, "partitions": [["a"]]}, {}])
+def test_answers_of_partitioners_are_not_trusted(answer, far, monkeypatch):
+    monkeypatch.setitem(execute.SERVICES, "partition", lambda header, parts: (answer, []))
+    with pytest.raises(FormatError, match="answered what no partitioner does"):
+        delegraph.lower(Waves().eval(), (torch.ones(3),), backends=["far"], registry=far)
+
+
+@pytest.mark.parametrize("rows", [[["tensor", "float32", [3]]], [["tensor", "Tensor", [1]]], [["plain", "text"]], 3])
+def test_values_of_messages_are_not_trusted(rows):
+    with pytest.raises(FormatError, match="values in a message"):
+        tensors.read_values(rows, [memoryview(bytes(8))])
+
+
+def test_values_come_back():
+    given = [torch.randn(2, 3).t(), torch.ones(0, 2), torch.tensor(float("nan")), 3, -0.0, True, None]
+    given += [torch.tensor([1 + 2j]), torch.ones(2, dtype=torch.bfloat16), torch.tensor([True])]
+    rows, parts = tensors.write_values(given)
+    for was, value in zip(
+        given, tensors.read_values(json.loads(json.dumps(rows)), list(map(memoryview, parts))), strict=True
+    ):
+        assert type(was) is type(value)
+        if isinstance(was, torch.Tensor):
+            torch.testing.assert_close(was, value, rtol=0, atol=0, equal_nan=True)
+        else:
+            assert str(was) == str(value)

@@ -1,5 +1,8 @@
 """Compilers that end their process, or do not end: what it costs, and what the report says."""
 
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
 import delegraph
 import pytest
 import torch
@@ -108,3 +111,17 @@ def test_without_the_distribution_there_is_one_error(registry, monkeypatch):
     with pytest.raises(PluginUnavailable, match="comes with delegraph-workers") as error:
         lowered(["sin"], registry, isolation="process")
     assert error.value.hint == "pip install delegraph-workers"
+
+
+@pytest.mark.slow
+def test_an_executor_may_isolate_too(registry):
+    """What the executor is given starts a process of its own, and watches over it."""
+    with ThreadPoolExecutor(1) as threads:
+
+        class Face:
+            def submit(self, function, job):
+                return threads.submit(*pickle.loads(pickle.dumps((function, job))))
+
+        result = lowered(["sin"], registry, "crashing", executor=Face(), isolation="process")
+    assert "SIGSEGV" in result.report.given_back[0].reason
+    assert blobs(result) == blobs(lowered(["sin"], registry)) and result.report.delegates[0].output == "compiled well"

@@ -17,23 +17,20 @@ from delegraph.backend import CompileSpec, PreprocessResult
 from delegraph.errors import ContractViolation, FormatError, PluginUnavailable, Unsupported
 from delegraph.exported_program import (
     CALL_DELEGATE,
-    argument_of,
+    append_node,
     build_program,
     copy_node,
     flat_call,
-    name_outputs,
-    output_values,
-    placeholder_of,
-    placeholders,
 )
 from delegraph.partitioner import DelegationSpec, Partitioner, PartitionResult, Reason, Refusal
 from delegraph.runtime import BackendRuntime, Delegate
 from delegraph.work import write
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, InputSpec
+from torch.export.graph_signature import InputKind
 from torch.fx import Graph, Node
 
+from .hidden import HIDDEN
 from .message import pack, unpack
 from .plugin import described
 from .supervise import Limits, WorkerProcess
@@ -194,7 +191,9 @@ class RemotePartitioner(Partitioner):
                 raise ContractViolation("contract-violation", text)
             specs[str(tag)] = DelegationSpec(self.name, [CompileSpec(k, bytes.fromhex(v)) for k, v in given])
         boundary = {nodes[name].name: getattr(torch, dtype) for name, dtype in told["boundary"].items()}
-        return PartitionResult(program, specs, boundary, [_refusal(nodes, row) for row in told["refusals"]])
+        return PartitionResult(
+            program, specs, boundary, [_refusal(nodes, row) for row in told["refusals"] if row[0] in nodes]
+        )
 
 
 def _refusal(nodes: Mapping[str, Node], row: Sequence[Any]) -> Refusal:
@@ -213,35 +212,29 @@ def _operator(name: Any) -> OpOverload | None:
 
 
 def _without_delegates(program: ExportedProgram) -> tuple[ExportedProgram, dict[str, Node]]:
-    """A copy of a program in which what delegates return arrives as inputs; and nodes of ``program`` by name there."""
-    graph, copies = Graph(), dict[Node, Node]()
-    given = placeholders(program)
-    delegates = [n for n in program.graph.nodes if n.op == "call_function" and n.target is CALL_DELEGATE]
-    hidden = {*delegates, *(n.args[0] for n in delegates)}
-    returned = [user for call in delegates for user in call.users]
-    specs = []
-    for node, spec in given:
-        copies[node] = placeholder_of(graph, node)
-        specs.append(InputSpec(spec.kind, argument_of(copies[node]), spec.target, spec.persistent))
-    for node in returned:
-        copies[node] = new = placeholder_of(graph, node)
-        specs.append(InputSpec(InputKind.USER_INPUT, argument_of(new), None))
+    """A copy of a program in which HIDDEN stands for what delegates return; and nodes of ``program`` by name there."""
+    graph, copies = Graph(owning_module=program.graph_module), dict[Node, Node]()
+    calls = [n for n in program.graph.nodes if n.op == "call_function" and n.target is CALL_DELEGATE]
+    skipped = {*calls, *(n.args[0] for n in calls)}
+    returned = {user for call in calls for user in call.users}
     for node in program.graph.nodes:
-        if node not in copies and node not in hidden:
+        if node in returned:
+            given = [n for n in node.args[0].args[1:] if isinstance(n, Node)]
+            by_kind = {
+                kind: [copies[n] for n in given if isinstance(n.meta.get("val"), kind)]
+                for kind in (torch.Tensor, (int, torch.SymInt))
+            }
+            meta = {key: node.meta[key] for key in ("val", "debug_handle") if key in node.meta}
+            copies[node] = append_node(graph, "call_function", HIDDEN, (*by_kind.values(),), {}, node.name, meta)
+        elif node not in skipped:
             copies[node] = copy_node(graph, node, copies.__getitem__)
-    outputs = name_outputs(
-        program.graph_signature.output_specs,
-        [copies[v] if isinstance(v, Node) else v for v in output_values(program)],
-    )
-    graph.owning_module = program.graph_module
-    inputs = sum(spec.kind is InputKind.USER_INPUT for spec in specs)
-    made = build_program(
-        program.graph_module, graph, specs, outputs, program, flat_call(inputs, len(outputs)), check=False
-    )
+    inputs, outputs = program.graph_signature.input_specs, program.graph_signature.output_specs
+    arriving = sum(spec.kind is InputKind.USER_INPUT for spec in inputs)
+    call = flat_call(arriving, len(outputs))
+    made = build_program(program.graph_module, graph, inputs, outputs, program, call, check=False)
     for node in made.graph.nodes:
         node.meta.pop("delegation_tag", None)
-    known = {copy.name: node for node, copy in copies.items() if node not in returned}
-    return made, known
+    return made, {copy.name: node for node, copy in copies.items() if node not in returned}
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
