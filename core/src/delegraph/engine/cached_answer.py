@@ -84,6 +84,7 @@ def _rows(program: ExportedProgram, before: list[set[str]], result: PartitionRes
     number_by_name = {node.name: k for k, node in enumerate(nodes)}
     specs = result.partition_tags.items()
     tags = [[tag, spec.backend_id, [[c.key, c.value.hex()] for c in spec.compile_specs]] for tag, spec in specs]
+    # dtypes by their names without ``torch.``
     types = [[number_by_name[name], str(dtype)[6:]] for name, dtype in result.boundary_types.items()]
     refusals = []
     for refusal in result.refusals:

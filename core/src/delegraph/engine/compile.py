@@ -158,7 +158,7 @@ def _calls(
     backend = registry.get_backend(backend_id)
     mine = [w for w in work if w.partition.spec.backend_id == backend_id]
     joint = compiles_jointly(backend)
-    cache = None if joint else cache
+    cache = None if joint else cache  # results of joint calls are not cached
     parts = [mine] if joint else [[item] for item in mine]
     return [_Call(backend, items, registry, may_refuse, cache) for items in parts]
 

@@ -51,6 +51,7 @@ class Composites:
     def add(self, inlining: Inlining) -> None:
         """Remember a decomposition that is about to replace its call."""
         node, parts = inlining.node, list(inlining.inserted())
+        # the call itself, or the calls that unpack it -> the position of the result that they stand for
         users: dict[Node, Any] = {node: 0} if inlining.single else {u: u.args[1] for u in node.users}
         results = {k: value for k, value in enumerate(inlining.results()) if k in users.values()}
         self._replaced_by.update({user: results[k] for user, k in users.items() if isinstance(results[k], Node)})
@@ -67,6 +68,7 @@ class Composites:
         """
         restored = {}
         intact = [c for c in self._decomposed if not any(part._erased for part in c.parts)]
+        # in graph order: operands are restored before the calls that use them
         for composite in sorted(intact, key=lambda c: c.parts[0]):
             if self._can_be_whole(composite, taken, named):
                 restored[self._put_together(composite)] = composite

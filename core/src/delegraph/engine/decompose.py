@@ -119,12 +119,13 @@ class Decomposer:
         """Decompose ``program`` for a partitioner without a support check; unchanged if it has one.
 
         Such a partitioner sees core ATen, and whole only what it or a ``later`` partitioner lists to keep.
+        ``composites`` gets the calls that are decomposed.
         """
-        whole = [] if support_of(partitioner) else [n for n in _calls(program) if to_core(n.target)]
-        if not whole:
+        decomposable = [] if support_of(partitioner) else [n for n in _calls(program) if to_core(n.target)]
+        if not decomposable:
             return program
         reducer = _Reducer(self.tracer, *_kept(program, [partitioner, *later]))
-        changed = [n for n in whole if not reducer.keeps(n) and reducer.decompose(n, composites)]
+        changed = [n for n in decomposable if not reducer.keeps(n) and reducer.decompose(n, composites)]
         return rebuild(program) if changed else program
 
     def _decompose_left(

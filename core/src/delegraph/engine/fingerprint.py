@@ -1,4 +1,4 @@
-"""What a backend says that its results depend on: kept with each delegate, and part of the keys of a cache."""
+"""A backend's fingerprint of what its results depend on, kept with each delegate and part of the keys of a cache."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def fingerprint_of(item: Work, registry: Registry) -> str | None:
-    """The fingerprint of the backend for the compile specs of a partition; None if it gives none.
+    """The backend's fingerprint for the compile specs of a partition; None if it gives none.
 
-    A backend of the plugin API before 2 is not asked: a method of that name is its own affair. Raises
-    ContractViolation for what is no text.
+    A backend of the plugin API before 2 is not asked, since its method ``fingerprint`` may mean something else. Raises
+    ContractViolation for anything but a text or None.
     """
     spec = item.partition.spec
     backend = registry.get_backend(spec.backend_id)

@@ -107,6 +107,7 @@ class _HostProgram:
         dtypes = partition.boundary
         args = [self._cast(self.env[n], dtypes[n]) if n in dtypes else self.env[n] for n in partition.inputs]
         call = self.graph.call_function(CALL_DELEGATE, (owner, *args))
+        # the delegate returns its outputs in their boundary types
         vals = [as_dtype(n.meta["val"], dtypes[n]) if n in dtypes else n.meta["val"] for n in partition.outputs]
         call.meta = {"val": tuple(vals), "debug_handle": handle}
         for k, node in enumerate(partition.outputs):

@@ -244,6 +244,7 @@ def _plan(lowering: Lowering, method: str, program: ExportedProgram) -> Plan:
 def _is_now_delegated(subgraph: Subgraph, plan: Plan) -> bool:
     """Whether a subgraph had to be decomposed, and all of its calls are delegated now."""
     calls = [n for n in plan.program.graph.nodes if n.op == "call_function"]
+    # decomposing makes another program
     return plan.program is not subgraph.program and all(call in plan.tags for call in calls)
 
 

@@ -45,7 +45,8 @@ class Snapshot:
         for node, val in self._values:
             now = node.meta.get("val")
             if now is not val:
-                changed = changed if changed is not None or _type_of(now) == _type_of(val) else node
+                if changed is None and _type_of(now) != _type_of(val):
+                    changed = node
                 node.meta["val"] = val
         return changed
 

@@ -132,9 +132,11 @@ def result_layouts(module: GraphModule, state: Collection[Node] = (), outward: b
     graph's outputs count as read. ``state``: inputs that are copies of the program's buffers. Raises Unsupported if an
     operator reads memory that a lowered program does not have (``_check_memory``).
     """
+    # ``read``: every value on which a reader depends; ``roots``: reader of memory -> the tensor whose memory it reads
     readers = [n for n in module.graph.nodes if _reads(n, module, sees_layout)]
     read = reachable([*readers, *([output_node(module.graph)] if outward else [])], lambda node: node.all_input_nodes)
     roots = {n: memory_root(n.all_input_nodes[0]) for n in readers if n.target in READ_MEMORY}
+    # of these values, the ones that may come with other strides than the recorded ones
     wanted = {*(n for n in read if _is_opaque_result(n)), *(r for r in roots.values() if r.op == "call_function")}
     for reader, root in roots.items():
         _check_memory(reader, root, state)
@@ -168,11 +170,12 @@ def output_layouts(program: ExportedProgram) -> list[Layout | None]:
 
 
 def pinned_inputs(program: ExportedProgram) -> dict[Node, Node]:
-    """Input -> the operator that gives wrong results if the input has other strides than the recorded ones.
+    """Input -> an operator that gives wrong results if the input has other strides than the recorded ones.
 
-    An operator that reads the memory of an input, or of a view of it, pins nothing: eager would read the same memory.
-    It pins an input from which its operand is computed. Eager derives the operand's strides from those of the input; a
-    lowered program gives it the recorded strides, or those that a delegate returns.
+    Such an operator reads the memory of a value that is computed from the input. Eager derives the strides of that
+    value from those of the input; a lowered program gives it the recorded strides, or those that a delegate returns. An
+    operator that reads the memory of an input itself, or of a view of it, pins nothing: eager would read the same
+    memory.
     """
     module, inputs = program.graph_module, set(user_inputs(program))
     pinned: dict[Node, Node] = {}
@@ -183,7 +186,7 @@ def pinned_inputs(program: ExportedProgram) -> dict[Node, Node]:
         if _reads(reader, module, lambda node: node.target in READ_MEMORY)
         for operand in (reader.all_input_nodes if _is_opaque(reader) else reader.all_input_nodes[:1])
     ]
-    # ``computed``: a call that is no view lies between ``node`` and ``reader``
+    # walk from each reader to the inputs; ``computed``: a call that is no view lies between ``node`` and ``reader``
     while waiting:
         node, reader, computed = waiting.pop()
         if (node, computed) not in seen:
@@ -198,6 +201,7 @@ def _reads(node: Node, module: GraphModule, predicate: Callable[[Node], bool]) -
     """Whether ``predicate`` holds for the call ``node``, or for a call in its subgraphs or in its delegate."""
     if predicate(node):
         return True
+    # the call takes its subgraphs, or its delegate, as operands that are fetched
     for owner in node.all_input_nodes if _is_opaque(node) else ():
         fetched = getattr(module, str(owner.target), None) if owner.op == "get_attr" else None
         inner = fetched.inner if isinstance(fetched, Opaque) else fetched

@@ -95,7 +95,7 @@ def put_back(program: ExportedProgram, rewritten: Sequence[tuple[Subgraph, Expor
     for subgraph, new in rewritten:
         module: GraphModule = new.graph_module
         _fetch_tensors(module, subgraph.tensors)
-        if subgraph.single:
+        if subgraph.single:  # the program returns a tuple of one, the call expects the bare value
             output = output_node(module.graph)
             output.args = (output.args[0][0],)  # type: ignore[index]
         module.recompile()
@@ -233,11 +233,12 @@ def _align_inputs(call: Node, pairs: Sequence[tuple[Subgraph, ExportedProgram]],
     """
     may_drop = may_drop and all(len(subgraph.calls) == 1 for subgraph, _ in pairs)
     shared = _shared_inputs(call, len(pairs[0][0].names)) if may_drop else {}
-    used: set[int] = set()
-    constant: set[int] = set()
+    used: set[int] = set()  # positions of inputs that some subgraph still uses
+    constant: set[int] = set()  # positions of inputs that are constants of the parent
     for subgraph, new in pairs:
         names = {n.name for n in new.graph.nodes if n.op == "placeholder" and n.users}
         used.update(k for k, name in enumerate(subgraph.names) if name in names)
+        # the first specs are those of tensor attributes, which no call passes
         specs = enumerate(subgraph.program.graph_signature.input_specs[len(subgraph.tensors) :])
         constant.update(k for k, spec in specs if spec.kind is not InputKind.USER_INPUT)
     dropped = constant.intersection(shared) - used

@@ -1,4 +1,4 @@
-"""Whether stored blobs still run: their runtimes are asked, with a small header, before anything is loaded."""
+"""Asks runtimes whether stored blobs still run, by a small header and before anything is loaded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SILENT = "its runtime does not say"
 
 @dataclass(frozen=True)
 class ProgramCompatibility:
-    """What the runtimes say of each delegate of a file; None for a runtime that does not say. ``str()`` is for people.
+    """For each delegate of a file, the answer of its runtime; None if the runtime gives none. ``str()`` is for people.
 
     A program without delegates runs.
     """
@@ -30,9 +30,9 @@ class ProgramCompatibility:
 
     @property
     def verdict(self) -> str | None:
-        """The worst of the verdicts: ``cannot``, then None where a runtime does not say, ``rebuild``, ``runs``."""
-        given = {None if answer is None else answer.verdict for _, answer in self.delegates}
-        return next((v for v in ("cannot", None, "rebuild") if v in given), "runs")
+        """The worst verdict of all delegates: "cannot", then None (a runtime gives none), "rebuild", "runs"."""
+        verdicts = {None if answer is None else answer.verdict for _, answer in self.delegates}
+        return next((v for v in ("cannot", None, "rebuild") if v in verdicts), "runs")
 
     def to_json(self) -> dict[str, Any]:
         """As a dictionary of plain values."""
@@ -52,17 +52,19 @@ class ProgramCompatibility:
     def __str__(self) -> str:
         lines = [f"can run here: {self.verdict or 'not known'}"]
         for row in self.to_json()["delegates"]:
-            made = f" ({', '.join(filter(None, (row['producer'], row['fingerprint'])))})" if row["producer"] else ""
-            lines.append(f"  {row['method']}  {row['backend']}{made}  {row['verdict'] or 'not known'}: {row['reason']}")
+            by = f" ({', '.join(filter(None, (row['producer'], row['fingerprint'])))})" if row["producer"] else ""
+            lines.append(f"  {row['method']}  {row['backend']}{by}  {row['verdict'] or 'not known'}: {row['reason']}")
         return printable("\n".join(lines), kept="\n")
 
 
 def compatibility_of(
     header: BlobHeader, compile_specs: Sequence[CompileSpec], registry: Registry, device: str | None = None
 ) -> Compatibility | None:
-    """What the runtime of the blob's backend says; without one here, the blob cannot run, for that reason.
+    """The answer of the runtime of the blob's backend about ``header``; None if it gives none.
 
-    A runtime of the plugin API before 2 is not asked: a method of that name is its own affair.
+    If there is no such runtime here, the blob cannot run, for that reason. A runtime of the plugin API before 2 is not
+    asked, since its method ``compatible`` may mean something else. ``device``: the device in question; None for this
+    host. Raises ContractViolation for an answer of another type.
     """
     try:
         runtime = registry.runtime_for(header.backend_id)
@@ -81,7 +83,7 @@ def compatibility_of(
 
 
 def expect_compatible(header: BlobHeader, compile_specs: Sequence[CompileSpec], registry: Registry) -> None:
-    """Raise FormatError, with its runtime's reason, if a blob cannot run here."""
+    """Raise FormatError, with the runtime's reason, if the runtime says that the blob cannot run."""
     answer = compatibility_of(header, compile_specs, registry)
     if answer is not None and answer.verdict == "cannot":
         hint = "lower the model again here, or run the file where it was made for"

@@ -220,5 +220,5 @@ class _AttributedBlob:
         except OSError:
             raise
         except BaseException:
-            with self.work:
+            with self.work:  # makes the error name the plugin
                 raise

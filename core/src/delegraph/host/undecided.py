@@ -171,6 +171,7 @@ class _Items:
 def _distance(ours: torch.Tensor, theirs: torch.Tensor, found: OutputStatistics) -> torch.Tensor:
     """For each place, the largest difference between two results, in units of what the tolerance accepts."""
     same = (ours == theirs) | (ours.isnan() & theirs.isnan())
+    # where nothing is tolerated, as for integers, any difference is far above 1
     error = (_wide(ours) - _wide(theirs)).abs().nan_to_num(torch.inf, torch.inf).clamp_min(1e-30)
     accepted = found.max_abs_value * TOLERANCES.get(found.dtype, 0.0)
     return torch.where(same, 0.0, error / (accepted or 1e-31)).amax(1)

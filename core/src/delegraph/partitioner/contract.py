@@ -141,11 +141,11 @@ class Partitioner(ABC):
         return self._spec
 
     def fingerprint(self, exported_program: ExportedProgram) -> str | None:
-        """What the answer depends on besides what backends may compute by; None if that is not known.
+        """A text with all that the answer depends on besides the form of the program; None if that is not known.
 
-        That is the options, versions of what is asked, and what it reads of tracers' metadata. It need not name the
-        class's package, delegraph or torch. Where the user asks for a cache, an answer is kept only with a fingerprint;
-        the program is written as bytes for it, which is worth it where the answer takes far longer.
+        For example options, versions of other packages, and metadata of tracers that it reads. The package of the
+        class, delegraph and torch need not be in it. If the user asks for a cache, answers with a fingerprint are
+        cached. For that the program is written as bytes, which pays only if the answer takes far longer.
         """
         return None
 

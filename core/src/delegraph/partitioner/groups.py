@@ -87,6 +87,7 @@ class Groups:
                 widest = max(groups, key=lambda unit: self.position[unit[-1]] - self.position[unit[0]])
                 names = ", ".join(n.name for n in widest[:4]) + ", ..." * (len(widest) > 4)
                 refused.update((n, f"its group ({names}) {why}") for n in self._group_of[widest[0]])
+                # without this group, the rest of the component may fall apart
                 waiting += _strongly_connected([*(u for u in cyclic if u is not widest), *units(widest)])
 
     def _why_not_partition(self, component: Sequence[Unit], outside: Sequence[Unit]) -> str | None:

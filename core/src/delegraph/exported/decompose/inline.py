@@ -32,6 +32,7 @@ class Inlining:
         self.node, self.graph, self.calls = node, node.graph, list[Node]()
         self._previous, self.single = node.prev, decomposition.single
         results = decomposition.results
+        # the positions of the results that something uses
         used = {0} if self.single else {u.args[1] for u in node.users if u.target is operator.getitem}
         needed = decomposition.needed_for(r for k, r in enumerate(results) if k in used)
         copies = dict(zip(decomposition.placeholders, operands(node), strict=True))

@@ -90,9 +90,9 @@ class Decomposition:
         if self.single:
             return _is_alike(val, self.results[0])
         unpacked = all(u.target is operator.getitem and isinstance(u.args[1], int) for u in node.users)
-        whole = isinstance(val, (list, tuple)) and len(val) == len(self.results)
+        same_count = isinstance(val, (list, tuple)) and len(val) == len(self.results)
         used: set[Any] = {u.args[1] for u in node.users} if unpacked else set()
-        return unpacked and whole and all(_is_alike(val[k], self.results[k]) for k in used)
+        return unpacked and same_count and all(_is_alike(val[k], self.results[k]) for k in used)
 
 
 class Tracer:
@@ -345,7 +345,7 @@ def _as_function(node: Node, how: Decompose) -> Callable[..., Any]:
 
 
 def _plain_list(argument: Any) -> Any:
-    """A list of the graph as a plain list: some decompositions write to theirs, and graphs refuse that."""
+    """A list of the graph, which refuses writes, as a plain list that a decomposition may write; others as they are."""
     return list(argument) if isinstance(argument, list) else argument
 
 

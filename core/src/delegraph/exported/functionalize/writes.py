@@ -294,6 +294,7 @@ class _Rewrite:
 
         Computed once for arguments of the same types.
         """
+        # promotion also depends on which operands are scalars
         vals = [(n.meta["val"].dtype, n.meta["val"].dim() == 0) for n in node.all_input_nodes if _is_tensor(n)]
         other_arguments = [a for a in (*node.args, *node.kwargs.values()) if not isinstance(a, Node)]
         key = (functional, *vals, *(repr(a) if isinstance(a, torch.dtype) else type(a) for a in other_arguments))

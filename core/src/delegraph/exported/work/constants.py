@@ -126,6 +126,7 @@ class ConstantsRead:
         if place is None:
             elements = memory.view(dtype).reshape(shape)
             return elements if strides is None else torch.empty_strided(shape, steps, dtype=dtype).copy_(elements)
+        # without the bytes of an incomplete element at the end
         elements = memory[: memory.nbytes - memory.nbytes % dtype.itemsize].view(dtype)
         return elements.as_strided(shape, steps, place // dtype.itemsize)
 
