@@ -108,7 +108,7 @@ class BackendDetails(ABC):
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
         """Compile one partition.
 
-        The placeholders of ``edge_program`` are its constants, then its inputs; it returns a flat tuple. In
+        The placeholders of ``edge_program`` are its constants, then its inputs; the program returns a flat tuple. In
         ``edge_program.graph_module.meta``, "method" is the name of its method, and "partition" its partitioner's tag.
         Raises Unsupported for a partition that cannot be compiled: ``delegraph.lower`` then leaves it to the next
         backend or the host, and reports the reason.

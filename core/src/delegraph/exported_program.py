@@ -344,16 +344,16 @@ def flat_arguments(
 
 
 def _other_structure(wanted: pytree.TreeSpec, actual: pytree.TreeSpec, names: Sequence[str]) -> str:
-    """How a call's arguments differ from the exported ones, in words that begin with "input".
+    """The first difference between a call's arguments and the exported ones: ``input x is to be ...; it is ...``.
 
-    If their number or keywords differ, instead the arguments that are missing, as ``: x, y not given`` or "".
+    If the number of arguments or the keywords differ: the missing ones, as ``: x, y not given``; "" without any.
     """
     count, keys = wanted.child(0).num_children, list(wanted.child(1).context or [])
     actual_count, actual_keys = actual.child(0).num_children, list(actual.child(1).context or [])
     if (count, keys) == (actual_count, actual_keys):
         roots = [*(names[:count] if len(names) >= count else map(str, range(count))), *keys]
-        ours, theirs = ([*spec.child(0).children(), *spec.child(1).children()] for spec in (wanted, actual))
-        return next(filter(None, map(_difference, roots, ours, theirs)))
+        parts, actual_parts = ([*spec.child(0).children(), *spec.child(1).children()] for spec in (wanted, actual))
+        return next(filter(None, map(_difference, roots, parts, actual_parts)))
     missing = [*names[actual_count:count], *(key for key in keys if key not in actual_keys)]
     return f": {', '.join(missing)} not given" if missing else ""
 

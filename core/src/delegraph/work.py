@@ -56,6 +56,7 @@ def packed(key: str, header: Any, raw: Sequence[bytes]) -> bytes:
 
 def unpacked(key: str, data: bytes) -> tuple[Any, memoryview]:
     """(header, bytes after it) of an entry. Raises FormatError if it is damaged, or belongs to another key."""
+    # bytes 0 to 15 are MAGIC, 16 to 47 the digest
     if len(data) < _HEAD.size or data[:16] != MAGIC or hashlib.sha256(key.encode() + data[48:]).digest() != data[16:48]:
         raise FormatError("format-invalid", "it is damaged, truncated or no entry")
     end = _HEAD.size + _HEAD.unpack_from(data)[2]

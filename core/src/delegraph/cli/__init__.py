@@ -182,7 +182,7 @@ def _finish(words: Sequence[str], page: worker.Page | None, refused: Mapping[wor
         outcome = _run(words, page, refused)
     except _HelpShown as e:
         outcome, text = Outcome("", {}, ""), str(e)
-    except Failed as e:
+    except Failed as e:  # for a defect, its cause has the interesting traceback
         outcome = _failure(e.error, debug, e.error.__cause__ if e.error.code == "internal" else None, e.content)
     except DelegraphError as e:
         outcome = _failure(e, debug)

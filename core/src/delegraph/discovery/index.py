@@ -335,8 +335,8 @@ class Index:
             if record.status is not Status.OK and names_it:
                 return _unusable(record, Fault(record.status, record.error, record.hint))
         names = sorted({e.spec.name for e in self.entries})
-        silent = [r.name for r in self.records if r.status is Status.BROKEN]
-        failed = f"; {', '.join(silent)} could not be loaded, see `delegraph doctor`" if silent else ""
+        broken = [r.name for r in self.records if r.status is Status.BROKEN]
+        failed = f"; {', '.join(broken)} could not be loaded, see `delegraph doctor`" if broken else ""
         usable = [e for e in self.entries if e.fault is None or e.fault.status is Status.CONFLICT]
         guess = suggestion(name, [word for e in usable for word in (e.spec.name, e.spec.backend_id, e.full_name)])
         text = f"no installed plugin offers a backend {name!r}{guess} (installed: {', '.join(names) or 'none'}{failed})"

@@ -125,7 +125,7 @@ def exits_raise() -> Iterator[None]:
     with _guarding:
         if not _guarded:
             _real_exit, os._exit = os._exit, _raise_or_exit
-        outer = _guarded.get(thread)
+        outer = _guarded.get(thread)  # set if this thread is in an outer block, which must stay guarded
         _guarded[thread] = os.getpid()
     try:
         yield

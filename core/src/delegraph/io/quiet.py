@@ -60,7 +60,7 @@ def _filters() -> Any:
 
 
 def _quiet_log() -> Callable[[], None]:
-    """Let torchao and torch's pytree log errors only; returns a function that restores all loggers."""
+    """Let torchao and torch's pytree log errors only. Returns a function that restores them and the root logger."""
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)
     noisy = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
@@ -69,8 +69,8 @@ def _quiet_log() -> Callable[[], None]:
         logger.setLevel(logging.ERROR)
 
     def restore() -> None:
-        for logger, before in zip(noisy, noisy_levels, strict=True):
-            logger.setLevel(before)
+        for logger, old_level in zip(noisy, noisy_levels, strict=True):
+            logger.setLevel(old_level)
         root.setLevel(level)
         root.handlers[:] = handlers
 

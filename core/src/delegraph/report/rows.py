@@ -204,10 +204,10 @@ class Cause(Told):
         remarks = [f"follows from {self.behind}, which is left to the host itself"] if self.behind else []
         remarks += [f"hint: {self.hint}"] if self.hint else []
         if self.frees is not None:
-            alone = "" if self.frees else ", whose next reason shows then"
-            more = pluralize(self.frees, "operator") + ", with those behind them"
+            others = "" if self.frees else "; other reasons keep them on the host then"
+            more = pluralize(self.frees, "operator") + ", some that depend on them included"
             taken = f"{self.frees} of {self.count}" if self.frees <= self.count else more
-            remarks.append(f"without that {self.backend} takes {taken}{alone}")
+            remarks.append(f"without that cause {self.backend} would take {taken}{others}")
         return remarks
 
     def __str__(self) -> str:

@@ -666,8 +666,10 @@ def test_text_on_a_terminal_moves_no_cursor():
 def test_a_cause_may_free_more_than_it_keeps():
     """What stands behind its operators for a cause of its own is counted too."""
     row = RefusalRow("forward", "aten.conv2d.default", "acme", "dynamic", 2, None)
-    for frees, said in ((1, "takes 1 of 2"), (3, "takes 3 operators, with those behind them")):
-        assert Cause("forward", "acme", "dynamic", "", "", (row,), frees).remarks == [f"without that acme {said}"]
+    for frees, said in ((1, "take 1 of 2"), (3, "take 3 operators, some that depend on them included")):
+        assert Cause("forward", "acme", "dynamic", "", "", (row,), frees).remarks == [
+            f"without that cause acme would {said}"
+        ]
 
 
 def test_partitions_that_a_compiler_refused_have_a_table():
