@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -79,15 +80,20 @@ def _sources(package: str) -> str:
 
 
 def _hash(places: Iterable[Path]) -> str:
-    """A hash of the Python files ``places``, or in folders ``places``; hidden folders are left out."""
+    """A hash of the Python files ``places``, or in folders ``places``; hidden files and folders are left out."""
     digest = hashlib.sha256()
     for place in places:
-        paths = sorted(place.rglob("*.py")) if place.is_dir() else [place]
-        for path in paths:
-            name = path.relative_to(place)
-            if not any(part.startswith(".") for part in name.parts):
-                digest.update(f"{name.as_posix()}\0".encode() + hashlib.sha256(_content(path)).digest())
+        for path in sorted(_python_files(place)) if place.is_dir() else [place]:
+            name = path.relative_to(place).as_posix()
+            digest.update(f"{name}\0".encode() + hashlib.sha256(_content(path)).digest())
     return digest.hexdigest()
+
+
+def _python_files(folder: Path) -> Iterator[Path]:
+    """The Python files in a folder. Hidden folders are not entered: virtual environments are large."""
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (Path(place, name) for name in files if name.endswith(".py") and not name.startswith("."))
 
 
 def _content(path: Path) -> bytes:
