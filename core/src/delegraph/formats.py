@@ -92,7 +92,7 @@ class DelegateContents(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """What the backend says that the blob depends on besides the program; "" if it does not say."""
+        """The result of ``BackendDetails.fingerprint`` when the blob was compiled; "" if not known."""
 
     @property
     def debug_handle_map(self) -> Mapping[Any, tuple[int, ...]]:
@@ -141,7 +141,7 @@ class LoadDelegate(Protocol):
     """A function that returns a delegate for a blob. The backend's runtime loads the blob at the delegate's first call.
 
     The delegate may be called from any thread. A call raises NoRuntime if this host has no runtime for the backend.
-    ``header``: what the file says of who made the blob, if it does.
+    ``header``: the facts about the blob that the file has; None if it has none.
     """
 
     def __call__(
@@ -155,7 +155,7 @@ class LoadDelegate(Protocol):
 
 
 class StoredBlob(NamedTuple):
-    """A delegate in a file, as far as its runtime has to know it to say whether it runs."""
+    """A delegate in a file: what its runtime needs to decide whether it can run it (``BackendRuntime.compatible``)."""
 
     method: str
     header: BlobHeader
@@ -253,7 +253,7 @@ class ProgramFormat:
 
     @staticmethod
     def blobs(path: Path) -> Sequence[StoredBlob]:
-        """The delegates in a file, of which no blob is read beyond its beginning; for ``inspect --can-run``."""
+        """The delegates in a file, for ``inspect --can-run``. Reads only the beginning of each blob."""
         raise NotImplementedError
 
     @staticmethod
@@ -373,7 +373,7 @@ class DelegateFormat(ProgramFormat):
 
     @classmethod
     def blobs(cls, path: Path) -> Sequence[StoredBlob]:
-        """The one blob that the file is. What made it such a file does not say, unless a subclass knows."""
+        """The blob that is the whole file. Its producer is not known, unless a subclass overrides this."""
         with path.open("rb") as file:
             header = BlobHeader(cls.backend_id, path.stat().st_size, file.read(BEGINNING))
         return [StoredBlob("forward", header, ())]

@@ -28,7 +28,7 @@ __all__ = [
 Verdict = Literal["runs", "rebuild", "cannot"]
 """``rebuild``: it runs, and compiling it anew would be better, or will be needed soon."""
 BEGINNING = 4096
-"""Bytes of a blob that its header has."""
+"""The number of bytes at the beginning of a blob that its ``BlobHeader`` has."""
 
 Inside = Mapping[Any, "Sequence[torch.Tensor]"]
 """Delegate debug identifier -> the values that its operator computed."""
@@ -36,11 +36,11 @@ Inside = Mapping[Any, "Sequence[torch.Tensor]"]
 
 @dataclass(frozen=True)
 class BlobHeader:
-    """What is known of a blob before it is loaded. All of it may come from a file, and nothing of it has to be true.
+    """The facts about a blob that are known before it is loaded. They may come from a file that is not trusted.
 
-    ``producer`` is what made the blob, its distribution and version (``acme-npu 1.0``), ``fingerprint`` what
-    ``BackendDetails.fingerprint`` said there; both are "" where the file does not say. ``size`` is in bytes,
-    ``beginning`` the first ``BEGINNING`` of them.
+    ``producer``: distribution and version of the backend that compiled it (``acme-npu 1.0``). ``fingerprint``: the
+    result of ``BackendDetails.fingerprint`` there. Both are "" if not known. ``size``: number of bytes. ``beginning``:
+    the first BEGINNING bytes.
     """
 
     backend_id: str
@@ -51,12 +51,12 @@ class BlobHeader:
 
     @property
     def distribution(self) -> str:
-        """The producer without its version."""
+        """The distribution in ``producer``."""
         return self.producer.partition(" ")[0]
 
     @property
     def version(self) -> str:
-        """The producer's version."""
+        """The version in ``producer``; "" if it has none."""
         return self.producer.partition(" ")[2]
 
 
@@ -123,10 +123,10 @@ class BackendRuntime:
     def compatible(
         header: BlobHeader, compile_specs: Sequence[CompileSpec], device: str | None = None
     ) -> Compatibility | None:
-        """Whether the blob of ``header`` runs here, on ``device`` if one is named; None if that cannot be told.
+        """Whether this runtime can run the blob of ``header``, on ``device`` if one is named; None if not known.
 
-        Optional. It is asked before a blob of a file is loaded, which happens only if the verdict is not ``cannot``, so
-        that versions that do not fit end in a sentence and not in a crash. It raises nothing, whatever the header says.
+        Optional. Called before a blob of a file is loaded. If the verdict is "cannot", the blob is not loaded, so
+        that wrong versions lead to an error with a reason and not to a crash. Must not raise, whatever the header has.
         """
         return None
 
