@@ -276,11 +276,9 @@ def _find_function(module: ModuleType, path: Path, name: str | None) -> Callable
     if chosen is None and name is None and len(fitting) == 1:
         chosen = fitting[0]
     if chosen is None:
-        others = f"it has {', '.join(fitting)}" if fitting else "it has none"
+        known = f"it has {', '.join(fitting)}" if fitting else "it has none"
         missing = f"no function {name!r}" if name else f"no function called model or {path.stem}"
-        raise UsageError(
-            "usage-invalid", f"{path} has {missing}; {_FORM} is wanted ({others})", hint=f"{path}:FUNCTION"
-        )
+        raise UsageError("usage-invalid", f"{path} has {missing}; {_FORM} is wanted ({known})", hint=f"{path}:FUNCTION")
     return functions[chosen]
 
 

@@ -25,9 +25,8 @@ def show(text: str, end: str = "\n") -> None:
         sys.stdout.write(_safe(text, sys.stdout) + end)
         sys.stdout.flush()
     except OSError as e:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # otherwise Python would flush again at exit, and fail
+        # otherwise Python would flush again at exit, and fail
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(e, BrokenPipeError):
             raise WriteError("write-failed", f"cannot write to the standard output: {e.strerror or e}") from e
 

@@ -82,7 +82,7 @@ def head(distribution: Distribution) -> Head:
         if content is not None:
             lines = _text(content.replace(b"\r\n", b"\n").partition(b"\n\n")[0], file).split("\n")
             fields = [(name, value.strip()) for name, _, value in (line.partition(":") for line in lines)]
-            first = dict(reversed(fields))
+            first = dict(reversed(fields))  # of several fields of a name, the first counts
             requirements = tuple(value for name, value in fields if name == "Requires-Dist")
             return Head(first.get("Name", ""), first.get("Version", ""), requirements)
     return Head()
