@@ -94,7 +94,9 @@ def _take_weights(model: ov.Model, constants: Mapping[str, torch.Tensor]) -> Nam
     places = {t.data_ptr(): t for t in constants.values() if t.nbytes >= SMALLEST}
     parameters: dict[int, Any] = {}
     for node in model.get_ordered_ops():
-        place = node.data.ctypes.data if node.get_type_name() == "Constant" else 0
+        if node.get_type_name() != "Constant" or node.get_byte_size() < SMALLEST:
+            continue
+        place = node.data.ctypes.data
         tensor = places.get(place)
         if tensor is None or node.get_byte_size() != tensor.nbytes:
             continue
