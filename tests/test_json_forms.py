@@ -84,6 +84,8 @@ FORMS = {
     "tosa": ("inspect .tosa", ["inspect", "m.tosa", "--verify"]),
     "pte": ("inspect .pte", ["inspect", "m.pte"]),
     "summary": ("inspect", ["inspect", "m.pte", "--summary"]),
+    "can-run": ("inspect", ["inspect", "m.tosa", "--can-run"]),
+    "profile": ("profile", ["profile", "m.py:small", "--backend=tosa", "--repeats=1"]),
     "compare": ("compare", ["compare", "m.py:small", "--backend=tosa", "--backend=demo"]),
     "accuracy": ("accuracy", ["accuracy", "m.py:small", "--backend=tosa"]),
     "check": ("check", ["check", "demo", "--only=light_declaration"]),

@@ -179,6 +179,18 @@ class LoweredProgram(MethodPrograms):
         """
         return self._run_here(self._known(method or self._default_method()), observer, args, kwargs)
 
+    def observed(self, observer: Observer, method: str | None = None) -> Callable[..., Any]:
+        """A method in its initial state, for several calls, of which ``observer`` gets all values."""
+        from .host.observe import ObservedExecutable
+
+        name = self._known(method or self._default_method())
+        return ObservedExecutable(self._methods[name], observer, self.delegates)
+
+    def profile(self, *args: Any, repeats: int = 10, method: str | None = None, **kwargs: Any) -> Any:
+        """Where the time of a call goes, by line, module and delegate: see ``delegraph_analysis.profile_program``."""
+        profile = provided("delegraph_analysis:profile_program", "profile()")
+        return profile(self, *args, repeats=repeats, method=method, **kwargs)
+
     def node_data(self, method: str | None = None, *args: Any, **kwargs: Any) -> Any:
         """Data columns for Model Explorer: see ``delegraph_analysis.node_data``, which gets the arguments."""
         return provided("delegraph_analysis:node_data", "node data")(

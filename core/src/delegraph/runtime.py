@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args
@@ -23,6 +23,9 @@ __all__ = [
     "Inside",
     "ObservedDelegate",
     "Observer",
+    "ProfiledDelegate",
+    "Spent",
+    "Timer",
 ]
 
 Verdict = Literal["runs", "rebuild", "cannot"]
@@ -90,6 +93,23 @@ class ObservedDelegate(Protocol):
     ) -> tuple[tuple[Any, ...], Mapping[Any, Sequence[torch.Tensor]]]: ...
 
 
+Spent = Mapping[Any, Mapping[str, float]]
+"""Delegate debug identifier -> what its operator took: "seconds", or "cycles", and maybe "bytes" of memory."""
+
+
+class ProfiledDelegate(Protocol):
+    """As a ``Delegate``, but it returns a tuple of its outputs, and what each of its operators took in this call.
+
+    Keys of the latter are delegate debug identifiers, as for an ``ObservedDelegate``. What belongs to no identifier,
+    such as moving data, has the key None; what is left out counts as not attributed. In place of the mapping it may
+    return a function that returns it: where reading times takes time, that is not the call's.
+    """
+
+    def __call__(
+        self, *args: torch.Tensor | int | float | bool
+    ) -> tuple[tuple[Any, ...], Spent | Callable[[], Spent]]: ...
+
+
 class BackendRuntime:
     """Loads the blobs of one backend; declared with a ``RuntimeSpec``. It is never instantiated."""
 
@@ -155,6 +175,16 @@ class BackendRuntime:
         """Whether the runtime defines ``observe``."""
         return cls.observe is not BackendRuntime.observe
 
+    @staticmethod
+    def profile(
+        processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]
+    ) -> ProfiledDelegate:
+        """As ``load``, but the delegate also tells how long its operators took, for ``LoweredProgram.profile``.
+
+        Optional: without it, calls of the delegate are timed as a whole.
+        """
+        raise NotImplementedError
+
 
 class Observer(Protocol):
     """Receives the values of one call of a lowered program; see ``LoweredProgram.observe``.
@@ -183,3 +213,13 @@ class Observer(Protocol):
 
     def end(self) -> None:
         """The computation has ended. Written inputs and buffers get their new values after this."""
+
+
+class Timer(Observer, Protocol):
+    """An Observer that gets times: delegates run as their runtimes ``profile`` them, and do not tell values."""
+
+    def spent(self, delegate: DelegateInfo, seconds: float, read: Callable[[], Spent]) -> None:
+        """A call of a delegate took ``seconds`` in its runtime; comes before its ``see``.
+
+        ``read()`` returns what its operators took of them, and may take a while itself.
+        """

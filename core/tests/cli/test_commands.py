@@ -33,7 +33,7 @@ class Profile:
         print("from Python")
         with progress("measuring"):
             text = f"{{args.net}}: {{args.runs}} runs"
-        return Outcome("acme.profile/1", {{"net": args.net, "runs": args.runs}}, text, code=args.runs)
+        return Outcome("acme.measure/1", {{"net": args.net, "runs": args.runs}}, text, code=args.runs)
 """
 
 
@@ -42,7 +42,7 @@ def acme(site, tmp_path):
     """Installs a distribution with one command, and runs ``delegraph`` with what is installed so and nothing else."""
 
     class Acme:
-        def install(self, distribution="acme-npu", name="profile", body="", declared="", target="", **fields):
+        def install(self, distribution="acme-npu", name="measure", body="", declared="", target="", **fields):
             module = distribution.replace("-", "_")
             fields = {"target": f"{module}_command:Profile", "summary": "100 % of the time", **fields}
             arguments = ", ".join([repr(name), *(f"{k}={v!r}" for k, v in fields.items())])
@@ -59,27 +59,27 @@ def test_help_lists_it_with_its_summary_and_distribution_and_imports_no_target(a
     monkeypatch.setenv("COLUMNS", "80")  # argparse breaks lines at the width of the terminal
     acme.install()
     shown = acme.run("--help")
-    assert "profile   " in shown.stdout and "100 % of the time (acme-npu 1.0)" in " ".join(shown.stdout.split())
+    assert "measure   " in shown.stdout and "100 % of the time (acme-npu 1.0)" in " ".join(shown.stdout.split())
     assert all(f"\n    {name}" in shown.stdout for name in BUILT_IN)
     assert "the target is imported" not in shown.stdout + shown.stderr
 
 
 def test_it_runs_with_the_flags_that_all_commands_have(acme):
     acme.install()
-    shown = acme.run("profile", "net.py", "--runs", "3")
+    shown = acme.run("measure", "net.py", "--runs", "3")
     assert (shown.returncode, shown.stdout) == (3, "net.py: 3 runs\n")
     assert shown.stderr == "the target is imported\nfrom Python\n"
-    shown = acme.run("profile", "net.py", "--json")
-    assert json.loads(shown.stdout) == {"schema": "acme.profile/1", "net": "net.py", "runs": 1}
-    assert "--runs" in acme.run("profile", "--help").stdout
+    shown = acme.run("measure", "net.py", "--json")
+    assert json.loads(shown.stdout) == {"schema": "acme.measure/1", "net": "net.py", "runs": 1}
+    assert "--runs" in acme.run("measure", "--help").stdout
 
 
 def test_its_usage_and_its_errors_are_reported_as_those_of_other_commands(acme):
     acme.install(body="raise {'a': UsageError, 'b': InputError}[args.net]('acme/odd', 'no such chip', hint='ask')")
-    shown = acme.run("profile")
+    shown = acme.run("measure")
     assert shown.returncode == 2 and "error [usage-invalid]: the following arguments are required" in shown.stderr
     for net, code in (("a", 2), ("b", 1)):
-        shown = acme.run("profile", net)
+        shown = acme.run("measure", net)
         assert (shown.returncode, shown.stdout) == (code, "")
         assert shown.stderr.endswith("error [acme/odd]: no such chip\n  hint: ask\n")
 
@@ -98,11 +98,11 @@ FAULTS = {
 @pytest.mark.parametrize(("body", "error"), FAULTS.values(), ids=FAULTS)
 def test_a_command_that_fails_is_its_plugins_fault(acme, body, error):
     acme.install(body=body)
-    shown = acme.run("profile", "net.py")
+    shown = acme.run("measure", "net.py")
     assert shown.returncode not in (0, 2) and shown.stdout == ""
     assert error in shown.stderr and "Traceback" not in shown.stderr
     if "raised" in error:
-        assert "Traceback" in acme.run("profile", "net.py", "--debug").stderr
+        assert "Traceback" in acme.run("measure", "net.py", "--debug").stderr
 
 
 BROKEN = {
@@ -120,7 +120,7 @@ BROKEN = {
 def test_a_broken_command_costs_only_itself(acme, fields, error):
     source = fields["target"]
     acme.install(target=source if "{body}" in source else source.replace("{", "{{").replace("}", "}}"))
-    shown = acme.run("profile", "net.py")
+    shown = acme.run("measure", "net.py")
     assert (shown.returncode, shown.stdout) == (1, "")
     assert "error [plugin-" in shown.stderr and error in shown.stderr and "acme-npu 1.0" in shown.stderr
     assert acme.run("--help").returncode == acme.run("backends").returncode == 0
@@ -131,15 +131,15 @@ def test_doctor_imports_commands_and_lists_them(acme):
     acme.install("acme-tpu", "count", target="import absent_module")
     shown = acme.run("doctor")
     assert shown.returncode == 1
-    assert "  commands: profile\n" in shown.stdout
+    assert "  commands: measure\n" in shown.stdout
     assert "problem: command 'acme_tpu_command:Profile' of acme-tpu 1.0 cannot be loaded" in shown.stdout
 
 
 def test_what_it_requires_is_looked_for_before_it_is_imported(acme):
     acme.install(requires=("absent_module",), install_hint="pip install acme-sdk")
-    shown = acme.run("profile", "net.py")
+    shown = acme.run("measure", "net.py")
     assert (shown.returncode, shown.stdout) == (1, "")
-    text = "the command 'profile' of acme-npu 1.0 needs absent_module, which is not installed"
+    text = "the command 'measure' of acme-npu 1.0 needs absent_module, which is not installed"
     assert shown.stderr == f"error [plugin-unavailable]: {text}\n  hint: pip install acme-sdk\n"
     shown = acme.run("doctor")
     assert shown.returncode == 0 and "what to do: pip install acme-sdk" in shown.stdout
@@ -148,15 +148,15 @@ def test_what_it_requires_is_looked_for_before_it_is_imported(acme):
 def test_two_plugins_with_one_command_are_a_conflict_that_names_both(acme):
     acme.install()
     acme.install("acme-tpu")
-    shown = acme.run("profile", "net.py")
+    shown = acme.run("measure", "net.py")
     assert (shown.returncode, shown.stdout) == (1, "")
-    assert "error [plugin-conflict]: 2 plugins offer the command 'profile': acme-npu 1.0 (" in shown.stderr
+    assert "error [plugin-conflict]: 2 plugins offer the command 'measure': acme-npu 1.0 (" in shown.stderr
     assert " and acme-tpu 1.0 (" in shown.stderr
-    assert "hint: ask for acme-npu/profile or acme-tpu/profile" in shown.stderr
-    assert acme.run("acme-tpu/profile", "net.py").stdout == "net.py: 1 runs\n"
+    assert "hint: ask for acme-npu/measure or acme-tpu/measure" in shown.stderr
+    assert acme.run("acme-tpu/measure", "net.py").stdout == "net.py: 1 runs\n"
     listed = acme.run("--help").stdout
-    assert "acme-npu/profile" in listed and "acme-tpu/profile" in listed
-    assert "it is acme-npu/profile" in acme.run("doctor").stdout
+    assert "acme-npu/measure" in listed and "acme-tpu/measure" in listed
+    assert "it is acme-npu/measure" in acme.run("doctor").stdout
 
 
 def test_a_built_in_command_wins_and_doctor_names_both(acme):
@@ -173,7 +173,7 @@ def test_a_built_in_command_wins_and_doctor_names_both(acme):
 def test_one_plugin_that_declares_a_command_twice_is_broken(acme):
     declared = DECLARED.replace("[CommandSpec({arguments})]", "2 * [CommandSpec({arguments})]")
     acme.install(declared=declared)
-    assert "it declares command 'profile' twice" in acme.run("doctor").stdout
+    assert "it declares command 'measure' twice" in acme.run("doctor").stdout
 
 
 @pytest.mark.parametrize("command", ["check", "new-backend"])
@@ -198,6 +198,6 @@ def test_the_devkits_commands_say_where_they_come_from(acme, command):
 
 def test_an_unknown_command_is_wrong_usage_and_gets_a_suggestion(acme):
     acme.install()
-    shown = acme.run("profil")
+    shown = acme.run("measur")
     assert (shown.returncode, shown.stdout) == (2, "")
-    assert "error [usage-invalid]: there is no command 'profil'; did you mean 'profile'? (commands: " in shown.stderr
+    assert "error [usage-invalid]: there is no command 'measur'; did you mean 'measure'? (commands: " in shown.stderr

@@ -32,7 +32,10 @@ PROVIDERS: Mapping[tuple[type[Declaration], str], str] = {
     (CommandSpec, "coverage"): "delegraph-devkit",
     (CommandSpec, "new-backend"): "delegraph-devkit",
     (CommandSpec, "cache"): "delegraph-analysis",
-    **{(CommandSpec, name): "delegraph-analysis" for name in ("accuracy", "compare", "diff", "inspect", "run")},
+    **{
+        (CommandSpec, name): "delegraph-analysis"
+        for name in ("accuracy", "compare", "diff", "inspect", "profile", "run")
+    },
     (CommandSpec, "quantize"): "delegraph-quantize",
     **{(ReportSpec, suffix): "delegraph-analysis" for suffix in (".html", ".htm", ".junit.xml", ".nodes.json")},
 }

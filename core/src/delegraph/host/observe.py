@@ -1,15 +1,21 @@
-"""Runs a lowered program and passes its values to an observer, with those inside of delegates if runtimes have them."""
+"""Runs a lowered program and passes its values to an observer, with those inside of delegates if runtimes have them.
+
+A ``Timer`` gets times of delegates in place of the values inside.
+"""
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 from ..delegates.delegates import DelegateInfo
 from ..delegates.lowered_module import LoweredBackendModule
+from ..discovery.attribution import AtWork
 from ..errors import ContractViolation
-from ..runtime import BackendRuntime, Delegate, Inside, Observer
+from ..runtime import BackendRuntime, Delegate, Inside, Observer, Spent
 from .executor import Delegates, Executable, LoadedDelegate
 
 
@@ -37,6 +43,8 @@ class ObservedExecutable(Executable):
     def _bind(self, module: LoweredBackendModule) -> Callable[..., Any]:
         """The delegate of ``module``, which also passes the values inside of it to the observer."""
         assert self._delegates is not None
+        if spent := getattr(self._observer, "spent", None):
+            return _Timed(module, self._delegates, partial(spent, self._infos[module]))
         return _Observed(module, self._delegates, partial(self._observer.inside, self._infos[module]))
 
 
@@ -91,3 +99,59 @@ class _Observed(LoadedDelegate):
                 text = f"{subject} returned {type(values).__name__} for {identifier!r}; it returns {wanted}"
                 raise ContractViolation("contract-violation", text)
         return returned
+
+
+class _Timed(LoadedDelegate):
+    """A delegate that tells how long a call of its runtime took, and its operators, if the runtime can say that."""
+
+    def __init__(
+        self, module: LoweredBackendModule, delegates: Delegates, tell: Callable[[float, Callable[[], Spent]], None]
+    ) -> None:
+        super().__init__(module, delegates)
+        self._tell, self._profiles = tell, False
+
+    def _open(self, runtime: type[BackendRuntime]) -> Callable[..., Any]:
+        """The runtime's ``profile`` in place of its ``load``, if it has one that means what API 2 says."""
+        registry, own = self._delegates.registry, runtime.profile is not BackendRuntime.profile
+        self._profiles = own and registry.spec(self._module.backend_id).api >= 2
+        return runtime.profile if self._profiles else runtime.load
+
+    def _wrap(self, run: Callable[..., Any]) -> Delegate:
+        """``run`` as a function that returns the outputs only, and passes the times to ``tell``."""
+
+        def call(*args: Any) -> tuple[Any, ...]:
+            start = time.perf_counter()
+            returned = run(*args)
+            seconds = time.perf_counter() - start
+            if not self._profiles:
+                self._tell(seconds, dict)
+                return returned  # type: ignore[no-any-return]  # checked with the other results
+            if not (isinstance(returned, tuple) and len(returned) == 2):
+                raise self._wrong(type(returned).__name__)
+            outputs, spent = returned
+            self._tell(seconds, partial(self._read, spent))
+            return outputs  # type: ignore[no-any-return]
+
+        return call
+
+    def _read(self, spent: Any) -> Spent:
+        """What a delegate says that its operators took; ContractViolation if it is not what ``profile`` asks for."""
+        if callable(spent):
+            runtime = self._delegates.registry.runtime_for(self._module.backend_id)
+            with AtWork(runtime, "profile", *self._module.place, self._delegates.registry):
+                spent = spent()
+        if not isinstance(spent, Mapping):
+            raise self._wrong(type(spent).__name__)
+        for identifier, amounts in spent.items():
+            if not isinstance(amounts, Mapping) or not all(map(_is_amount, amounts.values())):
+                raise self._wrong(f"{amounts!r:.80} for {identifier!r}")
+        return spent
+
+    def _wrong(self, returned: str) -> ContractViolation:
+        text = f"profile of the runtime of {self._module.backend_id} makes a delegate that returned {returned}; it"
+        text += " returns its outputs, and a mapping from delegate debug identifiers to amounts by name"
+        return ContractViolation("contract-violation", text)
+
+
+def _is_amount(number: Any) -> bool:
+    return isinstance(number, (int, float)) and not isinstance(number, bool) and 0 <= number < math.inf

@@ -41,5 +41,10 @@ def delegraph_commands() -> list[CommandSpec]:
             "show what is other in one report than in another",
         ),
         CommandSpec("inspect", "delegraph_analysis.commands.inspect:Inspect", "show what is in a file such as .tosa"),
+        CommandSpec(
+            "profile",
+            "delegraph_analysis.commands.profile:Profile",
+            "show where the time of a call goes, by line, module and delegate",
+        ),
         CommandSpec("run", "delegraph_analysis.commands.run:Run", "run a file such as .tosa on this host"),
     ]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import torch
 from delegraph.backend import CompileSpec
 from delegraph.errors import DelegraphError, FormatError, InputError
-from delegraph.runtime import BackendRuntime, BlobHeader, Compatibility, Delegate
+from delegraph.runtime import BackendRuntime, BlobHeader, Compatibility, ProfiledDelegate, Spent
 
 from .format import VERSION, Code, Constant, damaged, decode, expect_version
 from .operators import Shape
@@ -39,11 +41,20 @@ class CompilerDemoRuntime(BackendRuntime):
         return Compatibility("runs", f"version {VERSION} of its format is read here")
 
     @staticmethod
-    def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:
+    def load(
+        processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]
+    ) -> LoadedCode:
         """Raises FormatError for a damaged blob and for a weight that is missing or has another size."""
         code = decode(processed_bytes)
         weights = [_weight(constant, named_data) for constant in code.constants]
         return LoadedCode(code, weights, from_compile_specs(compile_specs))
+
+    @staticmethod
+    def profile(
+        processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]
+    ) -> ProfiledDelegate:
+        """As ``load``; the delegate also tells the seconds of each instruction."""
+        return CompilerDemoRuntime.load(processed_bytes, compile_specs, named_data).timed
 
 
 class LoadedCode:
@@ -56,12 +67,18 @@ class LoadedCode:
         self.code, self.weights, self.max_value = code, tuple(weights), max_value
 
     def __call__(self, *args: torch.Tensor | int | float | bool) -> tuple[torch.Tensor, ...]:
-        values = [*self._inputs(args), *self.weights]
+        return self.timed(*args)[0]
+
+    def timed(self, *args: torch.Tensor | int | float | bool) -> tuple[tuple[torch.Tensor, ...], Spent]:
+        """The outputs, and the seconds of each instruction by its position, which is its debug identifier."""
+        values, ends = [*self._inputs(args), *self.weights], [time.perf_counter()]
         for instruction in self.code.instructions:
             operator = instruction.operator
             result = operator.compute(*(values[operand] for operand in instruction.operands))
             values.append(self._in_range(result, f"a result of {operator.target}"))
-        return tuple(values[output] for output in self.code.outputs)
+            ends.append(time.perf_counter())
+        spent = {k: {"seconds": end - start} for k, (start, end) in enumerate(pairwise(ends))}
+        return tuple(values[output] for output in self.code.outputs), spent
 
     def _inputs(self, args: Sequence[torch.Tensor | int | float | bool]) -> list[torch.Tensor]:
         if len(args) != len(self.code.inputs):

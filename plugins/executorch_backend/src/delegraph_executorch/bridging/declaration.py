@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from .backend import BridgedBackend, JointlyBridgedBackend
 from .partitioner import BridgedPartitioner
-from .runtime import BridgedRuntime
+from .runtime import BridgedRuntime, XnnpackBridgedRuntime
 
 
 class Bridge(NamedTuple):
@@ -55,6 +55,7 @@ def bridge(
         raise ContractViolation("contract-violation", text)
     name, module = backend.__name__, sys._getframe(1).f_globals.get("__name__", __name__)
     own, inherited = (getattr_static(c, "preprocess_multimethod") for c in (backend, BackendDetails))
+    runtime = XnnpackBridgedRuntime if name == "XnnpackBackend" else BridgedRuntime
     kind = BridgedBackend if own is inherited else JointlyBridgedBackend
 
     def derive(title: str, base: type[Any], **members: Any) -> Any:
@@ -70,5 +71,5 @@ def bridge(
             refuses=staticmethod(refuses),
             cached=cached,
         ),
-        derive(f"{name}Runtime", BridgedRuntime, backend_id=name),
+        derive(f"{name}Runtime", runtime, backend_id=name),
     )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from delegraph.backend import CompileSpec
 from delegraph.errors import FormatError, InputError, NoRuntime
-from delegraph.runtime import BackendRuntime, BlobHeader, Compatibility, Delegate
+from delegraph.io.quiet import quietly
+from delegraph.runtime import BackendRuntime, BlobHeader, Compatibility, Delegate, ProfiledDelegate, Spent
 
 from ..emit.kernel_calls import CODES
 from ..program import tables
@@ -18,6 +21,7 @@ from ..serialize.file import Segment, program_file
 from ..wheel import in_c_order, stock_runtime
 from .compatible import compatible
 from .convention import Convention, Value, convention_of
+from .profile import last_run, nodes_of, spent
 
 ALIGNMENT = 16
 """Bytes that the memory of every output is aligned to."""
@@ -57,6 +61,41 @@ class BridgedRuntime(BackendRuntime):
             keep = program  # a method does not keep its program, which owns the blob
             try:
                 return tuple(method.execute([_plain(a) for a in args]))
+            except RuntimeError as e:
+                raise InputError("input-invalid", f"{cls.backend_id} refuses these inputs: {e}") from e
+            finally:
+                del keep
+
+        return call
+
+
+class XnnpackBridgedRuntime(BridgedRuntime):
+    """XNNPACK's, which tells the time of its operators."""
+
+    @classmethod
+    def profile(
+        cls, processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]
+    ) -> ProfiledDelegate:
+        """As ``load``; each call also tells the seconds of XNNPACK's operators, from ExecuTorch's ETDump."""
+        cls.load(processed_bytes, compile_specs, named_data)  # which says in words what is the matter, if something is
+        with quietly():
+            from executorch.extension.pybindings import portable_lib
+
+        convention = convention_of(cls.backend_id, processed_bytes, named_data)
+        content = one_delegate_program(cls.backend_id, processed_bytes, compile_specs, named_data, convention)
+        program = portable_lib._load_for_executorch_from_buffer(content, enable_etdump=True)
+        nodes = nodes_of(processed_bytes)
+
+        def read() -> Spent:
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder, "call.etdp")
+                program.write_etdump_result_to_file(str(path), str(path.with_suffix(".debug")))
+                return spent(last_run(path.read_bytes()), nodes)
+
+        def call(*args: torch.Tensor | float) -> tuple[tuple[Any, ...], Callable[[], Spent]]:
+            keep = content  # the program reads it where it is
+            try:
+                return tuple(program.run_method("forward", tuple(_plain(a) for a in args))), read
             except RuntimeError as e:
                 raise InputError("input-invalid", f"{cls.backend_id} refuses these inputs: {e}") from e
             finally:

@@ -1,0 +1,103 @@
+"""An observer that gets times: delegates run as their runtimes profile them."""
+
+import delegraph
+import pytest
+import torch
+from delegraph.backend import BackendDetails, PreprocessResult
+from delegraph.discovery.registry import Registry
+from delegraph.errors import ContractViolation, PluginFailed
+from delegraph.partitioner import CapabilityPartitioner
+from delegraph.plugin import BackendSpec, PartitionerSpec, RuntimeSpec, hookimpl
+from delegraph.runtime import BackendRuntime
+
+
+class SlowBackend(BackendDetails):
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        return PreprocessResult(b"")
+
+
+class SlowPartitioner(CapabilityPartitioner):
+    def __init__(self):
+        super().__init__(lambda node: None, "SlowBackend")
+
+
+class SlowRuntime(BackendRuntime):
+    spent = None
+
+    @staticmethod
+    def load(processed_bytes, compile_specs, named_data):
+        return lambda x: (x * 2,)
+
+    @staticmethod
+    def profile(processed_bytes, compile_specs, named_data):
+        return lambda x: ((x * 2,), SlowRuntime.spent)
+
+
+class Plugin:
+    def __init__(self, api):
+        self.api = api
+
+    @hookimpl
+    def delegraph_backends(self):
+        return [BackendSpec("slow", f"{__name__}:SlowBackend", "SlowBackend", self.api)]
+
+    @hookimpl
+    def delegraph_partitioners(self):
+        return [PartitionerSpec("slow", "slow", f"{__name__}:SlowPartitioner", default=True)]
+
+    @hookimpl
+    def delegraph_runtimes(self):
+        return [RuntimeSpec("slow", f"{__name__}:SlowRuntime")]
+
+
+class Timer:
+    def __init__(self):
+        self.found = []
+
+    def begin(self, values): ...
+    def see(self, node, value): ...
+    def enter(self, owner, module, inputs): ...
+    def leave(self): ...
+    def inside(self, delegate, values): ...
+    def end(self): ...
+
+    def spent(self, delegate, seconds, read):
+        self.found.append((delegate.name, seconds > 0, dict(read())))
+
+
+class Double(torch.nn.Module):
+    def forward(self, x):
+        return x + x
+
+
+def told(spent, api=2):
+    registry, timer = Registry(discover=False), Timer()
+    registry.register(Plugin(api))
+    SlowRuntime.spent = spent
+    lowered = delegraph.lower(Double().eval(), (torch.ones(2),), backends=["slow"], registry=registry)
+    assert torch.equal(lowered.observe(timer, torch.ones(2)), torch.full((2,), 2.0))
+    return timer.found
+
+
+@pytest.mark.parametrize("spent", [{7: {"seconds": 0.5, "cycles": 3}, None: {"seconds": 0}}, {}])
+def test_a_timer_gets_what_the_operators_took(spent):
+    assert told(spent) == [("lowered_module_0", True, spent)]
+    assert told(lambda: spent) == [("lowered_module_0", True, spent)]
+
+
+def test_a_runtime_of_the_api_before_is_timed_as_a_whole():
+    assert told("something of its own", api=1) == [("lowered_module_0", True, {})]
+
+
+@pytest.mark.parametrize(
+    "spent", [None, [1], {1: 2.0}, {1: {"seconds": -1}}, {1: {"seconds": float("nan")}}, {1: {"seconds": True}}]
+)
+def test_wrong_times_name_the_runtime(spent):
+    with pytest.raises(ContractViolation, match="profile of the runtime of SlowBackend makes a delegate that returned"):
+        told(spent)
+
+
+def test_an_error_while_times_are_read_is_the_plugin_s():
+    with pytest.raises(PluginFailed, match="profile of SlowRuntime"):
+        told(lambda: 1 / 0)

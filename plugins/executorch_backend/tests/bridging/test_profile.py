@@ -1,0 +1,51 @@
+"""Times of XNNPACK's operators: whose node each is, and damaged dumps."""
+
+import delegraph
+import pytest
+import torch
+from delegraph.errors import FormatError
+from delegraph_executorch.bridging.profile import Event, last_run, nodes_of, spent
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.point = torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 8, 1)
+
+    def forward(self, x):
+        y = torch.relu(self.conv(x))
+        return self.point(y) + y
+
+
+def test_operators_are_on_the_lines_that_they_come_from():
+    pytest.importorskip("executorch")
+    given = torch.randn(1, 3, 32, 32)
+    lowered = delegraph.lower(Net().eval(), (given,), backends=["xnnpack"])
+    [delegate] = lowered.delegates
+    handles = {handle for _, handle in nodes_of(delegate.processed_bytes)}
+    assert handles - {65535} <= {*delegate.debug_handle_map}  # what XNNPACK puts in is nobody's
+    found = lowered.profile(given, repeats=2)
+    told = {part.what: part for part in found.parts if part.where == delegate.name and part.lines}
+    lines = {line.code for part in told.values() for line in part.lines}
+    assert lines == {"y = torch.relu(self.conv(x))", "return self.point(y) + y"}
+    assert {module for part in told.values() for module in part.modules} >= {"conv", "point"}
+    assert found.attributed > 0
+
+
+def test_operators_of_a_kind_in_another_number_than_its_nodes_are_nobody_s():
+    nodes = [("product", 1), ("add", 2), ("product", 3), ("clamp", 4)]
+    events = [Event("Convolution (NHWC, F32) IGEMM #1", 1.0), Event("Fully Connected (NC, F32) GEMM #1", 2.0)]
+    assert spent(events, nodes) == {1: {"seconds": 1.0}, 3: {"seconds": 2.0}}
+    assert spent(events[:1], nodes) == {None: {"seconds": 1.0}}
+    assert spent([Event("Add (ND) #1", 1.0), Event("New Thing #1", 4.0)], nodes) == {
+        2: {"seconds": 1.0},
+        None: {"seconds": 4.0},
+    }
+
+
+@pytest.mark.parametrize(
+    "dump", [b"", bytes(64), b"\x08\0\0\0ED00", b"\xff" * 64, bytes(4) + b"\x08\0\0\0ED00" + b"\xff" * 8]
+)
+def test_a_damaged_dump_is_one_error(dump):
+    with pytest.raises(FormatError, match="ETDump"):
+        last_run(dump)
