@@ -41,7 +41,8 @@ def run(job: bytes) -> bytes:
 def warm(backends: Sequence[str]) -> int:
     """Import what jobs for these backends need, and make a first program; returns the process id."""
     module = torch.nn.ReLU()
-    program = torch.export.export(module, (torch.ones(1),), strict=False)
+    with TRACING:  # the executor may have threads of a process that lowers
+        program = torch.export.export(module, (torch.ones(1),), strict=False)
     read(b"".join(write(program).pieces()))
     for name in backends:
         with contextlib.suppress(Exception, SystemExit):  # the job that needs it says what is wrong
