@@ -10,9 +10,7 @@ from torch.export import ExportedProgram
 
 from .discovery.registry import Registry, default_registry
 from .engine.cache import Cache, asked_cache
-from .engine.cached_answer import Answers
 from .engine.compile_cached import Lookups
-from .engine.decompose import Decomposer
 from .engine.elsewhere import Elsewhere
 from .engine.export import export_method, sources_by_method
 from .engine.pipeline import Lowering, Round, run
@@ -119,7 +117,6 @@ def lower(
             folds_constants=fold_constants,
             elsewhere=elsewhere,
             cache=lookups,
-            decomposer=Decomposer(answers=Answers(lookups) if lookups else None),
             gives_back=True,
             notifies=True,
         )

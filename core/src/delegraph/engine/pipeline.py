@@ -38,6 +38,7 @@ from ..report.collect import reasons_of
 from ..report.model import Report
 from ..report.rows import Reasons, ReportOrigin, Rows
 from .asked import Asked
+from .cached_answer import Answers
 from .checks import settle_checks
 from .compile import compile_all
 from .compile_cached import Lookups
@@ -109,7 +110,7 @@ class Lowering:
     plans: dict[str, Plan] = field(default_factory=dict)
     work: list[Work] = field(default_factory=list)
     given_back: list[tuple[str, Work]] = field(default_factory=list)
-    decomposer: Decomposer = field(default_factory=Decomposer)
+    decomposer: Decomposer = field(init=False)
     names: Iterator[str] = field(default_factory=lambda: (f"lowered_module_{k}" for k in count()))
     delegates: list[DelegateInfo] = field(default_factory=list)
     reasons: dict[str, Reasons] = field(default_factory=dict)
@@ -117,6 +118,9 @@ class Lowering:
     notes: list[str] = field(default_factory=list)
     changed: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.decomposer = Decomposer(answers=Answers(self.cache) if self.cache else None)
 
     def report(self) -> Report:
         """The report of the rounds up to the current one."""
