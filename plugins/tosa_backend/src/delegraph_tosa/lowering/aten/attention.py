@@ -54,9 +54,9 @@ def transposed(t: Tosa, x: Value) -> Value:
 
 
 def repeated(t: Tosa, x: Value, query: Value) -> Value:
-    """x [*B,H',S,E], query [*B,H,L,E] -> [*B,H,S,E]; each head of x H / H' times in a row.
+    """x [*B,H',S,E], query [*B,H,L,E] -> [*B,H,S,E]: each head of x is repeated H / H' times.
 
-    In grouped-query attention, a head of the key or value serves H / H' neighbouring heads of the query.
+    In grouped-query attention, H / H' neighbouring heads of the query share one head of the key and value.
     """
     *batch, heads, length, width = x.shape
     times = query.shape[-3] // heads

@@ -23,7 +23,7 @@ LARGEST = 1 << 20
 
 
 def filled(t: Tosa, shape: Sequence[int], number: float, dtype: torch.dtype | None) -> Value:
-    """A tensor of ``shape`` filled with ``number``. If ``dtype`` is None, torch's default for such a number."""
+    """A tensor of ``shape`` filled with ``number``; a ``dtype`` of None is torch's default type for ``number``."""
     dtype = dtype_of_number(number) if dtype is None else dtype
     return t.tile(t.constant(number, dtype_of(dtype), (1,) * len(shape)), shape)
 

@@ -185,6 +185,7 @@ def _weight(g: Grid, corner: Sequence[Tap]) -> Value | None:
     """
     t = g.t
     weight: Value | None = None
+    # either every factor is None (mode nearest) or none is
     for _, factor in corner:
         weight = factor if weight is None or factor is None else t.mul(weight, factor)
     if g.padding != ZEROS:

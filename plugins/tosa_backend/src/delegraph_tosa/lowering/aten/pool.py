@@ -166,7 +166,7 @@ def avg_pooled(t: Tosa, x: Value, axes: list[Window], counts_padding: bool, divi
 
 
 def _ceil_padding(pad: Pad, windows: list[Window]) -> Pad:
-    """The part of ``pad`` that ceil_mode adds after the user's padding; torch never counts it."""
+    """``pad`` without the user's padding: the elements that ceil_mode adds after it. torch never counts them."""
     return tuple([n for k, w in enumerate(windows) for n in (0, max(pad[2 * k + 1] - w.after, 0))])
 
 

@@ -121,7 +121,7 @@ def _wide(dtype: DType) -> DType:
 
 
 def _neutral(t: Tosa, combination: Combination, x: Value) -> Value:
-    """The neutral number as a constant of the type of x and of the rank of ``hits``.
+    """The neutral number of ``combination`` as a constant of the type of x, [1, ..., 1] with one axis more than x.
 
     For integers, the smallest and the largest int32 stand for -inf and inf.
     """

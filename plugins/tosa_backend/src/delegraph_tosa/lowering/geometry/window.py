@@ -87,10 +87,10 @@ def exact(t: Tosa, x: Value, axes: Sequence[Window], fill: float | None = None) 
 def _with_trailing_inside(
     t: Tosa, x: Value, axes: Sequence[Window], fill: float | None
 ) -> tuple[Value, Sequence[Window]]:
-    """x with trailing padding as elements ``fill``, and the windows without it.
+    """x padded with ``fill``, and ``axes`` with ``after`` 0 where x was padded.
 
-    This is done along axes for which the number of padding elements in windows is known at run time only. It raises
-    Unsupported if ``fill`` is None or x has integers.
+    Only axes are padded whose windows read a number of trailing padding elements that is known at run time only. For
+    such an axis, raises Unsupported if ``fill`` is None or x has integers.
     """
     padding, windows = [0] * (2 * x.rank), list(axes)
     for axis, window in enumerate(axes, start=1):
@@ -102,7 +102,7 @@ def _with_trailing_inside(
 
 
 def _with_ceil_inside(t: Tosa, x: Value, axis: int, trailing: int, fill: float | None) -> Value:
-    """x with max(trailing, 0) elements ``fill`` after ``axis``: so far do windows of ceil_mode reach beyond it.
+    """x with max(trailing, 0) elements ``fill`` at the end of ``axis``, which the windows of ceil_mode read beyond x.
 
     Raises Unsupported if ``fill`` is None or x has integers.
     """

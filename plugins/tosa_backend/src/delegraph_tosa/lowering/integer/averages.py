@@ -52,8 +52,8 @@ class Averaged(Lazy):
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
         """The averages as integers, by AVG_POOL2D, by sums of windows, or by a matrix product (see the module)."""
-        same = (self.of.scale, self.of.zero_point, self.of.q.dtype) == (Scale(to.scale), to.zero_point, to.dtype)
-        if same and self.windows.are_averages:
+        before, after = (self.of.scale, self.of.zero_point, self.of.q.dtype), (Scale(to.scale), to.zero_point, to.dtype)
+        if before == after and self.windows.are_averages:
             # the quantization stays: AVG_POOL2D on the integers is the result
             builder = Accumulating(t, DType.INT32, to.zero_point, to.zero_point)
             return limit(t, self.average(builder, self.of.q), to.low, to.high)
@@ -109,6 +109,7 @@ class Windows(Tosa):
     """A builder on which the float rule of a pool is tried; it notes the padding and a division after the pool."""
 
     def __init__(self) -> None:
+        # share the graph and settings of a builder whose result is dropped
         self.__dict__.update(trial().__dict__)
         self._pads: list[Shape] = []
         self._divides = False

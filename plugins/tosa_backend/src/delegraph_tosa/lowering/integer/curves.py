@@ -70,15 +70,15 @@ class Curve(Pointwise):
 
         Raises Unsupported if neither is possible for a sum of more than 16 bits.
         """
-        start, most = range_of(self.source.q)
-        count = most - start + 1
+        start, end = range_of(self.source.q)
+        count = end - start + 1
         for bits in PIECES if count <= INT16_VALUES else PIECES + MORE_PIECES:
             pieces = self._pieces(t, to, max(count.bit_length() - bits, PLACES))
             if pieces is not None:
                 return _parabolas(t, self.source.q, pieces, to)
         t.require(count <= INT16_VALUES, f"{SUM}, and of that it is no curve that a table comes near to")
         index = t.sub(self.source.q, start)
-        values = materialize(quantized(t, self.entries(t, range(start, most + 1)), to))
+        values = materialize(quantized(t, self.entries(t, range(start, end + 1)), to))
         return _gathered_columns(t, index, literal(values.reshape(1, -1, 1), to.dtype, ARRAY_DTYPES[to.dtype]))[0]
 
     def _pieces(self, t: Tosa, to: Quantization, width: int) -> Pieces | None:
@@ -107,7 +107,7 @@ class Curve(Pointwise):
         return Pieces(start, width, coefficients) if _is_near_enough(distance, to) else None
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
-        """The largest absolute value among the results at up to 2**ALL_PLACES places."""
+        """The largest absolute value among the results for up to 2**ALL_PLACES evenly spaced integers."""
         start, most = range_of(self.source.q)
         results = materialize(self.entries(t, range(start, most + 1, 1 << _spacing(self.source.q))))
         return float(np.abs(results, out=np.zeros_like(results), where=~(results < least)).max())
@@ -122,7 +122,7 @@ class Curve(Pointwise):
 
 
 def _spacing(q: Value) -> int:
-    """The exponent s with which the range of ``q`` has at most 2**ALL_PLACES places that are 2**s integers apart."""
+    """The exponent s such that every 2**s-th integer of the range of ``q`` makes at most 2**ALL_PLACES places."""
     start, most = range_of(q)
     return max(0, (most - start + 1).bit_length() - ALL_PLACES)
 

@@ -152,7 +152,7 @@ def _fits_int4(t: Tosa, x: Scaled, weight: Scaled) -> bool:
 
 
 def _bits(value: Value) -> int:
-    """The bits that the integers of ``value`` have beside the sign; -2**n counts as 2**n - 1 and needs n bits."""
+    """The smallest n, at least 0, such that all integers of ``value`` are from -2**n to 2**n."""
     low, high = range_of(value)
     return (max(-low, high, 1) - 1).bit_length()
 
@@ -171,6 +171,7 @@ def _unit_with_bias(bias: Value, products: float, sign: int) -> Value:
     """fp32 [1]: ``_unit(products + largest |bias|) ** sign``, computed when the file is written."""
 
     def load() -> Array:
+        # |product + bias| is at most the sum of both limits
         largest = products + float(np.abs(materialize(bias)).max())
         return np.array([_unit(largest) ** sign], np.float32)
 
@@ -382,7 +383,7 @@ def addmm(t: Tosa, self: Value, mat1: Value, mat2: Value, beta: float, alpha: fl
 def linear(t: Tosa, input: Value, weight: Value, bias: Value | None) -> Lazy:
     """input [*S,I], weight [O,I], bias [O] -> [*S,O]"""
     x, w = operand(t, input, "its input"), _weight(t, weight, 0)
-    # CONV2D has a bias; the bias of a MATMUL of int8 can be added to its int32 sums
+    # CONV2D takes a bias; MATMUL takes none, but for int8 the bias can be added to its int32 sums
     in_sums = w.constant is not None or x.q.dtype is w.q.dtype is DType.INT8
     folded = bias if in_sums and (bias is None or bias.constant is not None) else None
     if w.constant is None:  # the product is a MATMUL, whose operands need one type

@@ -101,21 +101,21 @@ def _register_overloads(name: str, rooted: bool, pick: Callable[[tuple[Lazy, Laz
     """
     packet = getattr(aten, name)
 
-    def corrected(t: Tosa, self: Lazy, dim: Dims, correction: float | None, keepdim: bool) -> Any:
+    def with_correction(t: Tosa, self: Lazy, dim: Dims, correction: float | None, keepdim: bool) -> Any:
         """[*S] -> [*S']"""
         return pick(_moments(t, self, dim, correction, keepdim, rooted))
 
-    def whole(t: Tosa, self: Lazy, unbiased: bool) -> Any:
+    def over_all_axes(t: Tosa, self: Lazy, unbiased: bool) -> Any:
         """[*S] -> []"""
         return pick(_moments(t, self, None, int(unbiased), False, rooted))
 
-    def over(t: Tosa, self: Lazy, dim: Dims, unbiased: bool, keepdim: bool) -> Any:
+    def over_dim(t: Tosa, self: Lazy, dim: Dims, unbiased: bool, keepdim: bool) -> Any:
         """[*S] -> [*S']"""
         return pick(_moments(t, self, dim, int(unbiased), keepdim, rooted))
 
-    lowers(packet.correction, on=Lazy)(corrected)
-    lowers(packet.default, on=Lazy)(whole)
-    lowers(packet.dim, on=Lazy)(over)
+    lowers(packet.correction, on=Lazy)(with_correction)
+    lowers(packet.default, on=Lazy)(over_all_axes)
+    lowers(packet.dim, on=Lazy)(over_dim)
 
 
 for name in ("var", "std"):
@@ -133,8 +133,9 @@ def linalg_vector_norm(t: Tosa, self: Lazy, ord: float, dim: Dims, keepdim: bool
     axes = axes_of(dim, x.rank)
     if ord == 2:
         total = sum_of_squares(t, c, axes, keepdim)
+        # times scale^2: the squares are of integers
         return root(t, Scaled(total.q, total.scale.over(x.scale.factor**-2)))
-    distance = Scaled(t.abs(c), x.scale)
+    absolute = Scaled(t.abs(c), x.scale)
     if ord == 1:
-        return summed(t, distance, axes, keepdim)[0]
-    return Scaled(reduced(t, distance.q, t.reduce_max, axes, keepdim), x.scale)
+        return summed(t, absolute, axes, keepdim)[0]
+    return Scaled(reduced(t, absolute.q, t.reduce_max, axes, keepdim), x.scale)

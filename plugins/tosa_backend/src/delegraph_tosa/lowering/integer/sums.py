@@ -46,6 +46,7 @@ def in_steps(t: Tosa, value: Value, step: float, most: int = 1 << FINE) -> Scale
 def aligned(t: Tosa, values: Sequence[Scaled]) -> tuple[list[Value], float]:
     """The values as int32 without zero points in one scale, and this scale. Their sum fits into int32."""
     largest = max(x.scale.factor for x in values)
+    # the largest possible sum, in steps of ``largest``; 1e-9 guards against a log2 that is rounded down
     total = math.fsum(x.size * x.scale.factor for x in values) / largest
     step = largest / 2.0 ** (BITS - math.ceil(math.log2(max(total, 1)) + 1e-9))
     return [centred(t, x, step) for x in values], step

@@ -92,9 +92,11 @@ class _Uses:
         """As ``range_of``, for the only use ``user``."""
         if user not in self._nodes:
             return None
+        # an index has to be inside of the tensor that it indexes
         indexes = indexes_of(user)
         if indexes:
             return _range_proven_by(node, indexes, user)
+        # else the range of the result of ``user`` may prove one of its operand
         places = _PASSED.get(user.target)  # type: ignore[call-overload]
         passes = places is not None and all(k in places for k, a in enumerate(user.args) if a is node)
         if not passes and user.target not in PASSING:

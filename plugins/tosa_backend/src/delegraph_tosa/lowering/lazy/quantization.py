@@ -108,12 +108,13 @@ def _make_multipliers(ratio: Scale, bits: int) -> tuple[Value, Value]:
         multiplier, shift = fixed_point(np.array([ratio.factor]), bits)
         return literal(multiplier, dtype, dtype.name.lower()), literal(shift, DType.INT8, np.int8)
 
-    def loaded(position: int, numpy_type: str) -> Any:
+    def loader(position: int, numpy_type: str) -> Any:
+        """A function that computes the multipliers (position 0) or the shifts (position 1)."""
         return lambda: fixed_point(_positive(ratio.elements()), bits)[position].astype(numpy_type)
 
     shape = (ratio.channels,)
-    multiplier_of = Deferred(loaded(0, dtype.name.lower()))
-    return Value(Type(shape, dtype), multiplier_of), Value(Type(shape, DType.INT8), Deferred(loaded(1, "int8")))
+    multiplier_of = Deferred(loader(0, dtype.name.lower()))
+    return Value(Type(shape, dtype), multiplier_of), Value(Type(shape, DType.INT8), Deferred(loader(1, "int8")))
 
 
 def _positive(scales: Array) -> Array:

@@ -310,7 +310,7 @@ class Joined(Lazy):
         return self.join(t, [integer(t, part, to) for part in self.parts])
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
-        """The largest reach of a part."""
+        """The largest ``reach`` among the parts; elements below ``least`` do not count."""
         return max([reach(t, part, least) for part in self.parts])
 
     def real(self, t: Tosa) -> Value:

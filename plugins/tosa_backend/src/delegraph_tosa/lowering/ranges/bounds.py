@@ -79,7 +79,7 @@ def _each_listed(node: Node, range: Range) -> ArgumentRanges:
 
 
 def _operand_of_cast(node: Node, range: Range) -> ArgumentRanges:
-    """(self, ..): the operand, if the new type holds all values of the old one, so that no element changes."""
+    """(self, ..): the range is the operand's too if the cast changes no element: its type holds all of the old type."""
     before, after = (DTYPES.get(_dtype(n)) for n in (node.args[0], node))  # type: ignore[arg-type]
     is_lossless = before in COUNTED and after in COUNTED and inside(range_of_type(before), range_of_type(after))
     return [(node.args[0], range)] if is_lossless else []
@@ -267,7 +267,7 @@ def _positions_from(base: Any, dim: int, start: Any, length: Any) -> range:
 
 
 def _positions(base: Any, dim: int, start: Any, stop: Any, step: Any = None) -> range:
-    """The positions of the slice start:stop:step along ``dim``; empty if one of them, or the size, is no int."""
+    """The positions of the slice start:stop:step along ``dim``; none if one number is known at run time only."""
     size = _shape(base)[dim]
     known = all(end is None or type(end) is int for end in (size, start, stop, step))
     return range(size)[start:stop:step] if known else range(0)

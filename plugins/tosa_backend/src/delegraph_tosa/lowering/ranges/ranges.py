@@ -98,7 +98,7 @@ def _first_operand(operator: Operator) -> Range:
 
 
 def _union_of(*positions: int) -> Callable[[Operator], Range]:
-    """The rule for operators whose result has elements of the operands at ``positions``, or without any of all."""
+    """The rule for operators whose result has elements of the operands at ``positions``; no position means all."""
 
     def joined(operator: Operator) -> Range:
         values = [operator.inputs[p] for p in positions] if positions else operator.inputs

@@ -41,7 +41,7 @@ def dynamic(val: torch.Tensor, what: str, of: Node | None = None) -> Reason:
 
 
 def needs_sizes(text: str, wider: str = "TOSA-1.1+FP+INT+shape") -> Reason:
-    """The reason for a call that takes a target that computes with sizes; the hint names ``wider``, such a target."""
+    """The reason for a call that needs a target with the extension shape; the hint names ``wider``, such a target."""
     hint = (
         f"lower for spec={wider}, which computes with sizes, or export with static sizes (without these"
         " dynamic_shapes), once for each size that you need (delegraph.lower_buckets)"
