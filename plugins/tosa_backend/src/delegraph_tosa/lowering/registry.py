@@ -235,7 +235,7 @@ def _bound(argument: Any, rule: Rule, node: Node, value_of: Callable[[Node], Any
 
 
 def _can_be_skipped(part: Any, whole: Node) -> bool:
-    """Whether ``part``, an operand in a list, has no elements, and the type of the result of the call ``whole``."""
+    """Whether the tensor ``part`` of a list is empty and has the same type as the result of the call ``whole``."""
     return isinstance(part, Node) and is_empty(part) and part.meta["val"].dtype is whole.meta["val"].dtype
 
 

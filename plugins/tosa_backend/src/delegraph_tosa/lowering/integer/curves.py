@@ -122,7 +122,7 @@ class Curve(Pointwise):
 
 
 def _spacing(q: Value) -> int:
-    """The exponent s such that every 2**s-th integer of the range of ``q`` makes at most 2**ALL_PLACES places."""
+    """s >= 0 such that the range of ``q`` has at most about 2**ALL_PLACES integers at a distance of 2**s."""
     start, most = range_of(q)
     return max(0, (most - start + 1).bit_length() - ALL_PLACES)
 

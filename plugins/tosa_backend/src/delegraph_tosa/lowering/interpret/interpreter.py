@@ -265,6 +265,7 @@ class Interpreter:
             value = value.leaving(self.t) if isinstance(value, Bytes) else real(self.t, value)
             why = self.t.spec.why_not_tensor(value.type)
             self.t.require(why is None, f"output {position}: {why}")
+            # a result that is an input, a constant or an earlier result gets a tensor of its own by IDENTITY
             if value in taken or value.constant is not None:
                 value = self.t.identity(value)
             taken.add(value)
