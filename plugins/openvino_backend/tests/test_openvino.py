@@ -176,6 +176,17 @@ def test_the_reason_is_the_frontends_or_says_what_would_be_lost():
     assert lowered.verify(*inputs).agrees()
 
 
+def test_random_numbers_are_the_hosts_and_a_scaled_group_norm_is_computed_in_pieces():
+    """OpenVINO's compiler ended the process on the whole one."""
+    lowered = lower(
+        lambda m, x, c: F.group_norm(x, 4) * (1 + c) + 0 * torch.rand_like(x),
+        torch.randn(1, 8, 4, 4),
+        torch.randn(1, 8, 1, 1),
+    )
+    assert list(reasons(lowered)) == ["aten.rand_like.default"]
+    assert lowered.verify(torch.randn(1, 8, 4, 4), torch.randn(1, 8, 1, 1)).agrees()
+
+
 def test_int64_is_an_index_and_one_that_32_bits_do_not_hold_is_an_error():
     lowered = lower(lambda m, ids: m.w0[ids].sum(1), torch.tensor([1, 2]), weights=[torch.randn(3, 4)])
     assert lowered.report.host_operators == 0

@@ -50,6 +50,10 @@ def why_not(node: Node) -> str | None:
         reason = _why_no_value(value)
         if reason is not None:
             return reason
+    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        return "it draws random numbers, which are the host's"
+    if _name(node) in ("group_norm", "native_group_norm"):
+        return "OpenVINO's compiler crashes where it is multiplied by a tensor"
     if str(node.target) in RULES:
         scales = [value for value in node.all_input_nodes[1:] if value.op == "call_function"]
         return f"OpenVINO has fixed scales, and {scales[0].name} is computed" if scales else None
