@@ -145,7 +145,7 @@ def _is_repeatable(node: Node, largest: int | None) -> bool:
 
 
 def _shapes_read(node: Node) -> Iterator[Any]:
-    """The recorded value of the operand of which the call reads only the shape; nothing if there is none."""
+    """Yields the recorded value of the operand whose shape alone the call reads; nothing if there is none."""
     if node.target in _BY_SHAPE:
         yield node.args[0].meta["val"]  # type: ignore[union-attr]
 

@@ -56,6 +56,7 @@ def insert_inverse_by_elements(graph: Graph, views: Sequence[Node], base: Node, 
     runs, or if the chain shows an element several times.
     """
     val = base.meta["val"]
+    # computed here only to see that the program can do the same
     positions = _positions(views, val)
     if positions is None or positions.unique().numel() != positions.numel():  # type: ignore[no-untyped-call]
         return None
