@@ -399,6 +399,13 @@ def test_a_number_that_tosa_cannot_compute_of_sizes_stays_on_the_host():
     assert "a number that is known at run time only" in found["aten.mul.Tensor"]
 
 
+def test_a_product_of_sizes_and_a_fraction_stays_on_the_host():
+    found = dict(
+        refusals(lambda x: x.new_zeros((torch.sym_int(x.shape[0] * 0.5 * x.shape[1]),)), (randn(3, 4),), [BOTH])
+    )
+    assert "no input tells the size" in found["aten.new_zeros.default"]
+
+
 def test_what_a_partition_cannot_read_of_its_operands_is_refused_with_the_reason():
     """After the host's operator nothing tells how many rows y had, of which the product makes its sum."""
 

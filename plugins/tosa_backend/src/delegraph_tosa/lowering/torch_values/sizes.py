@@ -125,12 +125,16 @@ def _of_expression(expression: Any, ranges: Any) -> int:
 
 
 def _scaled_size(product: Any, ranges: Any) -> int | None:
-    """size * scale, rounded down, as in interpolate; None if ``product`` is no product of a size and a float."""
-    factors = dict.fromkeys(type(factor).__name__ for factor in product.args)
-    if type(product).__name__ != "Mul" or list(factors) != ["Float", "ToFloat"]:
+    """The size that interpolate gives for a scale: ``size * scale``, rounded down.
+
+    None unless ``product``, a sympy expression, is ``scale * ToFloat(size)``: a float and one size. ``ranges``: of the
+    symbols in it.
+    """
+    # sympy puts the number before the size
+    if type(product).__name__ != "Mul" or [type(factor).__name__ for factor in product.args] != ["Float", "ToFloat"]:
         return None
-    number, size = product.args
-    return scaled(_of_expression(size.args[0], ranges), float(number))
+    scale, size_as_float = product.args
+    return scaled(_of_expression(size_as_float.args[0], ranges), float(scale))
 
 
 def scaled(size: int, scale: float) -> int:
