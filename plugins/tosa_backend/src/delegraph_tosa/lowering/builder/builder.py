@@ -28,7 +28,10 @@ class Tosa(Operators):
     """Whether ``mul`` takes integers and fp32 weights of an interpolation; the builder of ``integer.resize`` does."""
 
     def _in_other_types(self, operator: Operator, why: str) -> Value:
-        """As in the base class; a target of TOSA 0.80 also gets replacements for operators of 1.0 (``older``)."""
+        """The result of an operator that the target refuses (``why``), computed by other operators or in other types.
+
+        On a target of TOSA 0.80, ``older.instead`` may have a replacement. Otherwise the base class tries other types.
+        """
         if self.spec.version < (1, 0):
             from .older import instead
 
@@ -37,20 +40,27 @@ class Tosa(Operators):
         return super()._in_other_types(operator, why)
 
     def constant(self, number: float, dtype: DType, shape: Shape = (1,)) -> Value:
-        """A tensor filled with ``number``. A size, or a number computed from sizes, is computed at run time."""
+        """A tensor filled with ``number``.
+
+        It is a constant unless ``number`` is a size known at run time only, or computed from such sizes: then operators
+        compute it.
+        """
+        # ``waits``: whether the number is known at run time only
         if not waits(number):
             return super().constant(number, dtype, shape)
+        # one element [1], reshaped to [1,..,1] and repeated to ``shape``
         element = computed(self, number, DType.FP32 if dtype in FLOATS else DType.INT32)
         return self.tile(self.reshape(self.cast(element, dtype), (1,) * len(shape)), shape)
 
     def numbers(self, count: int, dtype: DType) -> Value:
         """0, 1, .., count - 1 as a tensor [count].
 
-        If ``count`` is known at run time only, it is a slice of a constant that is as long as ``count`` can be.
+        If ``count`` is known at run time only, the result is a slice of a constant that is as long as ``count`` can be.
+        If this constant would have more than MOST_NUMBERS elements, the result is computed from rows of ROW numbers.
         """
         longest = min(size_range(count)[1], LARGEST_SIZE)
         if is_dynamic(count) and longest > MOST_NUMBERS:
-            # [rows,1] of 0, ROW, 2 * ROW, .. plus [ROW] of 0 .. ROW - 1 is [rows,ROW], reshaped and cut
+            # [rows,1] of 0, ROW, 2 * ROW, .. plus [ROW] of 0 .. ROW - 1 is [rows,ROW]; reshaped, then cut to ``count``
             rows = -(-count // ROW)
             starts = self.reshape(self.numbers(rows, dtype), (rows, 1))
             with self.proven((0, longest - 1)):

@@ -34,6 +34,8 @@ def rounded_quotient(t: Operators, x: Value, y: Value, estimate: Value) -> Value
     unless the quotient is nearer than 2**-44 (relative) to the middle between two floats. A quotient of integers with a
     divisor d < 2**18 never is: its relative distance from such a middle is at least 2**-25 / d.
     """
+    # remainder = x - (high + low) * (upper + lower): each of the four products is exact, the largest comes first
     (high, low), (upper, lower) = halves(t, estimate), halves(t, y)
     remainder = t.sub(t.sub(t.sub(x, t.mul(high, upper)), t.mul(high, lower)), t.mul(low, upper))
-    return t.add(estimate, t.mul(t.sub(remainder, t.mul(low, lower)), t.reciprocal(y)))
+    remainder = t.sub(remainder, t.mul(low, lower))
+    return t.add(estimate, t.mul(remainder, t.reciprocal(y)))

@@ -36,12 +36,15 @@ class Emitter:
     """The largest folded constant that is larger than its operands: a larger one would make the file too large."""
 
     def __init__(self, spec: TosaSpec) -> None:
+        """An emitter without operators for the target ``spec``."""
         self.spec = spec
         self.has_int64 = spec.has_int64
         self.operators: list[Operator] = []
         self.source: Any = None
         self._constants: dict[Any, Value] = {}
+        """Key -> a constant or shape that was made before: equal ones are made once."""
         self._proven: Range | None = None
+        """The range that the caller guarantees for results inside of ``with proven(..)``; None outside."""
         self.rounded_number = False
         """Whether a number was rounded to become a constant of short floats; ``short_floats`` clears and reads it."""
 
@@ -75,7 +78,10 @@ class Emitter:
     def _inferred(
         self, cls: type[Operator], inputs: Sequence[Value], attributes: dict[str, Any]
     ) -> tuple[Operator, tuple[Type, ...]]:
-        """The operator, not yet emitted, and the types of its results; Unsupported if TOSA has no such operator."""
+        """The operator, not yet emitted, and the types of its results.
+
+        Raises Unsupported if TOSA (on any target) has no such operator for the types of ``inputs``.
+        """
         operator = cls(inputs, self.source, **attributes)
         try:
             return operator, operator.infer()
@@ -98,9 +104,13 @@ class Emitter:
         return self._constants[key]
 
     def _appended(self, operator: Operator, types: tuple[Type, ...]) -> Value:
-        """Emit ``operator`` with results of these types, or operators in its place if the target refuses it."""
+        """Emit ``operator`` and return its first result; ``types`` are those of its results.
+
+        If the target refuses the operator, other operators are emitted in its place (``_in_other_types``).
+        """
         operator.outputs = tuple([Value(type, producer=operator) for type in types])
         _bound_results(operator)
+        # inside of ``with proven(..)``, the caller guarantees a range for all integer results
         if self._proven is not None:
             for value in operator.outputs:
                 value.range = value.range and meet(value.range, self._proven)
@@ -111,24 +121,28 @@ class Emitter:
         return operator.outputs[0]
 
     def _in_other_types(self, operator: Operator, why: str) -> Value:
-        """The result of an operator that the target refuses (``why``), computed in element types that it has.
+        """The result of an operator that the target refuses (``why``), computed in element types that the target has.
 
-        This class knows no other types and raises Unsupported. ``IntegerWidths`` overrides it.
+        This class knows no other types: it raises Unsupported, with a hint to targets that take the operator.
+        ``IntegerWidths`` overrides this method.
         """
-        # a text if no target takes the operator, else the sets of profiles and extensions that do
+        # a text if no target takes the operator, else the sets of profiles and extensions with which a target takes it
         ways = alternatives(operator, self.spec.version)
         raise refused(other_target(self.spec, why, [] if isinstance(ways, str) else ways))
 
     def copied(self, old: Operator, attributes: str, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
-        """The results of a copy of ``old``, an operator of a template, on other operands of the same types.
+        """The results of a copy of ``old``, an operator of a template, on other operands ``inputs`` of the same types.
 
-        Nothing is checked or inferred again. ``attributes`` is their text, part of the key of a folded operator.
+        Nothing is checked or inferred again. The copy is emitted if ``old`` was, and folded to a constant if ``old``
+        was. ``attributes`` is the text of the attributes of ``old``, a part of the key under which a folded copy is
+        cached.
         """
         cls = type(old)
         # not by __init__, which would check all attributes again
         new = cls.__new__(cls)
         new.__dict__.update(old.__dict__, inputs=inputs, source=self.source)
-        if old.outputs[0].constant is None:
+        was_emitted = old.outputs[0].constant is None
+        if was_emitted:
             new.outputs = tuple([Value(v.type, producer=new) for v in old.outputs])
             self.operators.append(new)
             return new.outputs
@@ -140,9 +154,10 @@ class Emitter:
 
     @contextmanager
     def proven(self, range: Range) -> Iterator[None]:
-        """A block in which the caller guarantees that all computed integers lie in ``range``.
+        """A block (``with t.proven(range):``) in which all integers that operators compute lie in ``range``.
 
-        Rules use it where they know more than the ranges of the operands prove.
+        The caller guarantees this. Rules use it where they know more than the ranges of the operands prove. After the
+        block, the guarantee of an outer block holds again.
         """
         self._proven, before = range, self._proven
         try:
@@ -165,7 +180,7 @@ class Emitter:
                 yield key, value
 
     def intern(self, key: Any, literal: Value) -> Value:
-        """The literal that is cached under ``key``; if there is none, ``literal`` of another builder is cached."""
+        """The literal that this builder caches under ``key``. If it has none, it caches and returns ``literal``."""
         return self._constants.setdefault(key, literal)
 
     def shape(self, entries: Sequence[int]) -> Value:
@@ -185,7 +200,8 @@ class Emitter:
     def constant(self, number: float, dtype: DType, shape: Shape = (1,)) -> Value:
         """A constant filled with ``number``; equal calls return the same value.
 
-        Raises Unsupported if ``number`` does not fit into an integer type.
+        Sets ``rounded_number`` if ``dtype`` is a short float that does not hold ``number`` exactly. Raises Unsupported
+        if ``dtype`` is an integer type into which ``number`` does not fit.
         """
         number = _to_kind(number, dtype)
         # by its text: 0.0 and -0.0 are equal numbers, and NaN differs from itself
@@ -198,13 +214,14 @@ class Emitter:
 
 
 def _bound_results(operator: Operator) -> None:
-    """Set the range of each integer result."""
+    """Set ``Value.range`` of each integer result of ``operator`` to the range that the operator's rule proves."""
     for value in operator.outputs:
         if value.dtype in COUNTED and value.dtype is not DType.BOOL:
             value.range = result_range(operator, value.dtype)
 
 
 def _all_constant(values: Sequence[Value]) -> bool:
+    """Whether all values are constants."""
     for value in values:
         if value.constant is None:
             return False
@@ -217,9 +234,9 @@ def _bytes(types: Sequence[Type]) -> int:
 
 
 def _to_kind(number: float, dtype: DType) -> float:
-    """``number`` as a Python float, int or bool, as ``dtype`` has floats, integers or bools; 0 alone is False.
+    """``number`` as a Python float, bool or int, whichever ``dtype`` has; as a bool, every number but 0 is True.
 
-    Raises Unsupported for infinity or NaN as an integer.
+    Raises Unsupported if ``dtype`` is an integer type and ``number`` is infinite or NaN.
     """
     if dtype in FLOATS:
         return float(number)
@@ -244,4 +261,5 @@ def _filled(number: float, dtype: DType, shape: Shape) -> Any:
 
 
 def _too_large(number: float, dtype: DType) -> str:
+    """The reason to refuse ``number`` as an integer of the type ``dtype``."""
     return f"the number {number} does not fit into {dtype}"

@@ -26,13 +26,20 @@ IN_32_BITS = (
 
 
 class IntegerWidths(Emitter):
-    """Makes operators on integers in a width that the target has for them."""
+    """Makes operators on integers in a width that the target has for them.
+
+    A value has two forms. Rules *see* the value in torch's type, int64 for example. The graph *holds* a tensor of a
+    type that the target has: int32 for an int64, on a target without int64. For all other types both are the same
+    value.
+    """
 
     def __init__(self, spec: TosaSpec) -> None:
-        """``_narrow`` maps the int64 that rules see to its int32, ``_floats`` an int32 to the equal fp32."""
+        """A builder without operators for the target ``spec``."""
         super().__init__(spec)
         self._narrow: dict[Value, Value] = {}
+        """Int64 value that rules see -> the int32 tensor with the same elements."""
         self._floats: dict[Value, Value] = {}
+        """Int32 value -> the fp32 tensor with the same elements."""
 
     def _in_other_types(self, operator: Operator, why: str) -> Value:
         """The result of an operator that the target refuses (``why``), computed in another integer type or in fp32.
@@ -50,7 +57,10 @@ class IntegerWidths(Emitter):
     # ---- int64 that is computed as int32
 
     def _appended_narrow(self, wide: Operator) -> Value:
-        """The result of the operator ``wide`` on int64, computed on int32; an int64 result stays int64 for rules."""
+        """The result of the operator ``wide`` on int64, computed on int32.
+
+        An int64 result is returned as an int64 value for rules, which stands for the int32 tensor of the graph.
+        """
         (result,) = wide.outputs
         attributes = wide.attribute_values()
         if attributes.get("dtype") is DType.INT64:
@@ -62,40 +72,52 @@ class IntegerWidths(Emitter):
         return self.widened(self._appended(narrow, (Type(result.shape, DType.INT32),)), result.range)
 
     def narrowed(self, value: Value) -> Value:
-        """The int32 with the elements of an int64 ``value``; other values as they are.
+        """The int32 tensor with the elements of an int64 ``value``; values of other types as they are.
 
-        Raises Unsupported if the range of the int64 does not fit into int32.
+        A constant, or any int64 on a target with int64, is cast. Raises Unsupported if the range of the int64 does not
+        fit into int32.
         """
         if value.dtype is not DType.INT64:
             return value
         if value not in self._narrow:
             self._expect_32_bits(value, f"the int64 {'constant' if value.constant else 'value'} {value.name}".rstrip())
-            # a computed int64 that is not in the map is an input of the graph, which is int32 there
-            narrow = Value(Type(value.shape, DType.INT32), name=value.name)
             if value.constant is not None or self.has_int64:
                 narrow = self.emit(tosa.CAST, (value,), dtype=DType.INT32)
-            narrow.range, self._narrow[value] = value.range, narrow
+            else:
+                # every computed int64 is in the map, so this one is an input of the graph, which is int32 there
+                narrow = Value(Type(value.shape, DType.INT32), name=value.name)
+            narrow.range = value.range
+            self._narrow[value] = narrow
         return self._narrow[value]
 
     def widened(self, narrow: Value, range: Range | None = None) -> Value:
-        """The int64 that rules see for ``narrow``, an int32 of the graph. Without ``range``, its range is narrow's."""
-        wide = Value(Type(narrow.shape, DType.INT64), name=narrow.name)
+        """The int64 that rules see for ``narrow``, an int32 of the graph.
+
+        On a target with int64, a CAST makes it. Without int64 no operator is emitted: the result only stands for
+        ``narrow``, by which ``narrowed`` replaces it where an operator uses it. ``range`` is the range of the result;
+        None is the range of ``narrow``.
+        """
         if self.has_int64:
             wide = self.emit(tosa.CAST, (narrow,), dtype=DType.INT64)
+        else:
+            wide = Value(Type(narrow.shape, DType.INT64), name=narrow.name)
         wide.range = range_of(narrow) if range is None else range
         self._narrow[wide] = narrow
         return wide
 
     def held(self, value: Value) -> Value:
-        """The tensor of the graph for a value that rules see: ``narrowed``, unless the target has int64."""
+        """The tensor of the graph for a value that rules see: int32 for int64, unless the target has int64."""
         return value if self.has_int64 else self.narrowed(value)
 
     def held_type(self, type: Type) -> Type:
-        """The type of ``held`` for a value of ``type``."""
+        """The type that ``held`` returns for a value of ``type``: int32 for int64, unless the target has int64."""
         return type._replace(dtype=DType.INT32) if type.dtype is DType.INT64 and not self.has_int64 else type
 
     def seen(self, held: Value, type: Type, range: Range | None) -> Value:
-        """The reverse of ``held``: the value of ``type``, with ``range``, that rules see for a tensor of the graph."""
+        """The value of ``type`` that rules see for ``held``, a tensor of the graph: the reverse of the method ``held``.
+
+        ``range`` becomes the range of its integers, and of ``held`` too; None is the range of the type of ``held``.
+        """
         held.range = range
         return held if held.type == type else self.widened(held, range)
 
@@ -120,10 +142,17 @@ class IntegerWidths(Emitter):
     # ---- int32 that is computed as fp32 on a target without PRO-INT (see ``as_floats``)
 
     def _appended_as_floats(self, operator: Operator) -> Value:
-        """The result of ``operator`` on int32, computed on fp32; an int32 result is cast back, and its fp32 is kept."""
-        (result,), index = operator.outputs, INDICES.get(type(operator))
+        """The result of ``operator`` on int32, computed on fp32.
+
+        An int32 result is cast back. The fp32 tensor before this cast is remembered in ``_floats``, for an operator
+        that needs the result in fp32 again.
+        """
+        (result,) = operator.outputs
+        # the indices of GATHER and SCATTER stay int32; for other operators this is None
+        index = INDICES.get(type(operator))
         inputs = [v if k == index else self._as_fp32(v) for k, v in enumerate(operator.inputs)]
-        # a CAST here is between BOOL and int32, which becomes one between BOOL and fp32: TOSA 1.0 has no such CAST
+        # a CAST that comes here is between BOOL and int32. TOSA 1.0 has no CAST between BOOL and fp32, so EQUAL or
+        # SELECT replaces it
         if type(operator) is not tosa.CAST:
             y = self.emit(type(operator), inputs, fold=False, **operator.attribute_values())
         elif result.dtype is DType.BOOL:
@@ -135,7 +164,8 @@ class IntegerWidths(Emitter):
         if result.dtype is not DType.INT32:
             return y
         integers = self.emit(tosa.CAST, (y,), dtype=result.dtype)
-        integers.range, self._floats[integers] = result.range, y
+        integers.range = result.range
+        self._floats[integers] = y
         return integers
 
     def _as_fp32(self, value: Value) -> Value:

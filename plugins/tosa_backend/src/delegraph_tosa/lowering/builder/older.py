@@ -23,7 +23,7 @@ COS = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
 
 
 def instead(t: Operators, operator: Operator) -> Value | None:
-    """The result of ``operator``, which 0.80 lacks, by other operators; None if there is no replacement."""
+    """The result of ``operator``, which a target of TOSA 0.80 lacks, by other operators; None without a replacement."""
     if isinstance(operator, tosa.SIN | tosa.COS):
         return _wave(t, operator.inputs[0], isinstance(operator, tosa.COS))
     if isinstance(operator, Convolution) and operator.outputs[0].dtype in SHORT_FLOATS:
@@ -45,18 +45,21 @@ def _rounded_sum(t: Operators, convolution: Convolution) -> Value:
 
 
 def _without_nan(t: Operators, operator: Operator) -> Value | None:
-    """MAXIMUM, MINIMUM or CLAMP with nan_mode IGNORE; None for other operators.
+    """The result of MAXIMUM, MINIMUM or CLAMP with nan_mode IGNORE; None for other operators.
 
-    In 0.80 these operators propagate NaN, so SELECT replaces NaN elements.
+    With IGNORE, MAXIMUM and MINIMUM of NaN and a number are the number, and CLAMP of NaN is ``min_val``. In 0.80 these
+    operators propagate NaN, so SELECT replaces NaN elements.
     """
     if isinstance(operator, tosa.CLAMP):
         x = operator.inputs[0]
+        # only NaN does not equal itself
         return t.clamp(t.select(t.equal(x, x), x, operator.min_val), operator.min_val, operator.max_val)
     if not isinstance(operator, tosa.MAXIMUM | tosa.MINIMUM):
         return None
     left, right = operator.inputs
-    both = t.emit(type(operator), (left, right), nan_mode=NanMode.PROPAGATE)
-    return t.select(t.equal(left, left), t.select(t.equal(right, right), both, left), right)
+    extreme = t.emit(type(operator), (left, right), nan_mode=NanMode.PROPAGATE)
+    # where ``left`` is NaN, the result is ``right``; where only ``right`` is NaN, it is ``left``
+    return t.select(t.equal(left, left), t.select(t.equal(right, right), extreme, left), right)
 
 
 def _wave(t: Operators, x: Value, is_cosine: bool) -> Value:
@@ -67,6 +70,7 @@ def _wave(t: Operators, x: Value, is_cosine: bool) -> Value:
     """
     if x.dtype in SHORT_FLOATS:
         return t.cast(_wave(t, t.cast(x, DType.FP32), is_cosine), x.dtype)
+    # x / (pi / 2), rounded to the nearest whole number
     quarters = t.floor(t.add(t.mul(x, 0.6366197723675814), 0.5))
     rest = x
     for part in HALF_PI:
@@ -75,6 +79,7 @@ def _wave(t: Operators, x: Value, is_cosine: bool) -> Value:
     # cos(x) is sin(x + pi / 2); sin(r + k * pi / 2) is sin r, cos r, -sin r, -cos r for k % 4 = 0, 1, 2, 3
     if is_cosine:
         quarters = t.add(quarters, 1)
+    # with k = quarters: is_odd is k % 2, is_negated is k // 2 % 2
     halves = t.floor(t.mul(quarters, 0.5))
     is_odd = t.greater(t.sub(quarters, t.mul(halves, 2)), 0.5)
     is_negated = t.greater(t.sub(halves, t.mul(t.floor(t.mul(halves, 0.5)), 2)), 0.5)

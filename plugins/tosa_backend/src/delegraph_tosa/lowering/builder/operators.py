@@ -50,7 +50,11 @@ class Operators(IntegerWidths, Regions):
         return DType.FP32
 
     def _pair(self, left: Operand, right: Operand) -> tuple[Value, Value]:
-        """Both operands as values of one rank: numbers become constants, a lower rank gets leading axes of size 1."""
+        """Both operands as values of one rank; at least one is a value.
+
+        A number becomes a constant [1,..,1] of the other operand's type. A value of lower rank gets leading axes of
+        size 1.
+        """
         if not isinstance(left, Value):
             assert isinstance(right, Value)
             return self.like(left, right), right
@@ -142,14 +146,15 @@ class Operators(IntegerWidths, Regions):
     def table(self, x: Value, entries: Value) -> Value:
         """x int8, entries int8 [256] -> int8; or x int16, entries int16 [513] -> int32 with 7 fraction bits.
 
-        Results of int16 are interpolated between entries.
+        For int16 there is an entry for every 128th integer x; results between two entries are interpolated linearly.
         """
         return self.emit(tosa.TABLE, (x, entries))
 
     def rescale(self, x: Value, multiplier: Value, shift: Value, before: int, after: int, dtype: DType) -> Value:
         """(x - before) * multiplier / 2**shift + after, rounded and saturated to ``dtype``.
 
-        ``before`` and ``after`` are zero points. ``multiplier`` and ``shift`` are [1], or [C] for the last axis.
+        ``before`` is the zero point of x, ``after`` that of the result. ``multiplier`` (int32 or int16) and ``shift``
+        (int8) are [1], or [C] with a number for each of C elements of the last axis.
         """
         operands = (x, multiplier, shift, self.constant(before, x.dtype), self.constant(after, dtype))
         return self.emit(
@@ -172,7 +177,7 @@ class Operators(IntegerWidths, Regions):
         return self._binary(tosa.SUB, left, right)
 
     def mul(self, left: Operand, right: Operand, shift: int = 0) -> Value:
-        """left * right; for int32, (left * right) >> ``shift``, rounded."""
+        """left * right; for int32, left * right / 2**shift, rounded to nearest. Other types take a shift of 0 only."""
         return self.emit(tosa.MUL, (*self._pair(left, right), self.constant(shift, DType.INT8)))
 
     def pow(self, left: Operand, right: Operand) -> Value:
@@ -263,19 +268,21 @@ class Operators(IntegerWidths, Regions):
 
     def transpose(self, x: Value, perms: Sequence[int]) -> Value:
         """Axis i of the result is axis ``perms[i]`` of ``x``."""
-        # a transpose of a folded transpose becomes one folded transpose
+        # if x is a constant that a TRANSPOSE was folded to, transpose that operator's operand by both permutations
         folded = x.constant
         if isinstance(folded, Folded) and isinstance(folded.operator, tosa.TRANSPOSE):
             return self.transpose(folded.operator.input1, [folded.operator.perms[p] for p in perms])
         return x if list(perms) == list(range(x.rank)) else self.emit(tosa.TRANSPOSE, (x,), perms=tuple(perms))
 
     def slice(self, x: Value, start: Sequence[int], size: Sequence[int]) -> Value:
+        """The elements of ``x`` from ``start`` on, ``size`` of them along each axis."""
         # a slice of the whole size can only start at 0
         if x.type.shape == tuple(size):
             return x
         return self.emit(tosa.SLICE, (x, self.shape(start), self.shape(size)))
 
     def tile(self, x: Value, multiples: Sequence[int]) -> Value:
+        """``x`` repeated ``multiples[axis]`` times along each axis."""
         return x if set(multiples) <= {1} else self.emit(tosa.TILE, (x, self.shape(multiples)))
 
     def pad(self, x: Value, padding: Sequence[int], number: Operand = 0) -> Value:

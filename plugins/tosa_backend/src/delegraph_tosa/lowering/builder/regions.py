@@ -15,8 +15,10 @@ class Regions(Emitter):
     """Emits operators into graphs of control flow, the operators that have such graphs, and those on variables."""
 
     def __init__(self, spec: TosaSpec) -> None:
+        """A builder for the target ``spec``, which begins outside of all control flow."""
         super().__init__(spec)
         self._depth = 0
+        """How many graphs of control flow the operators that are emitted now are in."""
 
     @contextmanager
     def inside(self, operators: list[Operator]) -> Iterator[None]:
@@ -25,7 +27,7 @@ class Regions(Emitter):
         Raises Unsupported if control flow is nested deeper than MAX_NESTING of the target's level.
         """
         why = f"control flow is nested {self._depth + 1} deep, and MAX_NESTING of the target is {self.spec.max_nesting}"
-        # as ``validate`` counts, the outermost graph is one level
+        # ``validate`` counts the program's own graph as level 1, so a graph at depth 1 is at level 2
         self.require(self._depth + 1 < self.spec.max_nesting, why)
         self._depth += 1
         try:
@@ -36,7 +38,10 @@ class Regions(Emitter):
 
     @contextmanager
     def appending_to(self, operators: list[Operator]) -> Iterator[None]:
-        """A block whose operators are appended to ``operators``; then the list and source from before are restored."""
+        """A block whose operators are appended to ``operators``, not to ``self.operators``.
+
+        After the block, the list and the ``source`` from before it are restored.
+        """
         outer, source = self.operators, self.source
         self.operators = operators
         try:
@@ -45,9 +50,11 @@ class Regions(Emitter):
             self.operators, self.source = outer, source
 
     def control(self, cls: type[Operator], inputs: Sequence[Value], **graphs: Graph) -> tuple[Value, ...]:
-        """The results of a new COND_IF or WHILE_LOOP with ``graphs``; ``inputs`` have int32 for int64 (``held``).
+        """The results of a new COND_IF or WHILE_LOOP, as tensors of the graph around it.
 
-        Raises Unsupported if the target lacks the operator.
+        ``inputs`` are tensors of this graph: int32 for an int64 of the rules, unless the target has int64 (see
+        ``held``). ``graphs`` are the operator's graphs by attribute name. Raises Unsupported if the target lacks the
+        operator.
         """
         operator, types = self._inferred(cls, inputs, graphs)
         operator.outputs = tuple([Value(type, producer=operator) for type in types])
@@ -66,7 +73,10 @@ class Regions(Emitter):
         self._append_taken(tosa.VARIABLE_WRITE((value,), self.source, variable=name))
 
     def _append_taken(self, operator: Operator) -> None:
-        """Append an operator; raises Unsupported if the target lacks it, since other element types would not help."""
+        """Append an operator; raises Unsupported if the target lacks it.
+
+        Unlike ``emit``, this does not try other element types: a target without the operator has it for no type.
+        """
         why = self.spec.why_not(operator)
         self.require(why is None, f"{why}")
         self.operators.append(operator)

@@ -43,9 +43,10 @@ def truth(t: Operators, relation: Relation) -> Value:
 
 
 def _size_as_number(t: Operators, size: int, dtype: DType) -> Value:
-    """The size as a tensor [1]. A size is a sum of products count * factor, where ``factor`` is an int.
+    """The size as a tensor [1], exact up to 2**24 if ``dtype`` is fp32.
 
-    As fp32 it is exact up to 2**24.
+    A size known at run time only is a sum of products count * factor, where ``count`` is a product of symbols and
+    ``factor`` an int.
     """
     total: Value | None = None
     for count, factor in products(size):
@@ -66,10 +67,13 @@ def _ones(t: Operators, count: int, dtype: DType) -> Value:
 
 
 def _may_be_zero(product: int) -> bool:
-    """Whether a product of sizes may be 0: it has a factor such as ``n // 2``, which is no symbol; symbols are >= 1."""
+    """Whether a product of sizes may be 0 at run time.
+
+    A symbol is a size of an input, which is at least 1. Another factor, such as ``n // 2``, may be 0.
+    """
     if not isinstance(product, Size):
         return False
-    return not all(isinstance(one, Symbol) for monomial in product.terms for one in monomial)
+    return not all(isinstance(factor, Symbol) for monomial in product.terms for factor in monomial)
 
 
 def _as_fp32(t: Operators, number: Number) -> Value:
@@ -77,9 +81,10 @@ def _as_fp32(t: Operators, number: Number) -> Value:
 
 
 def _quotient(t: Operators, left: Number, right: Number) -> Value:
-    """left / right, rounded as in torch: the last bit of a ratio of sizes may decide which pixel is the nearest."""
+    """left / right, rounded to the nearest float as in torch: the last bit may decide which pixel is the nearest."""
     divisor = _as_fp32(t, right)
     inverse = t.reciprocal(divisor)
+    # 1 / right is what RECIPROCAL returns
     if left == 1:
         return inverse
     dividend = _as_fp32(t, left)
@@ -87,7 +92,7 @@ def _quotient(t: Operators, left: Number, right: Number) -> Value:
 
 
 def _power(t: Operators, base: Number, exponent: Number) -> Value:
-    """base ** exponent; square roots by RSQRT, which is more exact than POW."""
+    """base ** exponent. An exponent of 0.5 or -0.5 is computed by RSQRT, which is more exact than POW."""
     if exponent in (0.5, -0.5):
         root = t.rsqrt(_as_fp32(t, base))
         return root if exponent < 0 else t.reciprocal(root)

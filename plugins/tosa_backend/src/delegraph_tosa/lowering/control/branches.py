@@ -53,10 +53,11 @@ Ranges = list[Range | None]
 def _as_rules_see(
     t: Tosa, call: Node, outputs: Sequence[Value], like: Sequence[Value], ranges: Ranges
 ) -> tuple[Value, ...]:
-    """The ``outputs`` of a control flow operator as values for rules, which have quantizations and int64.
+    """The ``outputs`` of a control flow operator as the values that rules see for the results of ``call``.
 
-    Each output gets the quantization or the type int64 of the value in ``like``, and the range in ``ranges``. Raises
-    Unsupported if torch recorded another type for a result of ``call``.
+    An output is a tensor of the graph: the integers of a quantized value, or int32 for an int64. Each one gets the
+    quantization or the type of the value at its position in ``like``, and the range in ``ranges``. Raises Unsupported
+    if torch recorded another type for a result of ``call``.
     """
     results = [seen(t, v, as_this, range) for v, as_this, range in zip(outputs, like, ranges, strict=True)]
     for k, (value, val) in enumerate(zip(results, call.meta["val"], strict=True)):
@@ -83,17 +84,22 @@ def cond(outer: Interpreter, call: Node) -> tuple[Value, ...]:
             # the branches return result k in different quantizations, or only one of them quantized: use floats
             for branch in branches:
                 branch.compute(k)
+    # both graphs take the same inputs: a key names an operand by position, or a size
     keys = keys_of(branches)
     then, other = (branch.graph(keys) for branch in branches)
     inputs = [condition, *(crossing(t, operand_of(key)) for key in keys)]
     outputs = t.control(tosa.COND_IF, inputs, then_graph=then, else_graph=other)
+    # an integer that either branch may return is in the union of the ranges from both
     pairs = zip(*([_range_if_integer(v) for v in branch.results] for branch in branches), strict=True)
     ranges = [union(a, b) if a and b else None for a, b in pairs]
     return _as_rules_see(t, call, outputs, branches[0].results, ranges)
 
 
 def _predicate(outer: Interpreter, argument: Any) -> Value:
-    """The predicate as a bool value; a comparison of sizes becomes operators. Unsupported for other Python values."""
+    """The predicate ``argument`` as a bool value; operators compute it if it is a comparison of sizes (``Relation``).
+
+    Raises Unsupported for any other Python value, such as a size.
+    """
     value = argument_in(outer, argument, "the predicate is")
     return truth(outer.t, value) if isinstance(value, Relation) else value_in(outer, argument, "the predicate is")
 
@@ -108,6 +114,7 @@ def while_loop(outer: Interpreter, call: Node) -> tuple[Value, ...]:
     t = outer.t
     expect_taken(t, tosa.WHILE_LOOP)
     loop = _Loop(outer, call)
+    # decide which carried values are quantized, then find ranges of integers that hold after any number of steps
     loop.settle()
     ranges = loop.invariant()
     for k, limits in enumerate(ranges):
@@ -115,6 +122,8 @@ def while_loop(outer: Interpreter, call: Node) -> tuple[Value, ...]:
             what = f"the loop carries an int64, value {k}, that may be from {limits[0]} to {limits[1]}"
             t.require(inside(limits, INT32), f"{what}, more than 32 bits hold; its condition should bound it")
     condition, body = loop.subgraphs(ranges)
+    # both graphs take the same inputs: the carried values, then the operands and sizes that the body passes on
+    # unchanged
     keys = keys_of((condition, body), range(len(ranges)))
     passed = keys[len(ranges) :]
     graphs = {"cond_graph": condition.graph(keys), "body_graph": body.graph(keys, passed)}
@@ -127,6 +136,11 @@ class _Loop:
     """A call of ``while_loop``; finds out which carried values are quantized, and the ranges of carried integers."""
 
     def __init__(self, outer: Interpreter, call: Node) -> None:
+        """``call`` is the node of ``while_loop(condition, body, carried, additional)``.
+
+        ``owners`` are the nodes that fetch the subgraphs of condition and body, ``start`` the carried values before the
+        first step. ``operand_of`` returns an operand of the call: first the carried values, then the additional ones.
+        """
         self.outer = outer
         self.owners: Any = call.args[:2]
         carried: Any = call.args[2]
@@ -138,29 +152,35 @@ class _Loop:
         """Condition and body, lowered for carried values in ``ranges``.
 
         The body runs only if the condition is true, so the condition narrows the ranges for the body. ``only`` selects
-        results of the body; None selects all.
+        results of the body by their nodes; None selects all.
         """
         condition = Subgraph(self.outer, self.owners[0], self._at(ranges))
+        # placeholder of the condition -> the range in which it lies if the condition is true
         bounds = assumed(condition.nodes, condition.inner.value_of)
         narrowed = list(ranges)
         for node, bound in bounds.items():
+            # the first placeholders are the carried values; the others are additional operands, which have no range
+            # here
             k = condition.position[node]
             range = narrowed[k] if k < len(narrowed) else None
+            # an empty intersection means that the body never runs: any range is right then
             if range is not None and max(range[0], bound[0]) <= min(range[1], bound[1]):
                 narrowed[k] = max(range[0], bound[0]), min(range[1], bound[1])
         return condition, Subgraph(self.outer, self.owners[1], self._at(narrowed), only)
 
     def _at(self, ranges: Ranges) -> OperandOf:
-        """A function that returns the operands of a subgraph, with carried values in ``ranges``.
+        """A function that returns the operands of condition and body, with carried values in ``ranges``.
 
-        A carried value is never constant, even if the loop starts with a constant.
+        A carried value is a new value of the type and quantization with which the loop starts. It is never constant,
+        even if the loop starts with a constant.
         """
 
         def operand_of(key: Key) -> Value | int:
+            # a key from len(ranges) on, or a size, is an operand that no step changes
             if isinstance(key, Symbol) or key >= len(ranges):
                 return self.operand_of(key)
-            like = self.start[key]
-            return seen(self.outer.t, Value(held(like).type), like, ranges[key])
+            start = self.start[key]
+            return seen(self.outer.t, Value(held(start).type), start, ranges[key])
 
         return operand_of
 
@@ -172,29 +192,32 @@ class _Loop:
         """
         quantized = {k for k, v in enumerate(self.start) if is_quantized(v)}
         while quantized:
-            body = self.subgraphs([None if k in quantized else _range_if_integer(v) for k, v in enumerate(self.start)])[
-                1
-            ]
-            others = {k for k in quantized if not is_alike(self.start[k], body.results[k])}
-            if not others:
+            ranges = [None if k in quantized else _range_if_integer(v) for k, v in enumerate(self.start)]
+            _, body = self.subgraphs(ranges)
+            changed = {k for k in quantized if not is_alike(self.start[k], body.results[k])}
+            if not changed:
                 return
-            for k in others:
+            for k in changed:
                 self.start[k] = real(self.outer.t, self.start[k])
-            quantized -= others
+            quantized -= changed
 
     def invariant(self) -> Ranges:
         """A range for each carried integer that holds before the first step, and after each step (a loop invariant).
 
         The body is lowered for candidate ranges, first those before the first step. If its results leave them, they are
         widened to the next of ``WIDTHS``. If its results stay inside, the ranges are proven; then the ranges of these
-        results are tried, which may be narrower. None stands for a carried value that is no integer.
+        results are tried, which may be narrower. If no candidate is proven, the ranges are those of the types. None
+        stands for a carried value that is no integer.
         """
         start = [_range_if_integer(v) for v in self.start]
         ranges, proven = start, None
+        # each round lowers the body once; with two ends to widen, 2 * len(WIDTHS) rounds nearly always suffice
         for _ in WIDTHS * 2:
             if all(r is None for r in ranges):
                 return ranges
             try:
+                # only integer results of the body are lowered, so the k-th of them belongs to the k-th range in
+                # ``ranges``
                 results = iter(self.subgraphs(ranges, _is_integer)[1].results)
                 after = [r and range_of(next(results)) for r in ranges]
             # a rule of the body may refuse a range as too wide; the ranges that are proven so far still hold
@@ -202,6 +225,7 @@ class _Loop:
                 if proven is None:
                     raise
                 return proven
+            # before the first step or after a step from ``ranges``, the values lie in ``grown``
             grown = [union(a, b) if a and b else None for a, b in zip(start, after, strict=True)]
             if grown == ranges:
                 return ranges
@@ -225,7 +249,10 @@ WIDTHS = (0, 7, 15, 30, 31, 63)
 
 
 def _wider(before: Range, after: Range) -> Range:
-    """``after``, with each end that differs from ``before`` widened to the next power of two in ``WIDTHS``."""
+    """``after``, with each end that differs from ``before`` widened to the next number of bits in ``WIDTHS``.
+
+    With w bits, the lower end is -2**w and the upper end 2**w - 1.
+    """
     low = after[0] if after[0] == before[0] else max(-(1 << w) for w in WIDTHS if -(1 << w) <= after[0])
     high = after[1] if after[1] == before[1] else min((1 << w) - 1 for w in WIDTHS if after[1] < 1 << w)
     return low, high

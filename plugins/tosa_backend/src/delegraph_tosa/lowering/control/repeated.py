@@ -73,7 +73,12 @@ class _Steps:
     """The steps of ``map`` and ``scan``, one for each index of the first axis of the tensors ``xs``."""
 
     def __init__(self, outer: Interpreter, body: Any, xs: Any) -> None:
-        """``body`` is the get_attr node of the subgraph of one step, ``xs`` are the nodes of the tensors."""
+        """``outer`` is the interpreter of the program around the call, ``xs`` are the nodes of the tensors.
+
+        ``body`` is the get_attr node of the subgraph of one step: ``nodes`` are the nodes of this subgraph,
+        ``position`` maps its placeholders to 0, 1, .. ``count`` is the number of steps, ``most`` the largest that it
+        can be.
+        """
         self.outer, self.name, self.nodes = outer, str(body.target), list(module_of(body).graph.nodes)
         self.position = {n: k for k, n in enumerate(n for n in self.nodes if n.op == "placeholder")}
         self.xs = [value_in(outer, x, "a step takes a slice of") for x in xs]
@@ -90,12 +95,13 @@ class _Steps:
         t, source = self.outer.t, self.outer.t.source
         rows = [t.slice(x, (step, *[0] * (x.rank - 1)), (1, *x.shape[1:])) for x in self.xs]
         slices = [t.reshape(row, row.shape[1:]) for row in rows]
-        own_operands = dict(enumerate([*carried, *slices]))
-        additional_operand = operands_of(self.outer, additional)
+        # the body's placeholders are the carried values, the slices for this step, then the additional operands
+        of_this_step = [*carried, *slices]
+        of_all_steps = operands_of(self.outer, additional)
 
         def operand(node: Node) -> Value | int:
             k = self.position[node]
-            return own_operands[k] if k in own_operands else additional_operand(k - len(own_operands))
+            return of_this_step[k] if k < len(of_this_step) else of_all_steps(k - len(of_this_step))
 
         inner = self.outer.enter(self.nodes, operand)
         lower_calls(inner, self.nodes, self.name)
@@ -103,9 +109,9 @@ class _Steps:
         return [value_in(inner, v, "a step returns") for v in results_of(self.nodes)]
 
     def stacked(self, rows: Sequence[Sequence[Value]]) -> tuple[Value, ...]:
-        """For each result of a step, its values in all steps, joined along a new first axis.
+        """For each result of the body, one tensor with its values in all steps, joined along a new first axis.
 
-        ``rows`` has the results of each step.
+        ``rows[k]`` are the results of step k.
         """
         t = self.outer.t
         return tuple([t.concat([t.reshape(v, (1, *v.shape)) for v in column], 0) for column in zip(*rows, strict=True)])
@@ -122,9 +128,12 @@ class _Loop:
     def __init__(self, steps: _Steps, start: Sequence[Value], additional: Any) -> None:
         """Prepare the values that the loop carries.
 
-        ``start`` are the values that the scan carries before the first step, ``additional`` the operands that are the
-        same for all steps. ``carried`` are the values that steps change, ``taken`` the tensors that steps only read,
-        ``passed`` other operands, which ``_body`` adds. All are as the graph holds them (int64 as int32).
+        ``start`` are the values that the scan carries before the first step (none for ``map``), ``additional`` the
+        operands that are the same for all steps; ``operand_of`` returns these by position.
+
+        The inputs of the loop are ``carried``, the values that steps change; ``taken``, the tensors of which each step
+        reads a row, and the count of steps if it is known at run time only; and ``passed``, additional operands and
+        sizes, which ``_body`` adds. All are tensors of the graph: int32 for an int64 of the rules.
         """
         self.steps, self.outer, self.t = steps, steps.outer, steps.outer.t
         self._expect_loops()
@@ -146,7 +155,7 @@ class _Loop:
         self.passed: dict[Key, Value] = {}
 
     def _expect_loops(self) -> None:
-        """Raise Unsupported if the target has no loops."""
+        """Raise Unsupported if the target has no loops; the reason says why the steps need one."""
         text = f"its {self.steps.count} steps are more than the {MOST_STEPS} that are written out without a loop"
         if is_dynamic(self.steps.count):
             text = f"it has {self.steps.count} steps, which are not written out without a loop"
@@ -155,12 +164,12 @@ class _Loop:
         expect_taken(self.t, tosa.WHILE_LOOP)
 
     def _as_rows(self, x: Value) -> Value:
-        """x [N,*S] -> [1,N,C], the form in which GATHER takes rows"""
+        """x [N,*S] -> [1,N,C], the form in which GATHER takes rows; C is the product of S. A bool becomes a number."""
         x = self.t.reshape(x, (1, x.shape[0], math.prod(x.shape[1:])))
         return self.t.held(converted(self.t, x, movable(self.t, x.dtype)))
 
     def _zero_rows(self, row: Any) -> Value:
-        """Zeros [1,N,C] for N rows of the type ``row``, into which SCATTER writes the rows of the steps."""
+        """Zeros [1,N,C], into which SCATTER writes N rows: each has the type ``row`` and C elements."""
         dtype = self.t.held_type(row).dtype
         shape, dtype = (1, self.steps.count, math.prod(row.shape)), movable(self.t, dtype)
         if any(map(is_dynamic, shape)):
@@ -172,6 +181,7 @@ class _Loop:
         t, n = self.t, len(self.start)
         body, rows = self._body()
         inputs = [*self.carried, *self.taken, *map(self._passed_value, self.passed)]
+        # the outputs: the number of steps done, n carried values, the rows, then inputs that no step changes
         outputs = t.control(tosa.WHILE_LOOP, inputs, cond_graph=self._condition(inputs), body_graph=body)
         last = [self._carried_as_rules_see(v, like) for v, like in zip(outputs[1:], self.start, strict=False)]
         stacked = []
@@ -183,12 +193,20 @@ class _Loop:
         return (*last, *stacked)
 
     def _carried_as_rules_see(self, held: Value, like: Value) -> Value:
-        """The carried value ``held``, as rules see it: with the type of ``like``, and no narrower range."""
+        """The value that rules see for ``held``, the tensor of the graph for a value that the scan carries.
+
+        It has the type of ``like``, the value before the first step, and the range of this type: nothing is known of
+        the integers after several steps.
+        """
         return self.t.seen(held, like.type, range_of_type(like.dtype) if like.dtype in INTEGERS else None)
 
     def _condition(self, carried: Sequence[Value]) -> Graph:
-        """The graph of the loop's condition, number of the step < count, with inputs for all ``carried`` values."""
+        """The graph of the loop's condition: number of the step < count of steps.
+
+        It has an input for each of ``carried``, here all inputs of the loop.
+        """
         inputs, operators = [Value(v.type) for v in carried], list[Operator]()
+        # a count known at run time only is the last of ``taken``, after the tensors
         count = self.count if self.count.constant else inputs[len(self.carried) + len(self.xs)]
         count.range = self.count.range
         with self.t.inside(operators):
@@ -196,18 +214,24 @@ class _Loop:
         return Graph(inputs, [goes_on], operators, f"{self.steps.name}_condition")
 
     def _body(self) -> tuple[Graph, list[Value]]:
-        """The graph of one step, and the rows that it computes, as rules see them."""
+        """The graph of one step, and the rows that it computes, as rules see them.
+
+        While the step is lowered, ``_operand`` adds additional operands to ``passed``; afterwards this method adds
+        sizes.
+        """
         t, n, nodes = self.t, len(self.start), self.steps.nodes
         carried, taken = ([Value(v.type) for v in values] for values in (self.carried, self.taken))
         operators: list[Operator] = []
         with t.inside(operators):
             step = _counter(carried[0], self.steps.most - 1)
             index = t.reshape(step, (1, 1))
+            # not strict: after the n values that the scan carries come rows, and after the tensors comes the count
             state = [self._carried_as_rules_see(v, like) for v, like in zip(carried[1:], self.start, strict=False)]
             slices = [self._row_of(x, rows, index) for x, rows in zip(self.xs, taken, strict=False)]
             inner = self.outer.enter(nodes, lambda node: self._operand(node, [*state, *slices]))
             lower_calls(inner, nodes, self.steps.name)
             returned = [real(t, value_in(inner, v, "a step returns")) for v in results_of(nodes)]
+            # the carried values after this step, in the order of ``carried``
             after = [t.add(step, 1), *map(t.held, returned[:n])]
             after += [
                 self._with_row(rows, index, row) for rows, row in zip(carried[1 + n :], returned[n:], strict=True)
@@ -219,42 +243,46 @@ class _Loop:
             outputs = inner.kept_apart([(nodes[-1], v) for v in (*after, *inputs[len(carried) :])], inputs)
         return Graph(inputs, outputs, operators, self.steps.name), returned[n:]
 
-    def _operand(self, node: Node, own_operands: Sequence[Value]) -> Value | int:
-        """The value of the body's placeholder ``node``: one of the first, ``own_operands``, or an additional operand.
+    def _operand(self, node: Node, of_this_step: Sequence[Value]) -> Value | int:
+        """The value of the body's placeholder ``node``.
 
-        An additional operand that is no constant becomes an input of the loop (``passed``).
+        The first placeholders are ``of_this_step``: what the scan carries, and the slices for this step. The others are
+        additional operands, the same for all steps. One that is neither size nor constant becomes an input of the loop
+        (``passed``), and the result is the value that rules see for this input.
         """
         k = self.steps.position[node]
-        if k < len(own_operands):
-            return own_operands[k]
-        value = self.operand_of(k - len(own_operands))
+        if k < len(of_this_step):
+            return of_this_step[k]
+        key = k - len(of_this_step)
+        value = self.operand_of(key)
+        # a size
         if not isinstance(value, Value):
             return value
         value = real(self.t, value)
         if value.constant is not None:
             return own(value)
-        input = self.passed.setdefault(k - len(own_operands), Value(self.t.held(value).type))
+        input = self.passed.setdefault(key, Value(self.t.held(value).type))
         return self.t.seen(input, value.type, value.range)
 
     def _passed_value(self, key: Key) -> Value:
-        """The value of ``key`` outside of the loop, as the graph around the loop holds it."""
+        """The tensor that the program around the loop passes for ``key``: an additional operand, or a size."""
         value = self.operand_of(key)
         assert isinstance(value, Value)
         return self.t.held(real(self.t, value))
 
     def _row_of(self, x: Value, rows: Value, index: Value) -> Value:
-        """x[index] [*S], where ``rows`` [1,N,C] holds the tensor x [N,*S], and ``index`` is [1,1]."""
+        """x[index] [*S], as rules see it. ``rows`` [1,N,C] is x [N,*S] as ``_as_rows`` made it, ``index`` is [1,1]."""
         row = self.t.reshape(self.t.gather(rows, index), x.shape[1:])
         row = converted(self.t, row, DType.BOOL) if x.dtype is DType.BOOL else row
         return self.t.seen(row, x.type._replace(shape=row.shape), range_of(x) if x.dtype in INTEGERS else None)
 
     def _with_row(self, rows: Value, index: Value, row: Value) -> Value:
-        """``rows`` [1,N,C] with ``row`` [*S] written at ``index`` [1,1]."""
+        """``rows`` [1,N,C] with ``row`` [*S], which has C elements, written at ``index`` [1,1]."""
         row = converted(self.t, row, movable(self.t, row.dtype))
         return self.t.scatter(rows, index, self.t.reshape(self.t.held(row), (1, 1, rows.shape[2])))
 
 
 def _counter(value: Value, most: int) -> Value:
-    """``value``, the number of a step, with its range set to 0 .. ``most``."""
+    """``value``, the number of a step; sets its range to 0 .. ``most``."""
     value.range = 0, most
     return value

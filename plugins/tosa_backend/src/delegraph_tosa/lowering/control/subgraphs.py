@@ -45,9 +45,10 @@ class Subgraph:
     """
 
     def __init__(self, outer: Interpreter, owner: Node, operand_of: OperandOf, only: Wanted | None = None) -> None:
-        """Lower the subgraph that the get_attr node ``owner`` fetches. ``operand_of`` returns operands of the call.
+        """Lower the subgraph that the get_attr node ``owner`` fetches, inside of the program of ``outer``.
 
-        With ``only``, other results are left out, and so are the calls that only they need. Raises Unsupported if a
+        ``operand_of`` returns operands of the higher-order call by key. ``only`` selects results by their nodes: other
+        results are not lowered, nor the calls on which only these depend; None selects all. Raises Unsupported if a
         call of the subgraph is refused.
         """
         self.t, self.operand_of = outer.t, operand_of
@@ -62,8 +63,13 @@ class Subgraph:
             self.results = [value_in(self.inner, v, "a subgraph returns") for v in returned]
 
     def _operand(self, node: Node) -> Value | int:
-        """The value of the placeholder ``node``: a size, a constant, or an input of the graph, as rules see it."""
+        """The value of the placeholder ``node``: a size, a constant, or an input of the graph, as rules see it.
+
+        Called when a call of the subgraph first uses ``node``; an operand that is neither size nor constant gets an
+        input.
+        """
         value = self.operand_of(self.position[node])
+        # a size
         if not isinstance(value, Value):
             return value
         if value.constant is not None:
@@ -71,10 +77,14 @@ class Subgraph:
         return seen(self.t, self.input(self.position[node]), value, value.range)
 
     def input(self, key: Key) -> Value:
-        """The input of the graph for ``key``, made when it is first asked for."""
+        """The input of the graph for ``key``, made when it is first asked for.
+
+        Raises Unsupported if the target has no tensors of its type.
+        """
         if key not in self.inputs:
             operand = self.operand_of(key)
             assert isinstance(operand, Value)
+            # the integers of a quantized operand, and int32 for int64
             input_type = self.t.held_type(held(operand).type)
             why = self.t.spec.why_not_tensor(input_type)
             self.t.require(why is None, f"an input of {self.name}: {why}")
@@ -96,6 +106,7 @@ class Subgraph:
         # each result is attributed to the output node
         nodes = [n for n in self.nodes if n.op == "output"] * len(self.results)
         with self.t.inside(self.operators):
+            # the integers of a quantized result, and int32 for int64
             returned = [(n, self.t.held(held(v))) for n, v in zip(nodes, self.results, strict=True)]
             outputs = self.inner.kept_apart(returned, inputs)
             outputs += [self.t.identity(self.inputs[key]) for key in passed]
@@ -103,9 +114,10 @@ class Subgraph:
 
 
 def keys_of(graphs: Sequence[Subgraph], carried: Iterable[Key] = ()) -> list[Key]:
-    """The keys of the inputs of all ``graphs`` of one operator, which take the same inputs.
+    """The keys of the inputs that all ``graphs`` of one operator get, in order.
 
-    ``carried`` come first, then operands that any of the graphs uses, then sizes that no shape of these inputs has.
+    ``carried`` come first, then the operands that any of the graphs uses, then each size that a graph computes with and
+    that no shape of the inputs before it has.
     """
     keys = list(carried)
     keys += sorted({key for graph in graphs for key in graph.inputs}.difference(keys))
@@ -129,7 +141,7 @@ def lower_calls(inner: Interpreter, nodes: Sequence[Node], name: str) -> None:
 
 
 def results_of(nodes: Sequence[Node]) -> Sequence[Any]:
-    """The results of a subgraph with these nodes, as a sequence, also if it returns a single result without tuple."""
+    """What a subgraph with these ``nodes`` returns, always as a sequence; the last node is its output."""
     returned: Any = nodes[-1].args[0]
     return returned if isinstance(returned, (tuple, list)) else (returned,)
 
@@ -143,6 +155,7 @@ def _nodes_that_compute(values: Iterable[Any]) -> list[Node]:
         if node not in needed:
             needed.add(node)
             waiting += node.all_input_nodes
+    # any needed node leads to the graph, whose nodes are in order
     return [n for n in next(iter(needed)).graph.nodes if n in needed] if needed else []
 
 
@@ -179,23 +192,27 @@ def is_quantized(value: Value) -> TypeGuard[Scaled]:
 
 
 def held(value: Value) -> Value:
-    """The tensor that is passed to a graph for ``value``: the integers of a quantized value, else ``value`` itself.
+    """The tensor that stands for ``value`` in a graph: the integers of a quantized value, else ``value`` itself.
 
-    ``Tosa.held`` makes int64 int32 afterwards.
+    An int64 is not narrowed here: callers pass the result to ``Tosa.held``, which returns its int32.
     """
     return value.q if is_quantized(value) else value
 
 
 def crossing(t: Tosa, operand: Value | int) -> Value:
-    """The tensor that the graph around the call passes for ``operand``: integers if quantized, int32 if int64."""
+    """The tensor that the graph around the call passes to the call's graphs for ``operand``.
+
+    For a quantized value these are its integers, for an int64 its int32, else the value itself.
+    """
     assert isinstance(operand, Value)
     return t.held(held(operand))
 
 
 def seen(t: Tosa, crossed: Value, like: Value, range: Range | None) -> Value:
-    """The reverse of ``crossing``: the value that rules see for the tensor ``crossed``.
+    """The value that rules see for the tensor ``crossed`` of a graph: the reverse of ``crossing``.
 
-    It gets the quantization or type of ``like``, and ``range`` as the range of its integers (None: of the type).
+    If ``like`` is quantized, the result is ``crossed`` in the same quantization, and ``range`` is not used. Otherwise
+    the result has the type of ``like`` and ``range``; a range of None is that of the type.
     """
     if is_quantized(like):
         return Scaled(crossed, like.scale, like.zero_point)
@@ -203,18 +220,19 @@ def seen(t: Tosa, crossed: Value, like: Value, range: Range | None) -> Value:
 
 
 def is_alike(first: Value, second: Value) -> bool:
-    """Whether two values are passed in the same form: both computed, or both in the same quantization."""
+    """Whether both values are quantized with the same scale, zero point and type, or neither is quantized."""
     if not (is_quantized(first) and is_quantized(second)):
         return is_quantized(first) == is_quantized(second)
     return (first.scale, first.zero_point, first.q.dtype) == (second.scale, second.zero_point, second.q.dtype)
 
 
 def operands_of(outer: Interpreter, arguments: Any) -> OperandOf:
-    """A function that returns the operands of a call by key, from its ``arguments``.
+    """A function that returns the operands of a call by key, from its ``arguments``; each is computed only once.
 
     Operators that compute an operand, such as those of a lazy value, are appended to the graph around the call, even
     if the function is called while a subgraph is lowered.
     """
+    # the list of the graph around the call: later, ``outer.t.operators`` may be the list of a subgraph
     operators = outer.t.operators
     operands: dict[Key, Value | int] = {}
 
@@ -236,15 +254,18 @@ def as_long_as(t: Tosa, size: Symbol) -> Value:
 
 
 def own(constant: Value) -> Value:
-    """A copy of an integer constant for one subgraph, since a range proven there holds only if the subgraph runs.
+    """A copy of an integer constant for use in one subgraph; constants of other types as they are.
 
-    Other constants have no range and are returned as they are.
+    Rules may narrow the range of the copy, which holds only if the subgraph runs: the original must not change.
     """
     return Value(constant.type, constant.constant, constant.name) if constant.dtype in INTEGERS else constant
 
 
 def expect_taken(t: Tosa, cls: type[Operator], *operands: Value) -> None:
-    """Raise Unsupported if the target lacks the control flow operator ``cls``; called before subgraphs are lowered."""
+    """Raise Unsupported if the target lacks the control flow operator ``cls``.
+
+    This is asked with empty graphs, before the subgraphs are lowered: they are not needed to refuse the call.
+    """
     empty = Graph((), (), ())
     attributes = dict.fromkeys((name for name, kind in cls.attributes.items() if kind == "Graph"), empty)
     why = t.spec.why_not(cls(operands, **attributes))
