@@ -49,16 +49,19 @@ class Fact(NamedTuple):
         return Fact(value.type, value.constant is not None, range)
 
     def value(self) -> Value:
-        """A value with this fact, as an operand of a rule; the elements of a constant cannot be read."""
+        """A value with this fact, as an operand of a rule.
+
+        Of a constant only a single float (``number``) can be read; reading other elements raises Unsupported.
+        """
         literal = None if self.number is None else Literal(np.full(self.type.shape, self.number, np.float32))
         value = Value(self.type, literal or (ABSENT if self.constant else None))
         value.range = self.range
         return value
 
     def why_not_result(self, spec: TosaSpec) -> str | None:
-        """Why a delegate cannot return the value; None if it can.
+        """Why a delegate for the target ``spec`` cannot return the value; None if it can.
 
-        For an int64, a target without int64 returns int32, which the core casts outside of the delegate.
+        On a target without int64, a delegate returns an int64 as int32, which the core casts outside of the delegate.
         """
         if self.type.dtype is not DType.INT64 or self.range is None or spec.has_int64:
             return spec.why_not_tensor(self.type)
@@ -108,12 +111,7 @@ def _fact_of(type: Type, tensor: torch.Tensor) -> Fact:
 
 
 class DryRun(Interpreter):
-    """Applies rules to facts.
-
-    ``memo`` caches the result of each call by facts and arguments. ``arriving`` returns the range of an int64 input of
-    the delegate, which is int32 there, or None if no range is known; ``arriving`` of None uses the range that the uses
-    of the value prove (``bounds``). ``nodes`` are the calls to lower.
-    """
+    """Applies rules to facts: finds out which calls can be lowered, and emits nothing."""
 
     def __init__(
         self,
@@ -123,11 +121,22 @@ class DryRun(Interpreter):
         arriving: Callable[[Node], Range | None] | None,
         memo: dict[Hashable, Any],
     ) -> None:
+        """A dry run of the calls ``nodes`` on the builder ``t``.
+
+        ``constant`` returns the fact of a constant placeholder, and None for other nodes. ``arriving`` returns the
+        range of an int64 input of the delegate, which is int32 there, or None if no range is known. If ``arriving`` is
+        None, the range is the one that the uses of the input prove (``bounds``). ``memo`` caches the outcome of each
+        call, by the facts of its operands and its other arguments; dry runs of several programs may share it.
+        """
         super().__init__(t, lambda node: _constant(node, constant(node)), nodes)
         self.arriving, self.memo = arriving or self.bounds.get, memo
 
     def input(self, node: Node) -> Value:
-        """As in a lowering. An int64 that is known to fit into 32 bits is an int32 input, with the range of int32."""
+        """The value of ``node`` as an input of the delegate; raises Unsupported if it cannot be one.
+
+        On a target without int64, an int64 has to be known to fit into 32 bits. It is an int32 input, and rules see an
+        int64 with the range of int32.
+        """
         val = node.meta.get("val")
         if not isinstance(val, torch.Tensor) or val.dtype is not torch.int64 or self.t.has_int64:
             return super().input(node)
@@ -139,7 +148,11 @@ class DryRun(Interpreter):
         return Fact(type, False, INT32).value()
 
     def run(self, node: Node) -> Result | float:
-        """Apply the rule of ``node`` to the facts of its operands; raises Unsupported if it cannot be lowered."""
+        """Apply the rule of ``node`` to the facts of its operands, and return facts as values.
+
+        None stands for a result without elements, and for a getitem. Raises Unsupported if the call cannot be lowered.
+        """
+        # a getitem, or a number computed from sizes: neither has a rule
         if is_unpacking(node) or is_size(node):
             return super().run(node)
         if node.target in CONTROL:
@@ -155,9 +168,10 @@ class DryRun(Interpreter):
             outcome = self.memo[key]
         except KeyError:
             outcome = self._attempt(node, arguments)
+            # a lazy value knows its integers, which are not in the key
             if not isinstance(outcome, Lazy):
                 self.memo[key] = outcome
-        # the text of a refusal
+        # ``_attempt`` returns a text if the call is refused
         if isinstance(outcome, str):
             raise refused(outcome)
         result: Result = _results_of(outcome)
@@ -165,9 +179,10 @@ class DryRun(Interpreter):
         return result
 
     def _run_control(self, node: Node) -> Result:
-        """Lower a branch or a loop.
+        """Lower a branch or a loop, with its subgraphs, and discard the operators.
 
-        Its result is not in ``memo``, because it depends on all nodes of its subgraphs; the calls in these are.
+        Its outcome is not cached in ``memo``, because it depends on all nodes of the subgraphs. The outcomes of the
+        calls in the subgraphs are cached.
         """
         try:
             results = apply_control(self, node)
@@ -177,16 +192,16 @@ class DryRun(Interpreter):
             self.t.operators.clear()
 
     def lower(self, node: Node) -> None:
-        """Lower one call; the reason of a refusal begins with the operator's name."""
+        """Lower one call; if it is refused, raises Unsupported with a reason that begins with the operator's name."""
         try:
             self.run(node)
         except Unsupported as refusal:
             raise refused(within(str(node.target), refusal.message)) from refusal
 
     def _run_quantized(self, rule: Rule, node: Node, arguments: list[Any]) -> Result:
-        """Apply a rule to lazy operands.
+        """Apply a rule that takes or returns lazy values, and discard the operators.
 
-        The result is not in ``memo``: a lazy value knows the integers that it stands for, which a fact does not.
+        The result is not cached in ``memo``: a lazy value knows the integers that it stands for, which a fact does not.
         """
         try:
             call = apply_lazy if any_lazy(arguments) else apply
@@ -196,7 +211,7 @@ class DryRun(Interpreter):
         return result
 
     def _attempt(self, node: Node, arguments: list[Any]) -> Any:
-        """The outcome of a call for ``memo``: the reason of its refusal, or the facts of its results."""
+        """The outcome of a call for ``memo``: the reason as text if it is refused, else the facts of its results."""
         try:
             return _facts_of(self.templates.outline(self.t, rule_of(node), node, arguments))
         except Unsupported as refusal:
@@ -226,7 +241,7 @@ def _key(argument: Any) -> Hashable:
         return Fact.of(argument)
     if isinstance(argument, (list, tuple)):
         return tuple([_key(a) for a in argument])
-    # in Python 1, 1.0 and True are equal, but rules treat them differently
+    # in Python 1, 1.0 and True are equal, but rules treat them differently: the type is part of the key
     return type(argument), argument
 
 

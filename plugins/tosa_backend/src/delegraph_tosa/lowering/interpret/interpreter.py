@@ -86,10 +86,17 @@ class Interpreter:
         nodes: Collection[Node] = (),
         bounds: Mapping[Node, Range] | None = None,
     ) -> None:
+        """An interpreter that lowers the calls among ``nodes`` on the builder ``t``.
+
+        ``constant`` returns the value of a constant placeholder, or the size that a placeholder of a subgraph stands
+        for, and None for other nodes. ``bounds`` maps nodes to the ranges of integers that their uses prove; None finds
+        them from ``nodes``.
+        """
         import_quantize()
         self.t, self.constant = t, constant
         self.bounds = bounds_of(nodes, indexes_of) if bounds is None else bounds
         self.casts = saturating_casts(nodes, self.bounds)
+        """Cast of floats to int64 -> the range to which its operand is clamped first (``saturation``)."""
         self.values: dict[Node, Result | float] = {}
         """Node -> its lowered value or values; a number if the node computes with sizes."""
         self.templates = templates_for(t.spec)
@@ -106,10 +113,11 @@ class Interpreter:
     def _first_use(self, node: Node) -> Value | int:
         """The value of a node that is not in ``values`` yet: one of several results of a call, a constant, or an input.
 
-        Raises Unsupported if the rule of the call does not lower this result.
+        Raises Unsupported if the rule of the call does not lower this result, or if the node cannot be an input.
         """
         producer, index = self._unpacked_call(node)
         results = self.values.get(producer)
+        # no getitem, or the getitem of a call that is not lowered here
         if results is None:
             constant = self.constant(node)
             return self.bounded(node, self.input(node) if constant is None else constant)
@@ -129,10 +137,10 @@ class Interpreter:
         return result
 
     def type_of_operand(self, node: Node) -> Type:
-        """The type of an operand whose elements the rule does not read.
+        """The type of an operand of which a rule reads only the type, as full_like does.
 
-        If the host computes the operand, it is still an input of the delegate. So this raises Unsupported if the target
-        has no tensors of its type.
+        An operand that is not lowered here is an input of the delegate, even if no operator reads it. So this raises
+        Unsupported if the target has no tensors of its type.
         """
         type = type_of(node.meta.get("val"), f"the input {node.name}", node)
         if node not in self.values:
@@ -202,7 +210,11 @@ class Interpreter:
             raise Unsupported(error.code, f"{node.target}: {error.message}", node, origin.source) from error
 
     def enter(self, nodes: Collection[Node], operand_of: Callable[[Node], Value | int]) -> Interpreter:
-        """An interpreter for the nodes of a subgraph. ``operand_of`` maps its placeholders to values or sizes."""
+        """An interpreter for the ``nodes`` of a subgraph, on the same builder.
+
+        ``operand_of`` returns the value, or the size, for a placeholder of the subgraph.
+        """
+        # a copy, so that it is of the same class: a dry run lowers subgraphs by dry runs
         inner = copy(self)
         inner.values, inner.bounds = {}, bounds_of(nodes, indexes_of)
         inner.casts = saturating_casts(nodes, inner.bounds)
@@ -239,33 +251,37 @@ class Interpreter:
         return number
 
     def _expect_inside(self, node: Node) -> None:
-        """Raise Unsupported if ``node``, an operand of a call on sizes, cannot be a tensor of the delegate.
+        """Raise Unsupported if the delegate cannot read ``node``, an operand of a call on sizes.
 
-        The delegate reads its shape, though not its elements.
+        Of a tensor the delegate reads only the shape, but the tensor has to be an input, or be computed, all the same.
         """
         val, producer = node.meta.get("val"), self._unpacked_call(node)[0]
         if not isinstance(val, torch.Tensor):
+            # a number computed from sizes
             self.value_of(node)
+        # a tensor that is no result of a lowered call; uint8, which TOSA lacks, can be an input all the same
+        # (``Bytes``)
         elif producer not in self.values and not is_bytes(val):
             self.type_of_operand(node)
 
     def returned(self, nodes: Sequence[Node], inputs: Iterable[Value]) -> list[Value]:
-        """The results of the graph for the returned ``nodes``.
-
-        If the value of a node is an input, a constant or another result, an IDENTITY copies it: each result is a tensor
-        of its own.
-        """
+        """The results of a graph with ``inputs`` that returns ``nodes``; see ``kept_apart``."""
         return self.kept_apart([(node, self.value_of(node)) for node in nodes], inputs)
 
     def kept_apart(self, returned: Iterable[tuple[Node, Value]], inputs: Iterable[Value]) -> list[Value]:
-        """As ``returned``, for pairs of a node and its value. Raises Unsupported if the target has no such tensor."""
+        """The results of a graph with ``inputs`` that returns the values of ``returned``, pairs of node and value.
+
+        Lazy values are computed. If a value is an input, a constant or an earlier result, an IDENTITY copies it,
+        because each result has to be a tensor of its own. Raises Unsupported if the target has no tensors of a result's
+        type.
+        """
         taken, results = set(inputs), []
         for position, (node, value) in enumerate(returned):
             self.t.source = Origin.of(node)
             value = value.leaving(self.t) if isinstance(value, Bytes) else real(self.t, value)
             why = self.t.spec.why_not_tensor(value.type)
             self.t.require(why is None, f"output {position}: {why}")
-            # a result that is an input, a constant or an earlier result gets a tensor of its own by IDENTITY
+            # an input, an earlier result, or a constant
             if value in taken or value.constant is not None:
                 value = self.t.identity(value)
             taken.add(value)

@@ -58,9 +58,9 @@ def computes_in_integers(target: Any) -> bool:
 
 
 def is_pointwise(target: Any, rule: Rule) -> bool:
-    """Whether each element of the result depends only on the operands' elements at the same position.
+    """Whether each element of the result of ``target`` depends only on the operands' elements at the same position.
 
-    torch tags most such operators; POINTWISE has families of others.
+    torch tags most operators of this kind. For the others, the file of ``rule`` is one of the families in POINTWISE.
     """
     return torch.Tag.pointwise in target.tags or rule.function.__module__.rpartition(".")[2] in POINTWISE
 
@@ -72,13 +72,15 @@ def tabulated(t: Tosa, rule: Rule, arguments: list[Any]) -> Value:
     the same quantized value, as in ``x * sigmoid(x)``. Raises Unsupported for other operands.
     """
     lazy = [a for a in arguments if isinstance(a, Lazy)]
-    curves: dict[Lazy, Pointwise] = {one: curve_of(t, one) for one in lazy}
+    # each lazy operand as a function of one quantized value, its source
+    curves: dict[Lazy, Pointwise] = {operand: curve_of(t, operand) for operand in lazy}
     first = curves[lazy[0]]
     same = all(curve.source.is_like(first.source) for curve in curves.values())
     t.require(same, "it has several quantized operands, and no integer rule for them")
-    # arguments of the rule: functions of the quantized value, and numbers
+    # the rule's arguments: functions of the source, and numbers
     template = [curves[a].function if isinstance(a, Lazy) else _as_scalar(t, a) for a in arguments]
 
+    # the whole call as a function of the source's real numbers x
     def function(t: Tosa, x: Value) -> Value:
         result: Value = rule.function(t, *[a(t, x) if callable(a) else a for a in template])
         return result
@@ -97,12 +99,16 @@ def _as_scalar(t: Tosa, argument: Any) -> Any:
 
 
 def _computed_if_truth(t: Tosa, curve: Pointwise) -> Value:
-    """``curve`` itself if its results are floats; if they are bools, the looked up results: no quantize follows."""
+    """``curve`` itself if its results are floats: the next quantize operator looks them up.
+
+    No quantize follows results that are bools, so these are looked up here. Raises Unsupported for other results.
+    """
+    # the type of the results is the same for all integers: try those of 8 bits
     dtype = curve.entries(t, BYTES).dtype
     t.require(dtype in (DType.FP32, DType.BOOL), f"its result is {dtype}")
     return curve if dtype is DType.FP32 else curve.truth(t)
 
 
 def _computed(t: Tosa, arguments: list[Any]) -> list[Any]:
-    """The arguments with each lazy value computed in floats."""
+    """The arguments of a rule, where each lazy value, also in a list, is computed in floats."""
     return [_computed(t, a) if isinstance(a, list) else real(t, a) if isinstance(a, Value) else a for a in arguments]

@@ -46,7 +46,7 @@ def saturating_casts(nodes: Collection[Node], bounds: Mapping[Node, Range]) -> d
     casts = [n for n in nodes if n.target in _CASTS and _is_from_float(n)]
     uses = _Uses(nodes, bounds) if casts else None
     ranges = {n: range for n in casts if uses and (range := uses.range_of(n)) is not None}
-    # CLAMP has the limits as floats
+    # CLAMP has its limits as floats, so fp32 must hold both ends exactly
     return {n: range for n, range in ranges.items() if inside(range, EXACT)}
 
 
@@ -72,6 +72,7 @@ class _Uses:
     """Finds ranges to which an integer tensor can be clamped without changing a result of its uses among ``nodes``."""
 
     def __init__(self, nodes: Iterable[Node], bounds: Mapping[Node, Range]) -> None:
+        """``nodes`` are the calls of the delegate, ``bounds`` the ranges that uses of nodes prove (``bounds_of``)."""
         self._nodes, self._bounds = set(nodes), bounds
         self._known: dict[Node, Range | None] = {}
 
@@ -80,7 +81,7 @@ class _Uses:
         if node in self._bounds:
             return self._bounds[node]
         if node not in self._known:
-            # the recursion over uses may ask for this node again
+            # no range is known unless each use gives one
             self._known[node] = None
             by_use = [self._of_use(user, node) for user in node.users if not _reads_type(user, node)]
             known = [range for range in by_use if range is not None]
@@ -89,19 +90,21 @@ class _Uses:
         return self._known[node]
 
     def _of_use(self, user: Node, node: Node) -> Range | None:
-        """As ``range_of``, for the only use ``user``."""
+        """A range to which ``node`` can be clamped without changing a result of the call ``user``; None if unknown."""
+        # a use outside of the delegate may do anything
         if user not in self._nodes:
             return None
         # an index has to be inside of the tensor that it indexes
         indexes = indexes_of(user)
         if indexes:
             return _range_proven_by(node, indexes, user)
-        # else the range of the result of ``user`` may prove one of its operand
+        # else a range to which the result of ``user`` can be clamped may give one for ``node``
         places = _PASSED.get(user.target)  # type: ignore[call-overload]
         passes = places is not None and all(k in places for k, a in enumerate(user.args) if a is node)
         if not passes and user.target not in PASSING:
             return None
         range = self.range_of(user)
+        # an operator that returns or clamps ``node``: the range of the result is one for ``node`` too
         if range is None or passes:
             return range
         return _range_proven_by(node, PASSING[user.target](user, range), user)

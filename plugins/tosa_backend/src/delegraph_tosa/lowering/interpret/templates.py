@@ -44,9 +44,13 @@ class Template:
     """
 
     def __init__(self, operands: Iterable[Value], t: Tosa, result: Result) -> None:
-        """Collect the operators that depend on the operands; copies share all others, and literals."""
+        """Collect the operators that depend on ``operands``, those that a copy has to repeat.
+
+        ``t`` is the builder on which the rule ran, ``result`` is what the rule returned.
+        """
         self._operands, self.result = list(operands), result
         self._depends: dict[Value, bool] = dict.fromkeys(self._operands, True)
+        """Value of the template -> whether it depends on the operands."""
         self._operators: list[tuple[Operator, str]] = []
         """(operator, its attributes as text), in the order of computation."""
         self.is_usable = True
@@ -64,12 +68,17 @@ class Template:
         self._literals = {key: v for key, v in t.literals() if v in self._depends}
 
     def _depends_on_operands(self, value: Value) -> bool:
-        """Whether ``value`` depends on the operands; also adds folded operators, which are not in ``t.operators``."""
+        """Whether ``value`` depends on the operands.
+
+        Two side effects for a value that is asked for the first time: if it was folded by an operator that depends on
+        the operands, this operator is added, because it is not in ``t.operators``; and ``is_usable`` becomes False if
+        the value is a constant that a copy could not make again.
+        """
         if value not in self._depends:
             constant, depends = value.constant, False
             if isinstance(constant, Folded):
                 depends = any([self._depends_on_operands(v) for v in constant.operator.inputs])
-            # a constant of another origin, which a copy could not replace
+            # neither a literal nor a shape with sizes of the operands: for example elements read from a weight
             elif not isinstance(constant, Literal) and not isinstance(value.producer, Entries):
                 self.is_usable = False
             if depends and value not in self._depends:
@@ -78,7 +87,10 @@ class Template:
         return self._depends[value]
 
     def _add(self, operator: Operator) -> None:
-        """Add ``operator``, whose results depend on the operands."""
+        """Add ``operator``, whose results depend on the operands, to those that copies repeat.
+
+        Sets ``is_usable`` to False for a branch or a loop, and for results of a type that is not in COPIED.
+        """
         attributes = {k: v for k, v in operator.__dict__.items() if k in operator.attributes}
         self._operators.append((operator, repr(attributes)))
         self._depends.update(dict.fromkeys(operator.outputs, True))
@@ -87,11 +99,13 @@ class Template:
 
     def copy(self, t: Tosa, operands: Iterable[Value]) -> Result:
         """The result of the same call on other ``operands`` of equal types; its operators are emitted by ``t``."""
+        # value of the template -> value of the copy; a value that is missing is shared by both
         new = dict(zip(self._operands, operands, strict=True))
         new.update([(value, t.intern(key, value)) for key, value in self._literals.items()])
         for old, attributes in self._operators:
             outputs = t.copied(old, attributes, tuple([new.get(v, v) for v in old.inputs]))
             new.update(zip(old.outputs, outputs, strict=True))
+        # a result may be None: it is not lowered
         if isinstance(self.result, tuple):
             return tuple([v and new.get(v, v) for v in self.result])
         return self.result and new.get(self.result, self.result)
@@ -111,14 +125,17 @@ class Templates:
         return template.copy(t, operands) if template else apply(t, rule, node, arguments)
 
     def outline(self, t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
-        """For a support check: a result with the same types as ``apply``. If there is a template, nothing is copied."""
+        """For a support check: a result with the types of the result of ``apply``.
+
+        If the call has a template, this is the template's own result, and no operators are copied.
+        """
         template = self._find(rule, node, arguments, {})
         return template.result if template else apply(t, rule, node, arguments)
 
     def _find(self, rule: Rule, node: Node, arguments: list[Any], operands: dict[Value, int]) -> Template | None:
         """The template for a call, made if it is new; None if the call cannot have one.
 
-        The operands of the call are added to ``operands``, which maps each to its number.
+        ``operands`` is filled with the values among the arguments, each mapped to its number: 0, 1, .. in their order.
         """
         key = (rule.function, *[_key(a, operands) for a in arguments])
         for value in operands:
