@@ -100,6 +100,7 @@ class AtWork:
         _begin(self)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        """End the work. Raises PluginFailed in place of ``error``, but adds the plugin's name to a DelegraphError."""
         _end(self)
         if error is None or isinstance(error, KeyboardInterrupt) or _is_from_signal_handler(error):
             return
@@ -140,16 +141,18 @@ def _is_from_signal_handler(error: BaseException) -> bool:
 def _node_argument(error: BaseException) -> Any:
     """The call node that ``error`` is about; None if not known.
 
-    It is an argument of a function in the traceback: of the innermost one that has exactly one call node among its
-    arguments. Local variables are not considered, because one may be left over from a loop.
+    The traceback lists the functions that were running. A plugin usually passes the node that it works on from function
+    to function, so this returns the node of the innermost function that has exactly one call node among its arguments.
+    Other local variables are not considered, because one may be left over from a loop.
     """
-    argument = None
-    for frame, _ in walk_tb(error.__traceback__):
-        names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
-        nodes = (v for v in map(frame.f_locals.get, names) if type(v).__module__ == "torch.fx.node")
+    node = None
+    for frame, _ in walk_tb(error.__traceback__):  # from the outermost function to the innermost
+        parameters = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+        # the module's name is compared, and not the class, because torch may not be imported
+        nodes = (v for v in map(frame.f_locals.get, parameters) if type(v).__module__ == "torch.fx.node")
         calls = [n for n in nodes if getattr(n, "op", None) == "call_function"]
-        argument = calls[0] if len(calls) == 1 else argument
-    return argument
+        node = calls[0] if len(calls) == 1 else node
+    return node
 
 
 @contextmanager
@@ -185,7 +188,11 @@ class _Line:
 
 @contextmanager
 def working(text: str) -> Iterator[None]:
-    """A block that ``watched`` sees as the work ``text``. Errors pass unchanged; the caller attributes them."""
+    """A block of plugin code for callers that word its errors themselves: errors pass unchanged.
+
+    As for an ``AtWork``, the function of ``watched`` is told that the work ``text`` goes on, and settings of torch that
+    the plugin changed are restored.
+    """
     line = _Line(text)
     _begin(line)
     try:
@@ -195,7 +202,7 @@ def working(text: str) -> Iterator[None]:
 
 
 def _begin(work: _Work) -> None:
-    """Record torch's settings, and that ``work`` goes on, for the function of ``watched``."""
+    """Remember torch's settings and, inside a ``watched`` block, report that ``work`` goes on."""
     remember()
     if _watch is not None:
         _at_work.append(work)
@@ -203,14 +210,14 @@ def _begin(work: _Work) -> None:
 
 
 def _end(work: _Work) -> None:
-    """Record that ``work`` has ended, for the function of ``watched``, and restore torch's settings."""
-    if _watch is not None and work in _at_work:
+    """Restore torch's settings and, inside a ``watched`` block, report that ``work`` has ended."""
+    if _watch is not None and work in _at_work:  # work that began before the ``watched`` block is not in the list
         _at_work.remove(work)
         _report()
     put_back(work)
 
 
 def _report() -> None:
-    """Call the function of ``watched`` with the descriptions of all work that is going on."""
+    """Pass the descriptions of all work that is going on to the function of the ``watched`` block, if there is one."""
     if _watch is not None:
         _watch("; ".join(work.text for work in tuple(_at_work)))

@@ -20,16 +20,17 @@ class DefaultBackends(NamedTuple):
 def choose_default(usable: Sequence[BackendInfo], suits: Callable[[BackendInfo], bool]) -> DefaultBackends:
     """Choose the only usable backend that suits or, if there are several, the one that is declared as default.
 
-    ``suits``: whether a backend can do what else the user asked for. If none can, all are considered, so that the error
-    of the chosen backend says why it cannot. Raises OptionError unless exactly one can be chosen.
+    ``suits``: whether a backend can also do what the call asks for, such as write a file of some format. If no backend
+    suits, all usable ones are considered, so that the call fails later with the reason why the chosen backend cannot do
+    it. Raises OptionError if several suit and not exactly one of these is declared as default.
     """
     suitable = [b for b in usable if suits(b)] or usable
-    defaults = [b for b in suitable if b.is_default] if len(suitable) > 1 else suitable
-    if len(defaults) != 1:
-        text = f"no backend is named, and there are several: {', '.join(b.name for b in defaults or suitable)}"
+    candidates = [b for b in suitable if b.is_default] if len(suitable) > 1 else suitable
+    if len(candidates) != 1:
+        text = f"no backend is named, and there are several: {', '.join(b.name for b in candidates or suitable)}"
         hint = "backends=[NAME, ...] in order of preference; on the command line --backend NAME"
         raise OptionError("option-invalid", text, hint=hint)
-    (chosen,) = defaults
+    (chosen,) = candidates
     others = ", ".join(b.name for b in suitable if b is not chosen)
     why = f"is the default (others: {others})" if others else "is the only one"
     if not others and len(usable) > 1:
@@ -40,9 +41,10 @@ def choose_default(usable: Sequence[BackendInfo], suits: Callable[[BackendInfo],
 def none_usable(plugins: Sequence[PluginRecord], backends: Sequence[BackendInfo]) -> BackendNotFound:
     """The error for an installation without a usable backend; its text says why each installed one is unusable."""
     failed = [p for p in plugins if p.status is not Status.OK]
-    others = [b for b in backends if all(b.location != p.location for p in failed)]
+    # backends of a failed plugin are left out: the plugin's reason is said once, for all of them
+    of_usable_plugins = [b for b in backends if all(b.location != p.location for p in failed)]
     reasons = [f"{p.name} ({p.owner}) is {p.status}: {p.error}" for p in failed]
-    reasons += [f"{b.name} is {b.status}: {b.error}" for b in others]
+    reasons += [f"{b.name} is {b.status}: {b.error}" for b in of_usable_plugins]
     wrong = "".join(f"; {reason}" for reason in reasons)
     hint = "install the distribution of one; backends=[] (--host-only) leaves everything to the host"
     return BackendNotFound("backend-not-found", f"no backend is installed that can be used{wrong}", hint=hint)

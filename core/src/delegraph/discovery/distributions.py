@@ -54,9 +54,10 @@ def copies() -> dict[str, list[Distribution]]:
 def name_and_version(distribution: Distribution) -> tuple[str, str]:
     """Name and version of a distribution, taken from the name of its metadata folder; an unknown version is "".
 
-    METADATA is read only if the folder's name does not have them, as with the ``EGG-INFO`` of an egg.
+    If the metadata folder's name has neither, as the ``EGG-INFO`` of an egg, both are read from METADATA. If that lacks
+    the name, too, the name is that of the folder in which the distribution is installed.
     """
-    folder = os.path.basename(str(getattr(distribution, "_path", "")))
+    folder = os.path.basename(str(getattr(distribution, "_path", "")))  # such as ``acme_npu-1.0.dist-info``
     name, _, version = folder.rpartition(".")[0].partition("-")
     if name:
         return name, version
@@ -73,13 +74,14 @@ def place(distribution: Distribution) -> str:
 
 
 def head(distribution: Distribution) -> Head:
-    """The fields of METADATA (PKG-INFO in old formats), without the readme that follows them. Raises Damaged.
+    """The name, version and requirements in the file METADATA (PKG-INFO in old formats). Raises Damaged.
 
-    All fields are empty if there is no such file.
+    All are empty if there is neither file.
     """
     for file in ("METADATA", "PKG-INFO"):
         content = _content(distribution, file)
         if content is not None:
+            # the fields end at the first empty line; a readme follows, which may be long and is not decoded
             lines = _text(content.replace(b"\r\n", b"\n").partition(b"\n\n")[0], file).split("\n")
             fields = [(name, value.strip()) for name, _, value in (line.partition(":") for line in lines)]
             first = dict(reversed(fields))  # of several fields of a name, the first counts
@@ -89,8 +91,11 @@ def head(distribution: Distribution) -> Head:
 
 
 def version(name: str, installed: dict[str, list[Distribution]]) -> str | None:
-    """The version of the distribution ``name``; None if it is not installed. ``installed``: result of ``copies()``."""
-    first, *_ = installed.get(canonical(name), [None])
+    """The version of the distribution ``name``; None if it is not installed. ``installed``: result of ``copies()``.
+
+    It is that of METADATA or, if METADATA is damaged or has none, that in the name of the metadata folder.
+    """
+    first, *_ = installed.get(canonical(name), [None])  # of several copies, Python uses the first on the path
     if first is None:
         return None
     try:
@@ -105,7 +110,7 @@ def version(name: str, installed: dict[str, list[Distribution]]) -> str | None:
 def entry_points_of(distribution: Distribution) -> list[EntryPoint]:
     """The entry points of a distribution in the group ``delegraph``. Raises Damaged.
 
-    A damaged file that does not contain the group's name is no error: the distribution has no plugin.
+    A damaged file in which ``[delegraph`` does not occur is no error: the distribution has no plugin.
     """
     file = "entry_points.txt"
     content = _content(distribution, file)

@@ -47,13 +47,13 @@ def discover(
     """Load the light modules of all plugins that the environment allows. Faults of plugins are recorded, not raised.
 
     ``entry_points``: the plugins to load; None: all that are installed. ``environ``: has the variables that
-    ``Selection`` reads. ``refused``: plugins that are not loaded, because that ended another process -> the fault that
-    their records get.
+    ``Selection`` reads. ``refused``: plugins that are not loaded, because loading them ended another process -> the
+    fault that their records get.
     """
     selection, records = Selection.of(environ), []
     for entry, record in _select(entry_points, selection):
         fault = (refused or {}).get((record.distribution, record.name))
-        if record.status is not Status.OK or entry is None:
+        if record.status is not Status.OK or entry is None:  # disabled or damaged: ``_select`` has recorded why
             records.append(record)
         else:
             records.append(load(entry, record) if fault is None else record.failed(fault))
@@ -73,13 +73,15 @@ def _select(
 
     ``entry_points``: None for all that are installed. An entry point in the result is None if it could not be read.
     """
-    for entry, record, distribution in _read_installed() if entry_points is None else map(_candidate, entry_points):
+    candidates = _read_installed() if entry_points is None else map(_candidate, entry_points)
+    for entry, record, distribution in candidates:
         try:
             spec = find(entry.module) if entry is not None else None
         except (AttributeError, ImportError, OSError, ValueError):  # no such module: ``load`` records the error
             spec = None
         located = replace(record, location=spec.origin) if spec and spec.has_location and spec.origin else record
         fault = selection.fault(record)
+        # METADATA is not read for a disabled plugin
         yield entry, located.failed(fault) if fault is not None else _add_metadata(located, distribution)
 
 
@@ -87,7 +89,10 @@ def _select(
 
 
 def _read_installed() -> Iterator[Candidate]:
-    """The candidates of all installed distributions; of several copies of one, only the first on the path."""
+    """A candidate for each entry point of each installed distribution; of several copies, the first on the path counts.
+
+    A distribution whose entry points cannot be read is one candidate, with the fault and without an entry point.
+    """
     for first, *others in copies().values():
         record = _record(first)
         try:
@@ -101,7 +106,10 @@ def _read_installed() -> Iterator[Candidate]:
 
 
 def _candidate(entry: EntryPoint) -> Candidate:
-    """The candidate for an entry point that the caller of ``discover`` passed."""
+    """The candidate for an entry point that the caller of ``discover`` passed.
+
+    If the entry point does not know its distribution, its top-level package stands for the distribution's name.
+    """
     distribution = getattr(entry, "dist", None)
     if distribution is None:
         return entry, PluginRecord(entry.name, entry.value.partition(".")[0], "", entry.value), None
@@ -124,7 +132,8 @@ def _second_copy(distribution: Distribution) -> Fault:
 def _add_metadata(record: PluginRecord, distribution: Distribution) -> PluginRecord:
     """``record`` with the name, version and requirements in METADATA.
 
-    The installation is damaged if METADATA names another distribution than the folder's name does.
+    It gets a fault if METADATA is damaged, or names another distribution than the metadata folder does. A record that
+    has a fault already, or whose distribution is not known (None), is returned unchanged.
     """
     if distribution is None or record.status is not Status.OK:
         return record
@@ -196,7 +205,8 @@ def load(entry: EntryPoint, record: PluginRecord) -> PluginRecord:
                 text = f"its entry point is {entry.value!r}, which is no module and no module:object"
                 raise PluginDefect(text, remedy)
             attributes = filter(None, (entry.attr or "").split("."))
-            loaded = read_declarations(reduce(getattr, attributes, import_installed(entry.module)), record)
+            plugin = reduce(getattr, attributes, import_installed(entry.module))  # the module, or an object in it
+            loaded = read_declarations(plugin, record)
         except KeyboardInterrupt:
             raise
         except BaseException as e:  # also SystemExit: a plugin that fails must not end the process

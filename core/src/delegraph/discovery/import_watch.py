@@ -52,12 +52,14 @@ class ImportWatch:
     """
 
     def __init__(self, record: PluginRecord) -> None:
+        """``record``: the plugin whose light module is imported in the block."""
         self._record = record
-        self._before = {m for m in HEAVY if m in sys.modules}
-        self._lines: dict[str, list[str]] = {}
-        self._begun = self._seconds = 0.0
+        self._before = {m for m in HEAVY if m in sys.modules}  # were imported earlier, by somebody else
+        self._lines: dict[str, list[str]] = {}  # heavy module -> the lines of the plugin that led to its import
+        self._begun = self._seconds = 0.0  # time.monotonic() at the beginning; how long the block took
 
     def __enter__(self) -> ImportWatch:
+        """Begin to watch, and tell the function of ``watched_imports`` and ``underway`` which plugin is imported."""
         self._begun = time.monotonic()
         _underway[threading.get_ident()] = self._record, self._begun
         sys.meta_path.insert(0, self)
@@ -65,15 +67,17 @@ class ImportWatch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: object, traceback: TracebackType | None) -> None:
+        """Undo what ``__enter__`` did, and measure how long the block took."""
         _report(None)
         sys.meta_path.remove(self)
         _underway.pop(threading.get_ident(), None)
         self._seconds = time.monotonic() - self._begun
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
-        """Record the lines that lead to the import of a heavy module.
+        """Record the lines that lead to the import of a heavy module ``name``.
 
-        Direct calls of this method that only look a module up (``loading.find``) are ignored.
+        Returns None, which tells Python to ask the next finder. Python's import system calls this, but so does
+        ``loading.find``, which only looks whether a module is installed: its calls are ignored.
         """
         caller = sys._getframe(1)
         if name in HEAVY and caller.f_code.co_filename.startswith("<frozen importlib"):
@@ -82,8 +86,9 @@ class ImportWatch:
     def warnings(self) -> list[Fault]:
         """A warning for the first heavy module that was imported, else for a slow import; empty if all is well.
 
-        One is enough: torch imports numpy, and both are slow.
+        One warning is enough: torch imports numpy, and both are slow.
         """
+        # modules whose import was seen come first, in the order of their imports
         heavy = [m for m in (*self._lines, *HEAVY) if m in sys.modules and m not in self._before]
         if heavy:
             lines = self._lines.get(heavy[0])
@@ -97,8 +102,12 @@ class ImportWatch:
 
 
 def _importing_lines(frame: FrameType | None) -> list[str]:
-    """``file:line`` of each frame from the light module to the import, outermost first, without ``_CALLERS``."""
+    """``file:line`` of each frame from the light module to the import, outermost first, without ``_CALLERS``.
+
+    ``frame``: the frame that imports; the search goes outwards from there.
+    """
     lines: list[str] = []
+    # ``entry_points.load`` imports the light module; frames outside of it are not the plugin's
     while frame is not None and frame.f_globals.get("__name__") != f"{__package__}.entry_points":
         file = frame.f_code.co_filename
         if not file.startswith("<frozen importlib"):

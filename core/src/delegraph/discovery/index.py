@@ -120,7 +120,12 @@ class Index:
         self.notes = (*discovery.notes, *self._orphans())
 
     def _add(self, spec: Declaration, record: PluginRecord) -> None:
-        """Add one declaration of the plugin ``record``."""
+        """Add one declaration of the plugin ``record``.
+
+        A backend is added under each of its names. A declaration for a backend (partitioner, runtime, quantizer) is
+        added under the backend's name. One that stands alone (command, format, report, model) is added under its key,
+        unless delegraph itself has that key, and under ``distribution/key``.
+        """
         if isinstance(spec, BackendSpec):
             entry = BackendEntry(spec, record, record.faults.get(spec.name))
             for key in entry.keys:
@@ -130,7 +135,7 @@ class Index:
         same_key = self._declared.setdefault((type(spec), key), [])
         if not (same_key and same_key[0][1] is DELEGRAPH):  # a plugin cannot take a name from delegraph itself
             same_key.append((spec, record))
-        if spec.alone:  # the others are found by their backend
+        if spec.alone:
             self._declared[type(spec), f"{canonical(record.distribution)}/{key}"] = [(spec, record)]
 
     def _with_conflict(self, entry: BackendEntry) -> BackendEntry:
@@ -142,7 +147,7 @@ class Index:
         return entry
 
     def _orphans(self) -> Iterable[str]:
-        """A remark for each declaration for a backend that is not installed."""
+        """A remark for each backend that is not installed, and each kind of declaration that plugins make for it."""
         for (kind, key), declared in self._declared.items():
             if not kind.alone and key not in self._by_key:
                 owners = " and ".join(record.owner for _, record in declared)
@@ -192,9 +197,11 @@ class Index:
         return entry
 
     def preferring(self, names: Iterable[str]) -> Index:
-        """An index in which a bare name or id means the backend that ``names`` has as ``distribution/name``.
+        """An index in which the backends that ``names`` has as ``distribution/name`` win over others of the same name.
 
-        Bare names in ``names`` have no effect. Raises PluginConflict if two of these backends have the same name or id.
+        With ``acme/npu`` in ``names``, the bare name ``npu`` and the backend's id mean that backend, even if other
+        distributions have a backend of the same name or id. Bare names in ``names`` have no effect. Raises
+        PluginConflict if two backends in ``names`` have the same name or id.
         """
         chosen: dict[str, BackendEntry] = {}
         for entry in (self.find(n) for n in names if "/" in n):
@@ -211,7 +218,7 @@ class Index:
 
     def taken(self, spec: BackendSpec) -> BackendEntry | None:
         """The backend that already has the name or id of ``spec``; None if both are free."""
-        return next((o for n in (spec.name, spec.backend_id) for o in self._by_key.get(n, [])), None)
+        return next((entry for key in (spec.name, spec.backend_id) for entry in self._by_key.get(key, [])), None)
 
     def partitioner(self, name: str) -> tuple[BackendEntry, PartitionerSpec, PluginRecord]:
         """(backend, its partitioner, record of the plugin that declares the partitioner).
@@ -219,7 +226,7 @@ class Index:
         ``name``: of a backend, for its default partitioner, or else of a partitioner. Raises what ``usable`` does, and
         PluginBroken if the backend has no partitioner, or several without exactly one default.
         """
-        if _key_of(name) not in self._by_key:
+        if _key_of(name) not in self._by_key:  # no backend is called so; a partitioner may be
             for record in self.records:
                 for d in record.declarations:
                     if isinstance(d, PartitionerSpec) and d.name == name:
@@ -250,11 +257,12 @@ class Index:
     def of_backend(self, kind: type[D], entry: BackendEntry) -> list[Declared[D]]:
         """The declarations of a kind for a backend: those of its own distribution or, if it has none, those of others.
 
-        A distribution that has a backend of the same name itself declares for that one, so it does not count.
+        Another distribution that has a backend of that name, too, is left out: its declarations are for its own one.
         """
         by_name = [declared for key in sorted(entry.keys) for declared in self._declared.get((kind, key), [])]
         owner = canonical(entry.record.distribution)
         of_owner = [(d, r) for d, r in by_name if canonical(r.distribution) == owner]
+        # ``d.key`` is the name of the backend that is declared for, and ``r.backends`` are the declaring plugin's own
         return of_owner or [(d, r) for d, r in by_name if all(d.key not in (b.name, b.backend_id) for b in r.backends)]
 
     def owner(self, kind: type) -> PluginRecord | None:
@@ -263,6 +271,7 @@ class Index:
         None if there is neither.
         """
         package = kind.__module__.partition(".")[0]
+        # targets are "package.module:Name": the class itself, then any module of the package, then the package
         for start in (f"{kind.__module__}:{kind.__qualname__}", f"{package}.", f"{package}:"):
             owners = [r for r in self.records if any(d.target.startswith(start) for d in r.declarations)]
             if len({r.distribution for r in owners}) == 1:
@@ -326,7 +335,10 @@ class Index:
         return error(code, text, hint="`delegraph doctor` lists plugins that are broken")
 
     def _not_found(self, name: str) -> DelegraphError:
-        """The error for a name that no backend has; if an unusable plugin has it, the reason why that is unusable."""
+        """The error for a backend ``name`` that is not declared.
+
+        If a plugin that cannot be used has that name, or its distribution does, the error says why it cannot be used.
+        """
         for record in self.records:
             distribution = canonical(record.distribution)
             names_it = (
@@ -337,6 +349,7 @@ class Index:
         names = sorted({e.spec.name for e in self.entries})
         broken = [r.name for r in self.records if r.status is Status.BROKEN]
         failed = f"; {', '.join(broken)} could not be loaded, see `delegraph doctor`" if broken else ""
+        # backends with a conflict are suggested, too: their full names can be used
         usable = [e for e in self.entries if e.fault is None or e.fault.status is Status.CONFLICT]
         guess = suggestion(name, [word for e in usable for word in (e.spec.name, e.spec.backend_id, e.full_name)])
         text = f"no installed plugin offers a backend {name!r}{guess} (installed: {', '.join(names) or 'none'}{failed})"

@@ -78,14 +78,15 @@ def _top_level(name: str, path: list[str]) -> ModuleSpec | None:
 
 def missing(modules: Iterable[str]) -> list[str]:
     """Those of ``modules`` that are not installed. Imports nothing."""
+    # ``sys.modules`` has None for a module whose import is forbidden: it counts as not installed
     return [m for m in modules if not (sys.modules.get(m) or (m not in sys.modules and find(m)))]
 
 
 def import_installed(module: str) -> Any:
     """Import ``module`` and return it.
 
-    Raises ShadowedByWorkingDirectory if it would come from the working directory without being installed there, and
-    what the import raises.
+    Raises ShadowedByWorkingDirectory if Python would take the module's package from the working directory although it
+    is not installed there. Errors of the import itself are raised as they are.
     """
     top = module.partition(".")[0]
     loaded = sys.modules.get(top)  # if the package was imported before, its own location counts

@@ -13,7 +13,7 @@ from .record import suggestion
 
 
 def complete_options(specs: Sequence[OptionSpec], given: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """The options in ``given``, checked against ``specs``, and the defaults of the others.
+    """Name -> value, for the options in ``given``, checked against ``specs``, and for others that have a default.
 
     A value of None counts as not given. An option that is not given and has no default is left out of the result, so
     that the partitioner decides. ``owner`` names the backend in errors. Raises OptionError for an unknown option or a
@@ -49,7 +49,7 @@ def split_assignments(assignments: Iterable[str], backends: Sequence[str]) -> di
     texts: dict[str, dict[str, str]] = {}
     for text in assignments:
         path, equals, value = text.partition("=")
-        backend, _, option = path.rpartition(".")
+        backend, _, option = path.rpartition(".")  # ``backend`` is "" in ``spec=...``
         if not equals or not option or (not backend and len(backends) != 1):
             raise OptionError("option-invalid", f"--option {text!r} is not of the form BACKEND.OPTION=VALUE")
         target = backend or backends[0]

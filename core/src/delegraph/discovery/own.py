@@ -45,8 +45,10 @@ PROVIDERS: Mapping[tuple[type[Declaration], str], str] = {
 def provided(target: str, what: str) -> Any:
     """Import and return ``target``, an object of another first-party distribution.
 
-    Raises PluginUnavailable, with the pip command as hint, if that is not installed; ``what`` begins the error's text.
+    Raises PluginUnavailable, with the pip command as hint, if that distribution is not installed. ``what``: the feature
+    that needs it, which begins the error's text.
     """
+    # a first-party distribution is called as its package: delegraph-analysis has delegraph_analysis
     package = target.partition(":")[0].partition(".")[0]
     if missing([package]):
         distribution = package.replace("_", "-")

@@ -120,7 +120,7 @@ _INNOCENT = {*sys.stdlib_module_names, "delegraph"} - {"__main__"}
 def describe(error: BaseException, own: Collection[str] = ()) -> str:
     """An exception in one line of text, with the file and line of the plugin's code that raised it.
 
-    That is the innermost line of the traceback in the plugin's packages or, if there is none, in a package that is
+    The line is the innermost one of the traceback in the plugin's packages or, if there is none, in a package that is
     neither Python's library nor delegraph. ``own``: known modules of the plugin, or their files; their top-level
     packages are the plugin's.
     """
@@ -131,21 +131,23 @@ def describe(error: BaseException, own: Collection[str] = ()) -> str:
     except BaseException as e:
         text = f"its message cannot be shown, as that raises {type(e).__name__}"
     text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
-    if isinstance(error, (PluginDefect, TargetMissing, ProcessExit)):
+    if isinstance(error, (PluginDefect, TargetMissing, ProcessExit)):  # delegraph's own: the text says it all
         return text
-    line = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    described = f"{type(error).__name__}: {text}" if text else type(error).__name__
     place = _plugin_line(error, own)
-    return f"{line} ({place})" if place and place not in line else line
+    return f"{described} ({place})" if place and place not in described else described
 
 
 def _plugin_line(error: BaseException, own: Collection[str]) -> str | None:
     """``file:line`` of the plugin's code that ``describe`` shows; None if the traceback has no such line."""
-    if isinstance(error, SyntaxError):
+    if isinstance(error, SyntaxError):  # the traceback ends at the import; the error names the line with the mistake
         return f"{error.filename}:{error.lineno}" if error.filename else None
+    # (file, module, line number), outermost frame first
     frames = [(f.f_code.co_filename, str(f.f_globals.get("__name__")), n) for f, n in walk_tb(error.__traceback__)]
     packages = {_package(module) for file, module, _ in frames if file in own} | {*map(_package, own)}
-    possible = [f for f in frames if not f[0].startswith("<") and _package(f[1]) not in _INNOCENT]
     certain = [f for f in frames if _package(f[1]) in packages]
+    # files such as "<frozen importlib._bootstrap>" are not files that a reader could open
+    possible = [f for f in frames if not f[0].startswith("<") and _package(f[1]) not in _INNOCENT]
     return next((f"{file}:{line}" for file, _, line in reversed(certain or possible)), None)
 
 
@@ -179,7 +181,11 @@ def without(record: PluginRecord) -> str:
 
 
 def _absent_module(name: str, record: PluginRecord) -> str:
-    """The hint for the missing module ``name``: reinstall the plugin if the module is its own, else install it."""
+    """The hint for the missing module ``name``: reinstall the plugin if the module is its own, else install it.
+
+    The module is the plugin's own if a target or the light module lies in the same package, or if the file of the light
+    module is not known, because that module itself is missing.
+    """
     top = name.partition(".")[0]
     is_own = any(d.target.startswith((f"{top}.", f"{top}:")) for d in record.declarations)
     if is_own or f"{os.sep}{top}" in os.path.splitext(record.location)[0] or not record.location.endswith(".py"):
@@ -191,8 +197,8 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     """``"; did you mean 'x'?"``, where x is the name in ``known`` closest to ``name``; "" if none is. Ignores case."""
     from difflib import get_close_matches
 
-    by_lower: dict[str, str] = {}
+    by_lower: dict[str, str] = {}  # lower case -> the name as it is written; the first of several
     for k in known:
         by_lower.setdefault(k.lower(), k)
-    close = get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.6)
+    close = get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.6)  # difflib's default: 60 % alike
     return f"; did you mean {by_lower[close[0]]!r}?" if close else ""

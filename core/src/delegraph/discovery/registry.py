@@ -45,12 +45,12 @@ class Registry:
     def __init__(self, discover: bool = True, entry_points: Iterable[EntryPoint] | None = None) -> None:
         self._entry_points = list(entry_points) if entry_points is not None else None
         self._discovers = discover or entry_points is not None
-        self._found: Discovery | None = None if self._discovers else Discovery()
+        self._found: Discovery | None = None if self._discovers else Discovery()  # None until plugins are read
         self._registered: list[PluginRecord] = []
-        self._current: Index | None = None
-        self._resolved: dict[tuple[str, str, str], Any] = {}
+        self._current: Index | None = None  # the index of all plugins; None if it is to be built (again)
+        self._resolved: dict[tuple[str, str, str], Any] = {}  # (kind, distribution, target) -> the imported object
         self._lock = threading.Lock()
-        self._refused: dict[Key, Fault] = {}
+        self._refused: dict[Key, Fault] = {}  # plugins that must not be loaded (``refuse``)
 
     # --- what there is
 
@@ -88,10 +88,11 @@ class Registry:
         return self._index().owner(kind)
 
     def preferring(self, names: Iterable[str]) -> Registry:
-        """A view in which a bare name or id means the backend that ``names`` has as ``distribution/name``.
+        """A view in which the backends that ``names`` has as ``distribution/name`` win over others of the same name.
 
-        It is needed because programs store bare backend ids, and two distributions may have backends of the same id.
-        Bare names in ``names`` have no effect. Raises PluginConflict if two of these backends have the same name or id.
+        Programs store bare backend ids, and two distributions may have backends of the same id: in the result, that id
+        means the backend in ``names``. Bare names in ``names`` have no effect. Raises PluginConflict if two backends in
+        ``names`` have the same name or id.
         """
         full_names = tuple(n for n in names if "/" in n)
         return _View(self, full_names) if full_names else self
@@ -133,9 +134,9 @@ class Registry:
     ) -> DefaultBackends:
         """Choose the backends of a call that names none.
 
-        These are all in ``optioned``, the backends for which the user gave options. If that is empty, the only usable
-        backend, or the one declared as ``default``; of several, those for which ``suits`` is false are passed over.
-        Raises BackendNotFound if no backend can be used, OptionError unless exactly one can be chosen.
+        If the user gave options for backends (``optioned``), these are chosen. Otherwise one backend is chosen: the
+        only usable one for which ``suits`` is true or, of several, the one that is declared as default; see
+        ``choose_default``. Raises BackendNotFound if no backend can be used, OptionError if several could be chosen.
         """
         if chosen := list(optioned):
             return DefaultBackends(chosen, f"no backend was named; the options are for {', '.join(chosen)}")
@@ -155,8 +156,8 @@ class Registry:
     def get_partitioner(self, name: str, /, **options: Any) -> Partitioner:
         """Construct the default partitioner of the backend ``name``, or the partitioner of that name, with ``options``.
 
-        Options that are not passed get their declared defaults. Raises OptionError for wrong options, and what
-        ``get_backend`` raises.
+        Options that are not passed get their declared defaults. A partitioner that was registered as an instance is
+        returned as it is. Raises OptionError for wrong options, and what ``get_backend`` raises.
         """
         entry, spec, record = self._index().partitioner(name)
         values = complete_options(entry.spec.options, options, f"backend {entry.spec.name!r}")
@@ -279,7 +280,7 @@ class Registry:
 
     def _add(self, record: PluginRecord) -> Registration:
         """Add the record of a registered plugin. Raises PluginConflict if the name of a backend is taken."""
-        self._index()
+        self._index()  # reads the plugins, which must not be done while the lock is held
         with self._lock:
             for spec in record.backends:
                 if taken := self._current_index().taken(spec):
@@ -348,9 +349,10 @@ class Registry:
         finally:
             _reading.busy = False
         with self._lock:
-            first, self._found = self._found is None, self._found or discovery  # another thread may have been first
+            is_first = self._found is None  # another thread may have read the plugins meanwhile: its result stays
+            self._found = self._found or discovery
             self._current = None
-        if first:
+        if is_first:
             _warn(discovery.records)
 
 
@@ -358,10 +360,11 @@ class _View(Registry):
     """The view that ``Registry.preferring`` returns: the registry ``base``, but ``preferred`` decides bare names."""
 
     def __init__(self, base: Registry, preferred: tuple[str, ...]) -> None:
+        """``preferred``: full names of backends. Raises PluginConflict if two of these have the same name or id."""
         super().__init__(discover=False)
         self._base, self._preferred = base, preferred
-        self._resolved = base._resolved
-        self._index()
+        self._resolved = base._resolved  # both share what is imported already
+        self._index()  # raises PluginConflict now, and not at the first use
 
     def _index(self) -> Index:
         return self._base._index().preferring(self._preferred)
@@ -394,7 +397,7 @@ def _warn(records: Iterable[PluginRecord]) -> None:
     _warned.update((r.distribution, r.name) for r in new)
     if new:
         rows = "; ".join(f"{r.name} of {r.owner} is {r.status}: {r.error}" for r in new)
-        # stacklevel: the line that called the registry
+        # the fifth frame from here is the line that called the registry
         warnings.warn(f"{rows}. Run `delegraph doctor` for details.", DelegraphWarning, stacklevel=5)
 
 

@@ -40,6 +40,7 @@ def resolve(spec: Declaration, record: PluginRecord) -> Any:
 def _why_not(spec: Declaration, target: Any) -> str | None:
     """Why the object ``target`` is not of the kind that ``spec`` declares; None if it is."""
     if spec.base and not (isinstance(target, type) and issubclass(target, load(spec.base, installed=False))):
+        # the file is named for classes and functions; ``__module__`` of another object is that of its class
         module = sys.modules.get(getattr(target, "__module__", None) or "")
         file = getattr(module, "__file__", None) if isinstance(target, type) or callable(target) else None
         shown = f"{type(target).__name__} {target!r:.60}" + (f" of {file}" if file else "")

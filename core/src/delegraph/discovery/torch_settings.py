@@ -35,7 +35,7 @@ def put_back(who: Any) -> None:
     """
     before = _local.before.pop()
     now = _settings()
-    if now == before or now is None:
+    if now == before or now is None:  # nothing changed, or torch is not imported
         return
     torch: Any = sys.modules["torch"]
     wanted = before or (torch.float32, True, now[2])  # torch was imported in the meantime: its initial settings

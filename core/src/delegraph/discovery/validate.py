@@ -28,7 +28,8 @@ def read_declarations(plugin: Any, record: PluginRecord) -> PluginRecord:
     """Check the hook implementations of ``plugin`` (a module or an object); returns ``record`` with its declarations.
 
     Raises PluginDefect for hooks or declarations that violate ``delegraph.plugin``. Backends that cannot be used here
-    are recorded as faults.
+    are recorded as faults. The whole plugin gets the first of these faults if it has nothing else to use, or if the
+    first unusable backend was written for another plugin API.
     """
     manager = _Manager(PROJECT)
     manager.add_hookspecs(Hooks)
@@ -38,16 +39,16 @@ def read_declarations(plugin: Any, record: PluginRecord) -> PluginRecord:
         raise PluginDefect(" ".join(str(e).split()), _SIGNATURES) from e
     backends = _collect(manager, "delegraph_backends")
     faults = {s.name: f for s in backends if (f := fault_of(s, record)) is not None}
-    worst = next(iter(faults.values()), None)
-    if worst is not None and worst.status is Status.INCOMPATIBLE:  # its other hooks may be of another API version, too
-        return replace(record, declarations=tuple(backends), faults=faults).failed(worst)
+    first = next(iter(faults.values()), None)
+    if first is not None and first.status is Status.INCOMPATIBLE:  # its other hooks may be of another API version, too
+        return replace(record, declarations=tuple(backends), faults=faults).failed(first)
     _expect_known_hooks(manager, plugin)
     others = [d for hook in DECLARATION_OF if hook != "delegraph_backends" for d in _collect(manager, hook)]
     _expect_different_names([*backends, *others])
     checked = replace(record, declarations=(*backends, *others), faults=faults, manager=manager)
     # One backend may need more than the rest of the plugin: an extra that is not installed does not disable the rest.
-    rest = [*(s for s in backends if s.name not in faults), *(d for d in others if d.alone)]
-    return checked if worst is None or rest else checked.failed(worst)
+    usable = [*(s for s in backends if s.name not in faults), *(d for d in others if d.alone)]
+    return checked if first is None or usable else checked.failed(first)
 
 
 _SIGNATURES = "give the hook the arguments that it has in delegraph.plugin.Hooks"
@@ -60,6 +61,7 @@ def _collect(manager: pluggy.PluginManager, hook: str) -> list[Any]:
     """
     caller, wanted = getattr(manager.hook, hook), DECLARATION_OF[hook].__name__
     answers = caller()
+    # pluggy leaves out answers that are None, so there are fewer answers than implementations
     if len(answers) < sum(not (i.hookwrapper or i.wrapper) for i in caller.get_hookimpls()):
         remedy = f"return the list; without anything to declare, leave {hook} out"
         raise PluginDefect(f"{hook} returned None; it returns a list of {wanted}", remedy)
@@ -85,6 +87,7 @@ def _expect_known_hooks(manager: pluggy.PluginManager, plugin: Any) -> None:
     """Raise PluginDefect for an unknown hook name, and for a hook without its decorator: pluggy ignores both."""
     known = [n for n, caller in vars(manager.hook).items() if caller.has_spec()]
     for name, caller in vars(manager.hook).items():
+        # an author who marks a hook as optional wants it to be ignored where it does not exist
         if name not in known and not all(i.optionalhook for i in caller.get_hookimpls()):
             remedy = f"rename it; the hooks are {', '.join(known)}"
             raise PluginDefect(f"there is no hook {name!r}{suggestion(name, known)}", remedy)
@@ -112,8 +115,8 @@ def fault_of(spec: BackendSpec, record: PluginRecord) -> Fault | None:
     if spec.api not in SUPPORTED_APIS:
         ours = " and ".join(map(str, SUPPORTED_APIS))
         error = f"backend {spec.name!r} was written for plugin API {spec.api}; this delegraph speaks {ours}"
-        old = record.distribution if spec.api < API_VERSION else "delegraph"
-        return Fault(Status.INCOMPATIBLE, error, f"upgrade {old}")
+        outdated = record.distribution if spec.api < API_VERSION else "delegraph"
+        return Fault(Status.INCOMPATIBLE, error, f"upgrade {outdated}")
     absent = missing(spec.requires)
     if absent:
         error = f"backend {spec.name!r} needs {' and '.join(map(repr, absent))}, which is not installed"

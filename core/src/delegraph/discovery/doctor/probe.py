@@ -76,6 +76,7 @@ def _probe_in_child(entry: EntryPoint, record: PluginRecord, seconds: float) -> 
         (Path(folder) / "job").write_text(json.dumps(job))
         end = _run_child(folder, seconds)
         lines = [json.loads(line) for line in _text(folder, "answer").splitlines()]
+        # a child that hangs or crashes prints its stack, innermost frame first (faulthandler)
         stack = re.findall(r'^  File "(.+)", line (\d+)', _text(folder, "output"), re.MULTILINE)
         running = next((f" ({file}:{line})" for file, line in stack if not _is_library(file)), "")
         return _conclude(lines, f"{end}{running}", record)
@@ -84,7 +85,7 @@ def _probe_in_child(entry: EntryPoint, record: PluginRecord, seconds: float) -> 
 def _run_child(folder: str, seconds: float) -> str:
     """Run the child for the job in ``folder``; returns how it ended, as text that continues "importing ...".
 
-    Its output goes to a file in the folder, because it would block at a full pipe.
+    The child's output goes to the file "output" in the folder: a child that writes to a full pipe would wait for ever.
     """
     path = [p for p in sys.path if isinstance(p, str)]
     program = f"import sys; sys.path[:] = {path!r}; from {__name__} import main; main({folder!r})"
@@ -111,17 +112,18 @@ def _run_child(folder: str, seconds: float) -> str:
 def _conclude(lines: Sequence[dict[str, Any]], end: str, record: PluginRecord) -> ProbeResult:
     """The result from the ``lines`` of JSON that the child wrote: each is a fault, or the step that it began.
 
-    ``end``: how the child ended. It becomes a fault of the last step, unless that is _DONE.
+    ``end``: how the child ended, the result of ``_run_child``. It becomes a fault of the last step, unless that step is
+    _DONE. ``record``: of the plugin.
     """
     faults = [Fault(Status(i["status"]), i["error"], i["hint"]) for i in lines if "error" in i]
     step = next((i for i in reversed(lines) if "doing" in i), {"doing": "starting Python to examine it", "left": 0})
     if (doing := step["doing"]) == _DONE:
         return ProbeResult.of(faults)
     hint = f"upgrade {record.distribution} or tell its authors; {without(record)}"
-    if end.startswith("took"):
+    if end.startswith("took"):  # the child was killed because its time was up
         hint = f"if this machine is slow, allow more with --timeout; else {hint}"
     death = Fault(Status.BROKEN, f"{doing} {end}", hint)
-    if doing == _LIGHT:  # then this process must not import the plugin either
+    if doing == _LIGHT:  # the light module itself ended the child, so this process must not import it either
         return ProbeResult(warnings=ProbeResult.of(faults).warnings, fatal=death)
     rest = f"{step['left']} more of its targets were not examined"
     skipped = [Fault(Status.OK, rest, "run doctor again when this is mended")] if step["left"] else []
@@ -151,6 +153,7 @@ def main(folder: str) -> None:
     with open(os.path.join(folder, "answer"), "a") as answer:
 
         def write(**fields: Any) -> None:
+            """Append one line of JSON to the answer, at once: the next step may end this process."""
             print(json.dumps(fields), file=answer, flush=True)
 
         write(doing=_LIGHT, left=0)

@@ -93,21 +93,26 @@ def report(records: Sequence[PluginRecord], notes: Sequence[str], probed: Mappin
 def _row(
     record: PluginRecord, probed: ProbeResult | None, all_records: Sequence[PluginRecord], installed: Installed
 ) -> PluginRow:
-    """The row of one plugin. ``probed``: None for a plugin that was registered in this process."""
+    """The row of one plugin.
+
+    ``probed``: what the child process found; None for a plugin that was registered in this process, whose targets are
+    imported here. ``all_records``: those of all plugins, to find others with the same name. ``installed``: the
+    distributions by name, to see whether the plugin's requirements are met.
+    """
     result = ProbeResult.of(list(target_faults(record))) if probed is None else probed
     of_plugin = [Fault(record.status, record.error, record.hint)] if record.status is not Status.OK else []
     fatal = [result.fatal] if result.fatal else []
     unmet = [f for text in record.requirements for f in _unmet(text, record, installed)]
-    # faults of single backends are problems, unless the plugin is usable and they only lack an extra
-    alone = record.faults.values() if record.status is Status.OK else ()
-    lacking = [f for f in alone if f.status is Status.UNAVAILABLE]
+    # a backend of a usable plugin that only lacks an optional module is a warning; other unusable backends are problems
+    may_lack = record.faults.values() if record.status is Status.OK else ()
+    lacking = [f for f in may_lack if f.status is Status.UNAVAILABLE]
     of_backends = [f for f in record.faults.values() if f not in lacking]
     faults = dict.fromkeys([*fatal, *of_plugin, *unmet, *of_backends, *result.faults])
     problems = tuple(f for f in faults if f.status is not Status.OK)
-    odd = [*(f for f in faults if f.status is Status.OK), *lacking, *record.warnings, *result.warnings]
-    odd += _same_name(record, all_records)
+    warnings = [*(f for f in faults if f.status is Status.OK), *lacking, *record.warnings, *result.warnings]
+    warnings += _same_name(record, all_records)
     if not record.declarations and not record.events and not problems:
-        odd.append(Fault(Status.OK, "it declares nothing", _NOTHING))
+        warnings.append(Fault(Status.OK, "it declares nothing", _NOTHING))
     return PluginRow(
         **{"name": record.name, "distribution": record.distribution, "version": record.version},
         location=record.location,
@@ -118,12 +123,16 @@ def _row(
             if kind.alone or kind is BackendSpec
         },
         problems=problems,
-        warnings=tuple(dict.fromkeys(odd)),
+        warnings=tuple(dict.fromkeys(warnings)),
     )
 
 
 def _unmet(text: str, record: PluginRecord, installed: Installed) -> Iterator[Fault]:
-    """A fault if ``text``, one requirement of the plugin's distribution, is not met or cannot be read; else nothing."""
+    """A fault if ``text``, one requirement of the plugin's distribution, is not met or cannot be read; else nothing.
+
+    Requirements of extras, and those for other systems or Python versions, do not count. ``installed``: the
+    distributions by name.
+    """
     from packaging.requirements import Requirement
 
     try:
@@ -142,7 +151,7 @@ def _unmet(text: str, record: PluginRecord, installed: Installed) -> Iterator[Fa
         return
     try:
         fits = requirement.specifier.contains(present, prereleases=True)
-    except ValueError:  # the installed version cannot be compared
+    except ValueError:  # the installed version cannot be compared: it fits only if any version does
         fits = not requirement.specifier
     if not fits:
         yield Fault(Status.INCOMPATIBLE, f"it requires {requirement}, and {present} is installed", hint)
