@@ -21,7 +21,7 @@ def build_rows(origin: ReportOrigin, nodes: Mapping[str, Iterable[Node]], backen
 
     ``nodes``: method -> all nodes of its program, subgraphs included. ``backends``: backend id -> name.
     """
-    targets: dict[str, set[str]] = {}
+    targets: dict[str, set[str]] = {}  # backend id -> the targets for which it compiled delegates
     for d in origin.delegates:
         targets.setdefault(d.backend_id, set()).add(d.facts.get("target", ""))
     with_several_targets = {backend_id for backend_id, names in targets.items() if len(names) > 1}
@@ -32,11 +32,12 @@ def build_rows(origin: ReportOrigin, nodes: Mapping[str, Iterable[Node]], backen
         ]
     )
     for method in origin.programs:
-        operators = left_operators(nodes[method])
+        operators = left_operators(nodes[method])  # those that are left to the host
         rows.host[method] = dict(Counter(entry.operator for entry in operators))
         by_line = figures_by_line(d for d in origin.delegates if d.method == method)
         rows.figures += [LineFigures(method, sources, figures) for sources, figures in by_line.items()]
         rows.causes += find_causes(method, operators, origin, origin.notation(method))
+        # a compiler's reason may have torch's names of sizes; ``notation`` puts the user's names in their place
         given_back = [row for row in origin.given_back if row.method == method]
         rows.given_back += [replace(row, reason=origin.notation(method).text(row.reason)) for row in given_back]
     return rows

@@ -48,7 +48,8 @@ class _Member(NamedTuple):
 def find_causes(method: str, left: Sequence[LeftOperator], origin: ReportOrigin, notation: Notation) -> list[Cause]:
     """The causes that keep the operators in ``left`` on the host, for one backend after the other.
 
-    Of each backend, causes that follow from no other cause come first; among them, those with most operators.
+    ``origin``: has the backends' reasons. ``notation``: writes these with the user's names. The causes of a backend are
+    in this order: first those that follow from no other cause, and of two such causes first that with more operators.
     """
     causes: list[Cause] = []
     for backend in origin.backends:
@@ -59,6 +60,7 @@ def find_causes(method: str, left: Sequence[LeftOperator], origin: ReportOrigin,
             groups.setdefault(member.root.key, []).append(member)
         ordered = sorted(groups.values(), key=lambda group: (bool(group[0].root.behind), -len(group)))
         for k, group in enumerate(ordered):
+            # computing this takes long, so it is left out for all causes but the first few
             frees = _count_freed(method, backend, group[0].root.reason, left, origin) if k < ASKED else None
             causes.append(_cause(method, backend, group, frees, notation))
     return causes
@@ -68,29 +70,36 @@ class _Roots:
     """Finds the root of each reason of one backend. Roots are cached, so each reason is followed only once."""
 
     def __init__(self, backend: str, reasons: Reasons) -> None:
+        """``reasons``: the reasons of all backends for one method; those of others than ``backend`` are not read."""
         self.backend, self.reasons = backend, reasons
-        self._known: dict[int, _Root] = {}
+        self._known: dict[int, _Root] = {}  # id of a reason -> its root
 
     def member(self, operator: LeftOperator) -> _Member:
-        """``operator`` with its refusal and the root of that; members with equal root keys form one cause."""
+        """``operator`` with its refusal and the root of the refusal. Members with equal root keys form one cause."""
         refusal = find_refusal(operator.node, self.backend, self.reasons)
         if isinstance(refusal.reason, Reason) and refusal.reason.cause:
             return _Member(operator, refusal, self._root(refusal.reason))
+        # a reason that names no cause is a cause of its own: one for each operator and text
         return _Member(operator, refusal, _Root((refusal.operator, full_reason(refusal)), full_reason(refusal), ""))
 
     def _root(self, reason: Reason) -> _Root:
-        """Follow ``reason`` from operand to operand while their reasons have the same cause; the last is the root."""
-        path: dict[int, Reason] = {}
+        """The root of the cause that ``reason`` has.
+
+        A reason may say which operand it is about, and the backend may have refused that operand for the same cause.
+        This follows the reasons from operand to operand, up to the last with that cause: it is the root.
+        """
+        path: dict[int, Reason] = {}  # id -> reason, for the reasons on the way
         while id(reason) not in self._known:
             path[id(reason)] = reason
             earlier = self._reason_against_operand(reason)
             if not isinstance(earlier, Reason) or earlier.cause != reason.cause or id(earlier) in path:
                 # If the path leads back into itself, the cause follows from no other one.
-                self._known[id(reason)] = _root_of(reason, None if id(earlier) in path else earlier)
+                follows_from_another = earlier is not None and id(earlier) not in path
+                self._known[id(reason)] = _root_of(reason, follows_from_another)
             else:
                 reason = earlier
         root = self._known[id(reason)]
-        self._known.update(dict.fromkeys(path, root))
+        self._known.update(dict.fromkeys(path, root))  # all reasons on the way have this root
         return root
 
     def _reason_against_operand(self, reason: Reason) -> str | None:
@@ -100,27 +109,29 @@ class _Roots:
         """
         if reason.of is None:
             return None
-        producer = unpacked(reason.of) or reason.of
+        producer = unpacked(reason.of) or reason.of  # if the operand is one of several results, the call that has them
         return self.reasons.get((self.backend, producer.meta.get("debug_handle", 0), operator_name(producer)))
 
 
-def _root_of(reason: Reason, operand_reason: str | None) -> _Root:
+def _root_of(reason: Reason, follows_from_another: bool) -> _Root:
     """The root of a cause whose first reason is ``reason``.
 
-    ``operand_reason``: the reason, of another cause, for which the operand ``reason.of`` is refused; None if it is not.
+    ``follows_from_another``: the operand ``reason.of`` is refused, too, for another cause; the root then says which
+    operator computes that operand (``behind``).
     """
     if reason.of is None:
         return _Root((reason.cause,), reason, "")
     producer = unpacked(reason.of) or reason.of
     name = operator_name(producer) if producer.op == "call_function" else producer.name
     # refusals about the results of different operators, or about different inputs, are different causes
-    return _Root((reason.cause, name), reason, name if operand_reason is not None else "")
+    return _Root((reason.cause, name), reason, name if follows_from_another else "")
 
 
 def _cause(method: str, backend: str, group: Sequence[_Member], frees: int | None, notation: Notation) -> Cause:
     """The row of the cause that all members of ``group`` share.
 
-    ``frees``: how many operators the backend would take without this cause; None if not known.
+    ``frees``: how many operators the backend would take without this cause; None if not known. ``notation``: writes
+    reason and hint with the user's names of sizes.
     """
     root = group[0].root  # all members have equal root keys
     hint = root.reason.hint if isinstance(root.reason, Reason) else ""
@@ -132,19 +143,26 @@ def _cause(method: str, backend: str, group: Sequence[_Member], frees: int | Non
 def _count_freed(
     method: str, backend: str, reason: str, left: Sequence[LeftOperator], origin: ReportOrigin
 ) -> int | None:
-    """How many of the operators in ``left`` the backend would take if ``reason`` did not hold; None if not known."""
+    """How many of the operators in ``left`` the backend would take if ``reason`` did not hold; None if not known.
+
+    It is known only for a reason that an operand of another type or fixed sizes would remove (``Reason.unless``): the
+    backend is asked again as if the operand were so.
+    """
     if origin.what_if is None or not isinstance(reason, Reason) or reason.unless is None:
         return None
-    refused = origin.what_if(method, backend, reason)
+    refused = origin.what_if(method, backend, reason)  # debug handles of the calls that it would still refuse
     return None if refused is None else sum(entry.node.meta.get("debug_handle", 0) not in refused for entry in left)
 
 
 def _rows(method: str, backend: str, group: Sequence[_Member], notation: Notation) -> tuple[RefusalRow, ...]:
-    """One row for each pair of operator and reason among the members, in the order of the program."""
-    rows: dict[tuple[str, str], list[Node]] = {}
-    for entry, refusal, _ in group:
-        rows.setdefault((entry.operator, full_reason(refusal)), []).append(entry.node)
+    """One row for each pair of operator and reason among the members, in the order of the program.
+
+    A row counts the calls of its pair, and has the first known line of the user's program among them.
+    """
+    calls_of: dict[tuple[str, str], list[Node]] = {}  # (operator, reason) -> calls
+    for left, refusal, _ in group:
+        calls_of.setdefault((left.operator, full_reason(refusal)), []).append(left.node)
     return tuple(
         RefusalRow(method, op, backend, notation.text(why), len(nodes), next(filter(None, map(source_of, nodes)), None))
-        for (op, why), nodes in rows.items()
+        for (op, why), nodes in calls_of.items()
     )

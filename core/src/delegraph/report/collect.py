@@ -26,6 +26,8 @@ def host_calls(nodes: Iterable[Node]) -> list[Node]:
     excluded: set[Node] = set()
     computed: list[Node] = []
     for node in (n for n in nodes if n.op == "call_function"):
+        # the engine marks the casts that it inserts at the border of a delegate as "boundary"; ``unpacked``: the call
+        # of which ``node`` takes one result, None for other nodes
         if node.target is CALL_DELEGATE or "boundary" in node.meta or unpacked(node) in excluded:
             excluded.add(node)
         else:
@@ -51,6 +53,7 @@ def left_operators(nodes: Iterable[Node]) -> list[LeftOperator]:
     checks = {check for graph in {n.graph for n in calls} for check in find_checks(graph)}
     for node in calls:
         if is_operator(node) and node not in checks:
+            # (debug handle, name, operator) of the call that is decomposed to ``node`` and others; None if none is
             whole = node.meta.get(LEFT)
             operators.setdefault(whole or node, LeftOperator(whole[-1] if whole else operator_name(node), node))
     return list(operators.values())
@@ -68,15 +71,16 @@ def add_up(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
 def figures_by_line(delegates: Iterable[DelegateInfo]) -> dict[tuple[Source, ...], dict[str, float]]:
     """Lines of the user's program -> amounts by name, such as cycles, that backends expect for them, largest first.
 
-    A key usually has one line. The operators of one delegate debug identifier may come from several lines, as in a
-    fusion. Its amounts are counted for the tuple of these lines, because the share of each line is not known.
+    Backends give amounts for delegate debug identifiers, each of which stands for some operators. If these come from
+    one line, the key is a tuple of that line. If they come from several lines, as in a fusion, the amounts are counted
+    for the tuple of these lines, because the share of each line is not known. The first amount decides the order.
     """
     amounts_of: dict[tuple[Source, ...], list[Mapping[str, float]]] = {}
     for info in delegates:
-        lines = {n.meta.get("debug_handle", 0): source for n in info.nodes if (source := source_of(n)) is not None}
+        line_of = {n.meta.get("debug_handle", 0): source for n in info.nodes if (source := source_of(n)) is not None}
         handles = info.debug_handle_map
         for identifier, amounts in info.figures.items():
-            sources = dict.fromkeys(lines[handle] for handle in handles.get(identifier, ()) if handle in lines)
+            sources = dict.fromkeys(line_of[handle] for handle in handles.get(identifier, ()) if handle in line_of)
             amounts_of.setdefault(tuple(sources), []).append(amounts)
     total = {sources: add_up(amounts) for sources, amounts in amounts_of.items()}
     return dict(sorted(total.items(), key=lambda item: -next(iter(item[1].values()), 0)))
@@ -105,11 +109,12 @@ def find_refusal(node: Node, backend: str, reasons: Reasons) -> RefusedOperator:
     The backend refused the node's operator, or one of the operators that were decomposed to it; the innermost one that
     ``reasons`` has is returned. If there is none, the reason is NOT_TAGGED.
     """
-    outer: tuple[str, ...] = node.meta.get("decomposed_from", ())
+    outer: tuple[str, ...] = node.meta.get("decomposed_from", ())  # operators that were decomposed, outermost first
     for depth, op in enumerate((operator_name(node), *reversed(outer))):
         reason = reasons.get((backend, node.meta.get("debug_handle", 0), op))
         if reason is not None:
-            return RefusedOperator(op, reason, outer[0] if outer[: len(outer) - depth] else "")
+            is_outermost = depth == len(outer)  # then ``op`` is no part of another operator
+            return RefusedOperator(op, reason, "" if is_outermost else outer[0])
     return RefusedOperator(outer[0] if outer else operator_name(node), NOT_TAGGED, "")
 
 

@@ -55,6 +55,7 @@ class Told:
     @classmethod
     def readable(cls) -> list[Fact]:
         """The facts that have ``short`` or ``entries``, in the order in which text and pages show them."""
+        # those marked as ``first`` come first (False sorts before True); the others keep their order
         return sorted((fact for fact in cls.FACTS if fact.short or fact.entries), key=lambda fact: not fact.first)
 
     def in_short(self) -> str:
@@ -62,9 +63,9 @@ class Told:
         return ", ".join(filter(None, (fact.short(fact.of(self)) for fact in self.readable() if fact.short)))
 
     def details(self) -> Iterator[str]:
-        """A line ``label: entries`` for each fact with ``entries``.
+        """A line ``label: entries`` for each fact that has ``entries``.
 
-        Without entries the line says "none" if the fact has a short form, too; otherwise it is left out.
+        If the list of entries is empty, the line says "none" for a fact with a short form, and is left out for others.
         """
         for fact in self.readable():
             entries = fact.entries(fact.of(self)) if fact.entries else ()

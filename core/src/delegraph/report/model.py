@@ -42,6 +42,7 @@ class Report(Told):
         seconds: Mapping[str, float] | None = None,
         origin: ReportOrigin | None = None,
     ) -> None:
+        """``rows``: the rows, or a function that builds them; None: no rows. ``origin``: see ``ReportOrigin``."""
         self._source = Rows() if rows is None else rows
         self._lock = threading.Lock()
         self.notes, self.seconds = list(notes), dict(seconds or {})
@@ -117,6 +118,7 @@ class Report(Told):
     __hash__ = None  # type: ignore[assignment]
 
     def __getstate__(self) -> dict[str, Any]:
+        # a lock cannot be pickled, nor may the function that builds the rows: reading ``rows`` builds them
         return {"_source": self.rows, "notes": self.notes, "seconds": self.seconds, "origin": self.origin}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -189,7 +191,10 @@ class Report(Told):
         yield from self.details()
 
     def _method(self, method: MethodRow, verbose: bool) -> Iterator[str]:
-        """The lines of ``to_text`` about one method."""
+        """The lines of ``to_text`` about one method: its facts, delegates, figures by line, and what stays on the host.
+
+        Each heading is left out if nothing follows it.
+        """
         yield f"{method.name}:"
         yield from (f"  {line}" for line in method.details())
         for row in method.delegates:

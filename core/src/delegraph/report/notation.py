@@ -58,6 +58,7 @@ class Notation:
         Symbols of sizes are replaced unless a value of the program has the same name. An input of a loop body gets the
         name of the value that the loop starts with.
         """
+        # a name that neither table has stays as it is
         with_sizes = _SYMBOL.sub(lambda match: self._texts.get(match[0], match[0]), str(text))
         return _PARAMETER.sub(lambda match: self._operands.get(match[0], match[0]), with_sizes)
 
@@ -68,6 +69,7 @@ class Notation:
         Names that several bodies use for different values are left out.
         """
         nodes = list(self._nodes)
+        # each body has its own ``arg0_1``, so one name may stand for several values
         operands_of: dict[str, set[str]] = {}
         for name, operand in _names_in_bodies(nodes):
             operands_of.setdefault(name, set()).add(operand)
@@ -96,6 +98,7 @@ def _name_in_program(value: Node) -> str:
     """The name that ``value`` has in the user's program, even if a delegate computes it in the lowered one."""
     # a cast at a delegate's border is not in the user's program: take its operand
     producer = value.all_input_nodes[0] if "boundary" in value.meta else value
+    # an output of a delegate is unpacked by ``getitem(call, index)``; the delegate records its outputs' names
     call, index = (*producer.args, None, None)[:2]
     if not isinstance(call, Node) or call.target is not CALL_DELEGATE or not isinstance(index, int):
         return producer.name
@@ -109,11 +112,12 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 def _names_in_bodies(nodes: Iterable[Node], outer: Mapping[str, str] = _NOTHING) -> Iterator[tuple[str, str]]:
     """(name of a subgraph's input, name of the value that the call passes to it), for subgraphs at any depth.
 
-    ``nodes`` are those of one graph. ``outer``: the result for that graph's own inputs, if it is itself a subgraph.
+    ``nodes`` are those of one graph. ``outer``: if that graph is itself a subgraph, names of its inputs -> names of the
+    values that are passed to them in the user's program.
     """
-    for owner in (n for n in nodes if n.op == "get_attr"):
-        body: Any = getattr(owner.graph.owning_module, str(owner.target), None)
-        for call in owner.users if isinstance(body, GraphModule) else ():
+    for fetch in (n for n in nodes if n.op == "get_attr"):
+        body: Any = getattr(fetch.graph.owning_module, str(fetch.target), None)
+        for call in fetch.users if isinstance(body, GraphModule) else ():
             names = [n.name for n in body.graph.nodes if n.op == "placeholder"]
             passed = pytree.tree_leaves(call.args)
             pairs = zip(reversed(names), reversed(passed), strict=False)  # operands are the last arguments of a call

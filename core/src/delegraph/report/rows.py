@@ -125,6 +125,7 @@ class LineFigures(Told):
     )
 
     def __str__(self) -> str:
+        # the first line with its code, the others as ``file:line``
         places = [str(source) for source in self.sources[:1]] + [source.place for source in self.sources[1:]]
         return f"{', '.join(list_amounts(self.figures))}  {' with '.join(places) or 'no line is known'}"
 
@@ -205,12 +206,14 @@ class Cause(Told):
         remarks += [f"hint: {self.hint}"] if self.hint else []
         if self.frees is not None:
             others = "" if self.frees else "; other reasons keep them on the host then"
+            # more operators than the cause has can be freed: others are refused because they depend on these
             more = pluralize(self.frees, "operator") + ", some that depend on them included"
             taken = f"{self.frees} of {self.count}" if self.frees <= self.count else more
             remarks.append(f"without that cause {self.backend} would take {taken}{others}")
         return remarks
 
     def __str__(self) -> str:
+        """The operators and the reason, then lines for the place, the remarks, and the counts if there are several."""
         counts = most_frequent(self.operators)
         shown = f"{counts[0][1]} x {counts[0][0]}" if len(counts) == 1 else pluralize(self.count, "operator")
         lines = [f"first at {self.source}"] if self.source else []
@@ -284,8 +287,9 @@ class Rows:
 class ReportOrigin:
     """What the rows and pictures of a report are made from: the lowered programs, their delegates and refusals.
 
-    ``reasons``: method -> refusals. ``backends``: names of the backends that were asked, in order. ``what_if`` computes
-    ``Cause.frees``; None if that is not possible. Pickling keeps none of this: an unpickled origin is empty.
+    ``programs``: method -> lowered program. ``reasons``: method -> refusals. ``backends``: names of the backends that
+    were asked, in order. ``what_if`` computes ``Cause.frees``; None if that is not possible. ``given_back``: partitions
+    that a compiler refused.
     """
 
     def __init__(
@@ -307,7 +311,9 @@ class ReportOrigin:
         return self._notations.setdefault(method, Notation(self.programs[method].graph.nodes))
 
     def __deepcopy__(self, memo: Any) -> ReportOrigin:
+        """A copied report shares the origin: nothing changes it, and a copy of the programs would take much memory."""
         return self
 
     def __reduce__(self) -> tuple[type[ReportOrigin], tuple[()]]:
+        """Pickle an empty origin: a pickled report has its rows, and is to be small and free of the user's weights."""
         return ReportOrigin, ()
