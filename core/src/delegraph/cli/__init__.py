@@ -47,8 +47,9 @@ __all__ = ["main", "parser"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 128 plus the signal's number if a signal ended the work.
 
-    With ``argv`` None, the words are ``sys.argv``, and a forked worker runs the command where forking is possible. The
-    worker returns from here. The original process waits for the worker and ends as the worker did; it does not return.
+    ``argv``: the words of the command line after the program's name. None: those of this process, and where forking is
+    possible a forked worker runs the command. Then only the worker returns from here; the original process waits for
+    the worker and ends as the worker did.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     completes = "_ARGCOMPLETE" in os.environ  # the script of `delegraph completion` runs this program at each TAB
@@ -57,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is not None or not worker.is_possible():
         return _carry_out(words, completes, to_the_end=argv is None)
     end = worker.supervise(partial(_carry_out, words, completes))
-    if not isinstance(end, worker.End):  # this is the worker
+    if not isinstance(end, worker.End):  # this is the worker, and ``end`` its exit code
         return end
     if not end.done and not completes:
         _explain(end, "--json" in _flags(words))
@@ -75,18 +76,18 @@ def _carry_out(
 
     ``completes``: answer shell completion, which ends the process. ``page``: where the worker records its state for the
     waiting process; None without a worker. ``refused``: plugins whose light modules ended an earlier worker -> how.
-    ``to_the_end``: the process exits after the command.
+    ``to_the_end``: the process exits after the command, so stdout and signal handlers need not be restored.
     """
     if completes:
         from .completion import complete
 
         with _reporting_to(page, refused):
-            complete(parser)
+            complete(parser)  # does not return
     try:
         with _stoppable(to_the_end), native.stdout_kept(to_the_end):
             code = _finish(words, page, refused)
     except KeyboardInterrupt as e:
-        stop = e.args[0] if e.args else signal.SIGINT
+        stop = e.args[0] if e.args else signal.SIGINT  # ``_stoppable`` passes the signal as argument
         terminal.tell("interrupted" if stop == signal.SIGINT else f"stopped by {stop.name}")
         code = 128 + stop
     if page is not None:
@@ -95,7 +96,10 @@ def _carry_out(
 
 
 def _explain(end: worker.End, as_object: bool) -> None:
-    """Print the error for a command whose worker ended before the command had finished; ``as_object``: as JSON, too."""
+    """Print the error for a command whose worker ended before the command had finished.
+
+    ``as_object``: also print the error as JSON to stdout, unless the worker may have printed its result there already.
+    """
     if end.during:
         error = DelegraphError("plugin-crashed", f"{end.during}, {end.how}")
         error.raised_by = end.during
@@ -120,16 +124,18 @@ def _stoppable(to_the_end: bool) -> Iterator[None]:
     """A block in which SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt, so that temporary files are removed.
 
     Signals that are ignored (nohup) or have a handler of the program are left alone. ``to_the_end``: the process exits
-    after the block. If a signal stopped the block, that process then ignores these signals, which may be repeated.
+    after the block. If a signal stopped the block, such a process ignores the three signals from then on, so that a
+    repeated one does not interrupt its exit; otherwise the handlers are restored.
     """
     candidates = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
     if threading.current_thread() is not threading.main_thread():  # only the main thread can set handlers
         candidates = []
     handlers = {s: signal.getsignal(s) for s in candidates}
     ours = [s for s, handler in handlers.items() if handler in (signal.SIG_DFL, signal.default_int_handler)]
-    last = -math.inf
+    last = -math.inf  # when the last of these signals came
 
     def stop(number: int, frame: object) -> None:
+        """The handler: raise KeyboardInterrupt with the signal, unless the signal is repeated."""
         nonlocal last
         again, last = time.monotonic() - last < _APART, time.monotonic()
         if not again:  # a second exception would interrupt the clean-up after the first
@@ -175,9 +181,10 @@ def _flags(words: Sequence[str]) -> Sequence[str]:
 
 def _finish(words: Sequence[str], page: worker.Page | None, refused: Mapping[worker.Key, str]) -> int:
     """Run the command, print its result or error, and return the exit code. See ``_carry_out`` for the arguments."""
+    # the words are searched for --debug and --json, because an error may come before they are parsed
     flags = _flags(words)
     debug = "--debug" in flags
-    text = None
+    text = None  # of --help and --version: printed as it is, also with --json
     try:
         outcome = _run(words, page, refused)
     except _HelpShown as e:
@@ -205,7 +212,8 @@ def _run(words: Sequence[str], page: worker.Page | None, refused: Mapping[worker
     with contextlib.redirect_stdout(sys.stderr), _readable_warnings(), watchdog(), _reporting_to(page, refused):
         _use_settings(_flags(words))
         command_line = parser(words)
-        with contextlib.redirect_stdout(stdout):  # ``output_path`` reads sys.stdout for /dev/stdout
+        # all else prints to stderr; but while arguments are parsed, ``output_path`` looks at sys.stdout for /dev/stdout
+        with contextlib.redirect_stdout(stdout):
             args, unknown = command_line.parse_known_args(words)
             if unknown:  # ``parse_args`` would show the usage of delegraph, not that of the command
                 args.refuse(f"unrecognized arguments: {' '.join(unknown)}")
@@ -214,15 +222,16 @@ def _run(words: Sequence[str], page: worker.Page | None, refused: Mapping[worker
 
 
 def _use_settings(flags: Sequence[str]) -> None:
-    """Let plugins read the settings file of ``--config``. To be called before ``parser``, which loads plugins.
+    """Put the path of ``--config`` into the environment variable from which plugins read their settings.
 
-    Raises PluginUnavailable without delegraph-workers, which reads such files.
+    To be called before ``parser``, which loads plugins. Raises PluginUnavailable if delegraph-workers, which reads
+    settings files, is not installed.
     """
     from ..discovery.own import provided  # imported late because it needs pluggy
 
     for k, word in enumerate(flags):
         name, equals, value = word.partition("=")
-        if name == "--config" and (equals or k + 1 < len(flags)):
+        if name == "--config" and (equals or k + 1 < len(flags)):  # ``--config=FILE`` or ``--config FILE``
             provided("delegraph_workers.config:settings", "--config")
             os.environ["DELEGRAPH_CONFIG"] = os.path.abspath(value if equals else flags[k + 1])
 
@@ -247,7 +256,8 @@ class _Parser(argparse.ArgumentParser):
 def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     """The parser for the command with which ``words`` begin. Raises what ``find_command`` does.
 
-    If they begin with no command, a parser that only has the names and summaries of all commands, for --help.
+    If ``words`` are empty or begin with a flag, the parser only has the names and summaries of all commands, for
+    --help. The parsed arguments have ``run_command``, which runs the command, and ``refuse``, which raises UsageError.
     """
     from .lookup import find_command, list_commands  # imported late because they need pluggy: see ``defect``
 
@@ -276,6 +286,7 @@ def _readable_warnings() -> Iterator[None]:
     """A block in which each DelegraphWarning is one line on stderr; other warnings look as usual."""
 
     def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any, **__: Any) -> None:
+        """Replaces ``warnings.showwarning``, which Python calls for each warning."""
         ours = issubclass(category, DelegraphWarning)
         text = f"warning: {message}\n" if ours else warnings.formatwarning(message, category, filename, lineno)
         terminal.tell(text, end="")
@@ -291,8 +302,8 @@ def _failure(
 ) -> Outcome:
     """Print an error to stderr (with ``--json`` as well, for logs) and return the outcome for it.
 
-    ``shown``: the exception whose traceback --debug prints; None: that of ``error``. ``content``: additional fields for
-    JSON, such as a report.
+    ``debug``: print a traceback, too: that of the exception ``shown`` or, if that is None, of ``error``. ``content``:
+    additional fields for JSON, such as a report. The exit code is 2 for wrong usage, else 1.
     """
     if debug:
         terminal.tell("".join(traceback.format_exception(shown or error)), end="")

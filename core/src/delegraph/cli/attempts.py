@@ -41,13 +41,17 @@ class Attempt(LoweringResult):
         """The text that is printed for a single MODEL: its report, and the names of the files written."""
         lines = [] if self.report is None else [TextReport.render(self).rstrip()]
         lines += [] if self.output is None else [f"wrote {self.output} ({self.bytes} bytes)"]
+        # a single report is at the path that the user gave
         lines += [f"wrote {', '.join(self.reports)}"] if len(self.reports) > 1 else []
         return "\n".join(lines)
 
 
 @contextlib.contextmanager
 def attempt(result: Attempt) -> Iterator[None]:
-    """A block of work on a MODEL. An error raised inside is not passed on but stored as ``result.error``."""
+    """A block of work on a MODEL. An error raised inside is not passed on but stored as ``result.error``.
+
+    At the end of the block, ``result.seconds`` is set to the time that the block took.
+    """
     start = time.perf_counter()
     try:
         yield

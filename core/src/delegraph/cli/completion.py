@@ -50,6 +50,7 @@ def complete(make_parser: Callable[[list[str]], argparse.ArgumentParser]) -> Non
         except DelegraphError:  # the command does not exist or is broken, so there is nothing to complete
             os._exit(1)
         for action in _arguments(parser):
+            # FILE of a flag is a file to write, or of any format: argcomplete then offers all files
             if action.metavar in _COMPLETERS and not (action.metavar == "FILE" and action.option_strings):
                 action.completer = _COMPLETERS[action.metavar]  # type: ignore[attr-defined]
         CompletionFinder()(parser, always_complete_options=False, validator=_fits)

@@ -32,8 +32,10 @@ class Backends:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DelegraphWarning)  # the list says what is wrong
             infos = default_registry().backends()
+        # a plugin of another status has no backends in ``infos`` unless its faults are about single backends
         in_table = (Status.OK, Status.CONFLICT)
         unlisted = [p for p in default_registry().plugins() if p.status not in in_table and not p.faults]
+        # backend -> why it cannot run programs here, "" if it can; empty without --available
         problems = {i.full_name: _why_unavailable(i) for i in infos} if args.available else {}
         backends = [_backend_json(i) | ({"available": problems[i.full_name]} if problems else {}) for i in infos]
         content = {"backends": backends, "plugins_without_backends": [*map(_plugin_json, unlisted)]}

@@ -53,7 +53,10 @@ def list_collisions() -> Iterator[str]:
 
 
 def _declared_commands() -> Iterator[tuple[CommandSpec, PluginRecord, list[str]]]:
-    """(command, its plugin, rivals) for all commands of plugins; rivals are the owners of commands of the same name."""
+    """(command, its plugin, rivals) for all commands of plugins.
+
+    ``rivals`` are texts that name the other owners of commands of the same name: delegraph itself, and other plugins.
+    """
     declared = default_registry().declared(CommandSpec)
     for spec, record in declared:
         core = ["delegraph itself"] if spec.name in BUILT_IN else []
@@ -76,14 +79,17 @@ class _PluginCommand:
             self.target.add_arguments(parser)
 
     def run(self, args: argparse.Namespace) -> Outcome:
-        """As ``Command.run``. Raises ContractViolation if the command returns no Outcome."""
+        """As ``Command.run``. Raises ContractViolation if the command returns no Outcome.
+
+        A DelegraphError that the command itself raises passes as if delegraph had raised it.
+        """
         work = AtWork(self.target, "run", registry=default_registry())
         try:
             with work:
                 outcome = self.target.run(args)
         except DelegraphError as e:
             if e.raised_by == work.text and not isinstance(e, PluginFailed):
-                e.raised_by = None  # a command reports wrong arguments and the like so: no defect of the plugin
+                e.raised_by = None  # commands report wrong arguments by such errors: the plugin has no defect
             raise
         if not isinstance(outcome, Outcome):
             text = f"{work.text}, returned {type(outcome).__name__} and no delegraph.command.Outcome"

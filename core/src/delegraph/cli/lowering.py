@@ -66,9 +66,9 @@ class Lower:
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
-        registry, several = default_registry(), None
+        registry, several = default_registry(), None  # ``several``: lowers a list of MODELs; None for a single one
         # everything that can be wrong with the arguments, before ``_lower_one`` imports torch
-        models = [check_model(model) for model in args.model]
+        models = [check_model(model) for model in args.model]  # their files; None for a MODEL that is not a file
         if len(args.model) > 1 or args.rows:
             of_several = provided("delegraph_analysis.commands.several:Several", "a table of several MODELs")
             several = of_several(args, [_name_of(model) for model in args.model])
@@ -105,8 +105,8 @@ def _is_given(value: Any) -> bool:
 def _outcome(result: Attempt) -> Outcome:
     """The outcome of the command for a single MODEL. Raises Failed if ``result`` has an error."""
     if result.error is not None:
-        complete = isinstance(result.error, NotFullyDelegated) or result.error.code == "verification-failed"
-        if result.report is not None and not complete:  # the report explains errors that do not explain themselves
+        explains_itself = isinstance(result.error, NotFullyDelegated) or result.error.code == "verification-failed"
+        if result.report is not None and not explains_itself:
             terminal.tell(str(result.report))
         raise Failed(result.error, result.content())
     return Outcome("delegraph.lower/1", result.content(), result.text())
@@ -117,11 +117,12 @@ def _lower_one(
 ) -> Attempt:
     """Load, lower, verify and save one MODEL as ``args`` say, and write its reports.
 
+    ``chosen``: the backends, and the note for the report if the user named none. ``options``: backend -> its options.
     An error ends the work and is kept in the result. Reports are still written: by formats that report failures, and by
     all if the error came after lowering.
     """
     result, backends = Attempt(model=model, verbose=args.verbose), chosen.names
-    with attempt(result):
+    with attempt(result):  # stores an error in ``result.error``
         with progress(f"loading {model}"):
             from .. import Cache
             from ..api import Choices, lower
@@ -133,12 +134,12 @@ def _lower_one(
             notes.append(quantize_given(loaded, args.quantize, backends[0]))
         with progress(f"lowering {model} for {', '.join(backends) or 'the host'}"):
             folds = not args.no_fold_constants
-            cache = args.cache
+            cache = args.cache  # a folder, True for --cache without one, or None
             if args.cache_remote:
                 folder = args.cache or os.environ.get("DELEGRAPH_CACHE")
-                cache = Cache(None if folder is True else folder, remote=args.cache_remote)
+                cache = Cache(None if folder is True else folder, remote=args.cache_remote)  # None: the user's folder
             choices: Choices = {"backends": backends, "options": options, "fold_constants": folds, "cache": cache}
-            memory = None if args.memory_limit is None else int(args.memory_limit * 1e6)
+            memory = None if args.memory_limit is None else int(args.memory_limit * 1e6)  # bytes, of MB
             choices |= {"isolation": args.isolation, "time_limit": args.time_limit, "memory_limit": memory}
             lowered = lower(**loaded.arguments(), **choices)
         result.report = lowered.report
@@ -155,15 +156,16 @@ def _lower_one(
 
 
 def _check(result: Attempt, lowered: Any, loaded: Any, args: argparse.Namespace) -> None:
-    """Compare with eager if ``args`` ask for it, then check all gates, and store both in ``result``.
+    """Compare with eager if ``args`` ask for it, then check what the flags in ``_GATES`` demand of the result.
 
-    Raises the error of the first gate that failed, after all are checked, so that the report has them all.
+    Stores the comparisons and the verdict of each gate in ``result``. Raises the error of the first gate that failed,
+    but only after all are checked, so that the report has them all. ``loaded``: the model, with its example inputs.
     """
     verifies = bool(args.verify or args.verify_operators or args.input)
     if verifies:
         with progress("comparing with eager"):
             result.verifications = {m: _verify(lowered, m, loaded, args) for m in lowered.methods}
-    values = vars(args) | {"verify": verifies}
+    values = vars(args) | {"verify": verifies}  # --verify-operators and --input ask for --verify, too
     for name, check in _GATES.items():
         if _is_given(values[name.replace("-", "_")]):
             try:
@@ -176,9 +178,10 @@ def _check(result: Attempt, lowered: Any, loaded: Any, args: argparse.Namespace)
 
 
 def _verify(lowered: Any, method: str, loaded: Any, args: argparse.Namespace) -> Any:
-    """Compare a method with eager on the inputs of --input, or on the model's example inputs; returns a Verification.
+    """Compare a method with eager on the inputs of --input, or on the model's example inputs.
 
-    With several inputs it has the worst figures. Raises InputError for a program without example inputs.
+    Returns a Verification; with several --input, the one with the worst figures of each output. ``loaded``: the model.
+    Raises InputError for a program without example inputs: those of --input get their structure.
     """
     if loaded.inputs[method] is None:
         hint = "export the program with example inputs, or give a path.py that returns them"
@@ -273,6 +276,7 @@ def _choose_backends(registry: Registry, args: argparse.Namespace) -> DefaultBac
     output = FileFormat(args.output, registry) if args.output else None
 
     def suits(info: BackendInfo) -> bool:
+        """Whether the backend's programs can be saved as --output, and it can quantize if --quantize is given."""
         can_save = output is None or output.why_not([info.backend_id]) is None
         return can_save and (info.has_quantizer or not args.quantize)
 

@@ -17,10 +17,11 @@ def stdout_kept(to_the_end: bool) -> Iterator[None]:
     """A block in which descriptor 1 is stderr, and ``sys.stdout`` writes to a copy of the original descriptor 1.
 
     ``to_the_end``: the process exits after the block, so descriptor 1 stays redirected, because C++ streams are flushed
-    at exit. Otherwise the buffers of C are flushed at the end of the block, and descriptor 1 is restored.
+    at exit. Otherwise the buffers of C are flushed at the end of the block, and descriptor 1 is restored. If Python's
+    ``sys.stdout`` does not write to descriptor 1, as in tests, it is left alone.
     """
     original, before = os.dup(1), sys.stdout
-    os.dup2(2, 1)
+    os.dup2(2, 1)  # from here on, descriptor 1 is stderr
     writes_to_1 = False
     with contextlib.suppress(OSError, AttributeError, ValueError):  # sys.stdout is not a file, as in tests
         writes_to_1 = before.fileno() == 1

@@ -28,7 +28,7 @@ def watchdog() -> Iterator[None]:
 
 def _watch(over: threading.Event) -> None:
     """Name slow imports until ``over`` is set, each once. Runs in a thread of its own."""
-    named: set[float] = set()
+    named: set[float] = set()  # the begin of each import that was named, which identifies the import
     while not over.wait(PATIENCE / 4):
         from ..discovery.import_watch import underway  # imported late: not every command reads plugins
         from ..discovery.record import without

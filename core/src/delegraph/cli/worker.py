@@ -67,10 +67,13 @@ class Page:
     The phase is 0 at first, 1 while the result is being printed, and 2 when the command has finished.
     """
     _IMPORT, _WORK, _SIZE = 16, 2048, 16384
+    """Where the text of the imported plugin begins, where that of the work begins, and where the page ends (bytes)."""
 
     def __init__(self) -> None:
-        """Map memory that processes forked from this one share."""
-        self._memory, self._worker, self._imports = mmap.mmap(-1, self._SIZE), 0, 0
+        """Map memory that processes forked from this one share. Nothing is written to it before ``open``."""
+        self._memory = mmap.mmap(-1, self._SIZE)
+        self._worker = 0  # process id of the worker; stays 0 in the process that waits
+        self._imports = 0  # how often ``begin_import`` was called
 
     # --- in the worker
 
@@ -80,7 +83,7 @@ class Page:
 
     def begin_import(self, plugin: Key | None) -> None:
         """Record that the import of the light module of ``plugin`` begins, or (None) that an import has ended."""
-        self._imports += 1
+        self._imports += 1  # so that the waiting process can tell one import from the next
         if plugin is not None:
             self._write_text(self._IMPORT, self._WORK, "\n".join(plugin))
         self._write_number(2, 0 if plugin is None else self._imports)
@@ -126,10 +129,10 @@ class Page:
 
     def end(self, status: int) -> End:
         """How the worker ended; ``status``: what ``os.waitpid`` returned for it."""
-        phase, code, _ = self._HEAD.unpack_from(self._memory)
+        phase, code, _ = self._HEAD.unpack_from(self._memory)  # ``code``: what the finished command recorded
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         exited = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0
-        done = phase == 2
+        done = phase == 2  # see ``_HEAD``
         return End(done, exited or (code if done else 0), number, phase > 0, self._read_text(self._WORK, self._SIZE))
 
     def _read_text(self, start: int, end: int) -> str:
@@ -145,7 +148,8 @@ def supervise(work: Callable[[Page, Mapping[Key, str]], int]) -> int | End:
     """Fork a worker that calls ``work``. Returns in both processes.
 
     In the worker, returns the result of ``work``; in this process, how the worker ended. Arguments of ``work``: the
-    page, and the plugins whose light modules ended earlier workers -> how they did.
+    page, and the plugins whose light modules ended earlier workers -> how they did. If the import of a light module
+    ended the worker, another worker is forked, which is told not to import that module.
     """
     refused: dict[Key, str] = {}
     gc.freeze()  # garbage collection would write to all objects, and so copy the memory that both processes share
@@ -161,8 +165,9 @@ def supervise(work: Callable[[Page, Mapping[Key, str]], int]) -> int | End:
         os.close(lifeline)
         end = page.end(status)
         if signals.stop:  # the user wants the command to end, so it is not run again
+            # a worker that was killed for its import ended by SIGKILL, and not by the user's signal
             return end._replace(signal=signals.stop) if not in_time else end
-        if not page.importing or page.plugin in refused:
+        if not page.importing or page.plugin in refused:  # no import ended the worker, or refusing did not help
             return end
         refused[page.plugin] = end.how if in_time else f"took longer than {LIMIT:g} s"
 
@@ -196,6 +201,7 @@ class _Signals:
     """
 
     def __init__(self) -> None:
+        """Block the signals of ``_RELAYED`` that are not ignored, and SIGCHLD, which tells that the worker ended."""
         ignored = {s for s in _RELAYED if signal.getsignal(s) is signal.SIG_IGN}  # as under nohup
         self.relayed, self.stop = _RELAYED - ignored, 0
         self._before = signal.pthread_sigmask(signal.SIG_BLOCK, {*self.relayed, signal.SIGCHLD})
@@ -219,10 +225,10 @@ def _await_worker(worker: int, page: Page, signals: _Signals) -> tuple[int, bool
     """Wait until the worker has ended, and pass signals on to it meanwhile.
 
     Returns (status of ``os.waitpid``, False if the worker was killed because a light module took longer than LIMIT). A
-    signal from a terminal reaches all its processes, so the worker has it already. A signal that another process sent
-    is passed on; if it was sent to the worker as well, the worker gets it twice.
+    signal from a terminal reaches all processes of the terminal, so the worker has it already. A signal that another
+    process sent is passed on; if it was sent to the worker as well, the worker gets it twice.
     """
-    importing, polls = 0, 0
+    importing, polls = 0, 0  # number of the import that was going on last time, and for how many polls it has
     while True:
         received = signals.take()
         # si_code is SI_USER or another code up to 0 if a process sent the signal
@@ -242,13 +248,19 @@ def _await_worker(worker: int, page: Page, signals: _Signals) -> tuple[int, bool
 def exit_code(end: End, succeeds: bool = False) -> int:
     """The exit code of the command: 128 plus the number of the signal that killed the worker, else ``end.code``.
 
-    If that is 0 although the command had not finished, it is 1; with ``succeeds`` (shell completion) it stays 0.
+    A worker that exits with 0 although the command had not finished has failed: the exit code is 1. ``succeeds``: it is
+    0 nevertheless, for shell completion, which exits before the command is done.
     """
-    return 128 + end.signal if end.signal else end.code or int(not end.done and not succeeds)
+    if end.signal:
+        return 128 + end.signal
+    return end.code or int(not end.done and not succeeds)
 
 
 def leave(end: End, code: int) -> NoReturn:
-    """End this process as the worker ended: by the same signal, or else with ``code``."""
+    """End this process as the worker ended: by the same signal or, if no signal killed it, with the exit code ``code``.
+
+    No clean-up code of Python runs.
+    """
     if end.signal:
         import resource
 

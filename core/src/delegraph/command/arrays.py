@@ -42,7 +42,7 @@ def read_arrays(path: Path) -> Mapping[str, np.ndarray[Any, Any]]:
     import numpy as np
 
     with _reading(path, ".npz"):
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(path) as archive:  # numpy would reserve the memory that a header states before it reads
             for member in archive.infolist():
                 with archive.open(member) as file:
                     _expect_whole(file, member.file_size, f"{path}: {member.filename}")
@@ -65,7 +65,8 @@ def _reading(path: Path, kind: str) -> Iterator[None]:
 def _expect_whole(file: IO[bytes], size: int, where: str) -> None:
     """Raise InputError if an ``.npy`` file of ``size`` bytes is too short for the array that its header states.
 
-    Other damage raises one of ``_UNREADABLE``. ``where`` names the file in errors.
+    ``file``: open at its beginning. Other damage raises one of ``_UNREADABLE``, also a version of the format that is
+    not read here. ``where`` names the file in errors.
     """
     from numpy.lib import format as untyped
 
@@ -75,7 +76,7 @@ def _expect_whole(file: IO[bytes], size: int, where: str) -> None:
     if version not in readers:  # later versions are for arrays with named fields, which no tensor has
         raise ValueError(f"{where} is of version {version}")
     shape, _, dtype = readers[version](file)
-    stated, present = math.prod(shape) * dtype.itemsize, size - file.tell()
+    stated, present = math.prod(shape) * dtype.itemsize, size - file.tell()  # bytes of the array alone
     if stated > present or any(size < 0 for size in shape):
         raise InputError(
             "input-invalid", f"{where} states an array of shape {shape}, {stated} bytes, and holds {present}"

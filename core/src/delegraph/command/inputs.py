@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 def read_inputs(path: Path, method: str, program: ExportedProgram, example: tuple[Any, Any]) -> tuple[Any, Any]:
     """(arguments, keyword arguments) to call ``method`` with: those of ``example`` with the file's arrays as tensors.
 
-    In the file, arrays are named like the program's inputs, or ``arr_0``, ``arr_1``, ... in the order of its tensor
-    inputs, as ``numpy.savez(file, *arrays)`` does. ``method.name`` takes precedence, for a file with inputs of several
-    methods. Raises InputError if the file cannot be read or lacks an array.
+    ``program``: the method's program, which has the names of the inputs. In the file, arrays are named like the
+    program's inputs, or ``arr_0``, ``arr_1``, ... in the order of the tensor inputs, as ``numpy.savez(file, *arrays)``
+    does. A name with the method in front, such as ``forward.x``, takes precedence, for a file with inputs of several
+    methods. Inputs that are no tensors stay those of ``example``. Raises InputError if the file cannot be read or lacks
+    an array.
     """
     import torch
     from torch.utils import _pytree as pytree
@@ -28,7 +30,7 @@ def read_inputs(path: Path, method: str, program: ExportedProgram, example: tupl
     arrays = read_arrays(path)
     leaves, spec = pytree.tree_flatten(example)
     names = [node.name for node in user_inputs(program)]
-    tensors = [k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    tensors = [k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]  # positions among all inputs
     for position, k in enumerate(tensors):
         keys = (f"{method}.{names[k]}", names[k], f"{method}.arr_{position}", f"arr_{position}")
         key = next((key for key in keys if key in arrays), None)
@@ -40,7 +42,11 @@ def read_inputs(path: Path, method: str, program: ExportedProgram, example: tupl
 
 
 def _tensor(path: Path, key: str, array: np.ndarray[Any, Any], dtype: Any) -> Any:
-    """The file's array ``key`` as a tensor for an input of ``dtype``. Raises InputError for a type that torch lacks."""
+    """The file's ``array``, called ``key``, as a tensor for an input of ``dtype``.
+
+    It keeps its own type, which the call checks later; only for bfloat16 inputs it is converted. Raises InputError for
+    a type that torch lacks.
+    """
     import torch
 
     try:

@@ -89,9 +89,10 @@ def from_elsewhere(spec: ModelSpec, given: Any, text: str, registry: Registry) -
 
 
 def _by_scheme(text: str) -> tuple[ModelSpec, str] | None:
-    """The declaration of the scheme in ``scheme:name``, and the name; None if ``text`` is a file.
+    """The declaration of the scheme in ``scheme:name``, and the name; None if ``text`` is to be read as a file.
 
-    Raises UsageError if no plugin declares the scheme.
+    A text without a colon, or with a ``.`` or ``/`` before the first one, is that of a file, and so is the name of a
+    file that exists. Raises UsageError if no plugin declares the scheme.
     """
     scheme, colon, name = text.partition(":")
     if not colon or "." in scheme or "/" in scheme or Path(text).exists():
@@ -100,9 +101,11 @@ def _by_scheme(text: str) -> tuple[ModelSpec, str] | None:
 
 
 def _model_returned(returned: Any, text: str) -> GivenModel:
-    """The model that a model file's function ``returned``, in any of the allowed forms. ``text`` names it in errors.
+    """The model that a model file's function ``returned``, in one of these forms; ``text`` names the model in errors.
 
-    Raises InputError for any other form.
+    A module with its example inputs, or an ExportedProgram, is the method ``forward``. A dict has ``model`` for the
+    method ``forward`` alone, or ``methods`` for several by name, and ``transforms`` for all of them. Raises InputError
+    for any other form.
     """
     model = GivenModel()
     if isinstance(returned, Mapping):
@@ -137,6 +140,7 @@ def load_model(text: str) -> tuple[Any, tuple[Any, ...] | None, dict[str, Any]]:
 def _add_method(model: GivenModel, text: str, method: str, described: Any) -> None:
     """Add a method to ``model``. ``described``: an ExportedProgram, or a tuple or dict with module and example inputs.
 
+    A dict may also have an ExportedProgram in place of the module; if it has no "args", those of the program are taken.
     Raises InputError for any other form; ``text`` names the model in errors.
     """
     from torch.export import ExportedProgram
@@ -144,8 +148,9 @@ def _add_method(model: GivenModel, text: str, method: str, described: Any) -> No
     if isinstance(described, ExportedProgram):
         _add_program(model, method, described)
         return
-    parts = described
+    parts = described  # becomes (module, example inputs, and maybe keyword inputs and dynamic shapes)
     if isinstance(parts, Mapping):
+        # the dict that describes ``forward`` may be the whole one that the model file returned, with all keys
         _expect_keys(text, parts, _KEYS if method == "forward" else _KEYS[:4])
         if "model" not in parts:
             raise InputError("input-invalid", f"{text} returned {_describe(parts)}, which has no 'model'")
@@ -208,7 +213,11 @@ _QUANTIZED = "torch.ao.quantization.fx._decomposed"
 
 
 def _load_exported(path: Path) -> Any:
-    """The ExportedProgram in a ``.pt2`` file. Raises FormatError if torch cannot load it."""
+    """The ExportedProgram in a ``.pt2`` file. Raises FormatError if torch cannot load it.
+
+    If torch does not know the operators of a quantized program, the module that registers them is imported, and the
+    file is loaded once more.
+    """
     import torch
 
     with _logged_errors("torch.export") as logged:
@@ -216,7 +225,7 @@ def _load_exported(path: Path) -> Any:
             return torch.export.load(path)
         except Exception as e:  # zip, JSON and torch raise all kinds of errors for a damaged file
             if _QUANTIZED not in sys.modules and any("quantized_decomposed" in text for text in (*logged, str(e))):
-                importlib.import_module(_QUANTIZED)  # registers the operators that torch did not find
+                importlib.import_module(_QUANTIZED)
                 return _load_exported(path)
             why = [*logged, _in_short(e)][0]  # the first error is about the format that the file has
             raise FormatError("format-invalid", f"{path} is not a program that this torch can load: {why}") from e
@@ -231,6 +240,8 @@ def _logged_errors(name: str) -> Iterator[list[str]]:
     errors: list[str] = []
 
     def keep(record: logging.LogRecord) -> bool:
+        """A filter of the logger: keep the exception of a message, and do not show the message."""
+        # ``exc_info``: (type, exception, traceback), or None
         errors.extend(_in_short(e) for e in (record.exc_info or ())[1:2] if isinstance(e, BaseException))
         return False
 
@@ -248,9 +259,10 @@ def _in_short(error: BaseException) -> str:
 
 
 def _run_file(path: Path) -> ModuleType:
-    """Run the file as a module and return that. Raises InputError if it fails.
+    """Run the file as a module and return the module. Raises InputError if the file's code fails.
 
-    The file's folder is appended to ``sys.path``, so that it can import its neighbours, but these shadow nothing.
+    The file's folder is appended to ``sys.path``, so that the file can import its neighbours. As the folder comes last,
+    the neighbours do not shadow installed modules.
     """
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
@@ -264,11 +276,12 @@ def _run_file(path: Path) -> ModuleType:
 
 
 def _find_function(module: ModuleType, path: Path, name: str | None) -> Callable[[], Any]:
-    """The function ``name`` of a model file. Raises UsageError if it has none.
+    """The function ``name`` of a model file. Raises UsageError if the file has no such function.
 
     If ``name`` is None: the function ``model``, else the one with the file's name, else the only public one that can be
     called without arguments.
     """
+    # functions that the file defines itself, not those that it imports
     functions = {n: f for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__}
     fitting = [n for n, f in functions.items() if not n.startswith("_") and _can_be_called_without_arguments(f)]
     candidates = [name] if name is not None else ["model", path.stem]

@@ -47,7 +47,10 @@ class Failed(Exception):
 
 
 def defect(error: BaseException) -> DelegraphError:
-    """The DelegraphError for an unexpected exception: a requirement of delegraph is missing, else there is a defect."""
+    """The DelegraphError for an exception that no command expects.
+
+    If a module is missing that delegraph requires, the error says what to install. Otherwise there is a defect.
+    """
     requirement = _requirement_with_module(error.name or "") if isinstance(error, ModuleNotFoundError) else None
     if requirement:
         text = f"delegraph requires {requirement}, which is not installed in this environment ({sys.prefix})"
@@ -59,7 +62,7 @@ def defect(error: BaseException) -> DelegraphError:
 def _requirement_with_module(module: str) -> str | None:
     """The requirement of delegraph, such as ``pluggy>=1.5``, that provides ``module``; None if none does.
 
-    Each required distribution has the same name as its module.
+    A requirement is found by its name, which is that of its module for each distribution that delegraph requires.
     """
     try:
         requirements = metadata.requires("delegraph") or []
@@ -84,7 +87,7 @@ def as_json(outcome: Outcome) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """``value`` with values that JSON cannot represent replaced, at any depth; see ``as_json``."""
+    """``value``, at any depth, with keys as str, None for infinity and NaN, and the names of classes in their place."""
     if isinstance(value, dict):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -111,7 +114,7 @@ def expect_places(written: Iterable[Path], read: Iterable[Path]) -> None:
 
     Raises WriteError if one of ``written`` cannot be written, UsageError if it is there twice or is also in ``read``.
     """
-    taken = {_file_identity(path): "is read" for path in read}
+    taken = {_file_identity(path): "is read" for path in read}  # file -> why nothing else may be written to it
     for path in written:
         expect_writable(path)
         file = _file_identity(path)
@@ -130,7 +133,11 @@ def _file_identity(path: Path) -> object:
 
 
 def output_path(text: str) -> Path:
-    """For argparse: a path to write to. ``/dev/stdout`` becomes the descriptor for results (see ``cli.native``)."""
+    """For argparse: a path to write to.
+
+    While a command runs, descriptor 1 is stderr, and ``sys.stdout`` writes to another descriptor (``cli.native``). So
+    the path of that other descriptor is returned for ``/dev/stdout``.
+    """
     if text in ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"):
         with contextlib.suppress(OSError, AttributeError):  # closed, or replaced by an object that is no file
             return Path(f"/dev/fd/{sys.stdout.fileno()}")
@@ -170,6 +177,7 @@ def progress(text: str) -> Iterator[None]:
     watched = terminal.is_watched()
 
     def write_lines() -> None:
+        """Write a line each second, or each INTERVAL, until the block is over. Runs in a thread of its own."""
         while not over.wait(1.0 if watched else INTERVAL):
             line = f"{state.text}, {time.monotonic() - start:.0f} s ..."
             show(line) if watched else terminal.tell(line)

@@ -18,14 +18,17 @@ from ..io.escape import printable
 
 
 def show(text: str, end: str = "\n") -> None:
-    """Write a result to stdout. Raises WriteError, except for a pipe whose reader has stopped, as ``head`` does."""
+    """Write a result to stdout. Raises WriteError if it cannot be written.
+
+    A pipe whose reader has stopped, as ``head`` does, is no error: the rest of the result is dropped.
+    """
     if sys.stdout is None or sys.stdout.closed:
         raise WriteError("write-failed", "cannot write to the standard output: it is closed")
     try:
         sys.stdout.write(_safe(text, sys.stdout) + end)
         sys.stdout.flush()
     except OSError as e:
-        # otherwise Python would flush again at exit, and fail
+        # stdout becomes /dev/null; otherwise Python would flush again at exit, and fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(e, BrokenPipeError):
             raise WriteError("write-failed", f"cannot write to the standard output: {e.strerror or e}") from e
@@ -58,7 +61,10 @@ def occupy_closed_descriptors() -> None:
 
 
 def _safe(text: str, stream: TextIO) -> str:
-    """``text`` with escapes for characters that do not print, and for those that the stream's encoding lacks."""
+    """``text`` with escapes for characters that do not print, and for those that the stream's encoding lacks.
+
+    Line breaks and tabs stay.
+    """
     encoding = stream.encoding or "utf-8"
     shown = "\n".join(printable(line, kept="\t") for line in text.split("\n"))
     return shown.encode(encoding, "backslashreplace").decode(encoding)
