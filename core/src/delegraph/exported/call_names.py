@@ -47,7 +47,10 @@ def unpacked(node: Node) -> Node | None:
 
 
 def operator_name(node: Node) -> str:
-    """The operator of a call as text: ``aten.add.Tensor`` and the like."""
+    """The operator of a call as text: ``aten.add.Tensor`` and the like.
+
+    The name of the function if the call's target is no operator, as for ``getitem``.
+    """
     if isinstance(node.target, OpOverload):
         return _cached_name(node.target)
     return getattr(node.target, "__name__", str(node.target))
@@ -67,6 +70,7 @@ def is_operator(node: Node) -> bool:
     if node.target in _NO_OPERATORS:
         return False
     if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        # a number that is read from a tensor counts (``item``), one that is computed from other numbers does not
         return any(isinstance(i.meta.get("val"), torch.Tensor) for i in node.all_input_nodes)
     return True
 

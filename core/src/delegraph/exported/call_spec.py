@@ -30,20 +30,22 @@ VARYING = (torch.Tensor, *_SYMBOLS)
 class TensorCheck:
     """What a tensor argument has to be, prepared so that checking one costs next to nothing.
 
-    Symbolic ``sizes`` are not compared. ``device`` None stands for any device but ``meta``.
+    ``sizes``: the recorded shape; symbolic sizes in it are not compared. ``device``: the type of the device ("cpu");
+    None for any device but ``meta``, whose tensors have no elements.
     """
 
     def __init__(self, dtype: torch.dtype, sizes: Sequence[Any], device: str | None = None) -> None:
         self.dtype, self.sizes, self.device = dtype, tuple(sizes), device
-        # None if a size is symbolic; else the whole shape can be compared at once
+        # a fixed shape is compared at once, in one step; None if a size is symbolic
         self._shape = self.sizes if all(isinstance(d, int) for d in self.sizes) else None
 
-        # only these are compared: comparing symbolic sizes would fix them in the program
+        # dimension and size, for fixed sizes: comparing a symbolic size would fix it in the program
         self._fixed = [(k, d) for k, d in enumerate(self.sizes) if isinstance(d, int)]
 
     def fits(self, value: Any) -> bool:
         """Whether ``value`` is a dense tensor of the dtype, rank, fixed sizes and device."""
         kind = type(value)
+        # first the usual case, a torch.Tensor itself: looking at a subclass takes longer
         if kind is not torch.Tensor and not (isinstance(value, torch.Tensor) and _is_plain(kind)):
             return False
         if value.dtype is not self.dtype or value.layout is not torch.strided:
@@ -70,8 +72,9 @@ def _is_plain(kind: type[torch.Tensor]) -> bool:
 class Arguments:
     """Turns the arguments of a call into the flat list that a program takes, and checks them.
 
-    One object serves all calls of a program. ``_leaves``: the recorded values of the flat arguments. ``_fits``: a check
-    for each. ``_count`` and ``_names``: how many positional arguments a call has, and which keywords.
+    One object serves all calls of a program. ``_leaves``: the recorded values of the flat arguments. ``_fits``: for
+    each of them, a function that tells whether an argument fits. ``_plain``: no argument contains other arguments; then
+    a call has ``_count`` positional arguments, and keywords with the keys of ``_names``.
     """
 
     def __init__(self, program: ExportedProgram) -> None:
@@ -82,7 +85,7 @@ class Arguments:
         self._leaves = [n.meta.get("val") for n in user_inputs(program)]
         self._fits = [_leaf_check(wanted) for wanted in self._leaves]
         parts = self._spec.children() if self._spec is not None else []
-        # plain: no argument contains other arguments, so a call needs no walk through nested structures
+        # The parts are positional arguments and keywords. Plain ones need no walk through nested structures.
         self._plain = len(parts) == 2 and all(leaf.is_leaf() for part in parts for leaf in part.children())
         self._count = parts[0].num_children if self._plain else 0
         self._names = dict.fromkeys(parts[1].context or ()) if self._plain else {}
@@ -101,6 +104,7 @@ class Arguments:
             if not fits(value):
                 raise self._wrong(args, kwargs)
         sizes = self._sizes
+        # ``fits`` is None if the program has no condition on its sizes
         if sizes.fits is not None and not sizes.fits(flat):
             raise sizes.explain(flat, input_names(self._program))
         return flat
@@ -123,21 +127,25 @@ class Arguments:
 
 
 def _leaf_check(wanted: Any) -> Callable[[Any], bool]:
-    """A function that tells whether a flat argument fits ``wanted``, the value recorded for it."""
+    """A function that tells whether a flat argument fits ``wanted``, the value recorded for it.
+
+    For a dense tensor: ``TensorCheck.fits``. For any other tensor (sparse ones): the same layout, dtype and shape. For
+    a symbolic number: any number. For any other value, which the export fixed: ``is_fixed``.
+    """
     if isinstance(wanted, torch.Tensor) and wanted.layout is torch.strided:
         return TensorCheck(wanted.dtype, wanted.shape, wanted.device.type).fits
     if isinstance(wanted, torch.Tensor):
-        sparse = (wanted.layout, wanted.dtype, wanted.shape)
-        return lambda value: isinstance(value, torch.Tensor) and (value.layout, value.dtype, value.shape) == sparse
+        same = (wanted.layout, wanted.dtype, wanted.shape)
+        return lambda value: isinstance(value, torch.Tensor) and (value.layout, value.dtype, value.shape) == same
     if isinstance(wanted, _SYMBOLS):
         return lambda value: isinstance(value, (int, float, *_SYMBOLS))
     return partial(is_fixed, wanted)
 
 
 def is_fixed(wanted: Any, value: Any) -> bool:
-    """Whether ``value`` equals ``wanted``, a number, text or None that the export fixed.
+    """Whether an argument, ``value``, is what the export fixed it to, ``wanted``.
 
-    True if ``wanted`` is any other object: those are not compared.
+    A number, text or None must be equal, and no tensor equals one. Objects of other types are not compared: True.
     """
     if not isinstance(wanted, (int, float, bool, str, type(None))):
         return True

@@ -21,11 +21,12 @@ ASSERTIONS |= {aten.sym_constrain_range_for_size.default}
 def find_checks(graph: Graph) -> set[Node]:
     """The calls of a graph that only check something: assertions, and pure calls that only assertions need.
 
-    A pure call whose result nothing uses counts, too.
+    A pure call whose result nothing uses counts, too, unless it is a ``getitem``: that is left from unpacking the
+    results of a call of which others are used.
     """
     checks: set[Node] = set()
-    for node in reversed(graph.nodes):
-        unused_item = node.target is operator.getitem and not node.users  # left from unpacking
+    for node in reversed(graph.nodes):  # so that the users of a node are judged before the node
+        unused_item = node.target is operator.getitem and not node.users
         if node.op == "call_function" and checks.issuperset(node.users):
             if node.target in ASSERTIONS or not (_may_have_effect(node) or unused_item):
                 checks.add(node)

@@ -49,9 +49,10 @@ def elements_read(node: Node) -> list[Node]:
 
 
 def ancestors(*nodes: Node, known: Collection[Node] = ()) -> set[Node]:
-    """``nodes`` and all nodes from which they are computed.
+    """``nodes`` and all nodes from whose elements they are computed.
 
-    The walk does not enter nodes in ``known``, which are left out.
+    Nodes in ``known`` are left out, and so is what only they are computed from. An operand of which a call reads only
+    the shape is left out as well (``elements_read``).
     """
     return reachable(
         (n for n in nodes if n not in known), lambda node: [n for n in elements_read(node) if n not in known]
@@ -59,9 +60,9 @@ def ancestors(*nodes: Node, known: Collection[Node] = ()) -> set[Node]:
 
 
 def constants_of(program: ExportedProgram) -> Callable[[Node], torch.Tensor | None]:
-    """A function from a node to the tensor of that constant placeholder.
+    """A function that returns the tensor of a placeholder that is a parameter, buffer or constant of ``program``.
 
-    It returns None for every other node, and for constants that the program writes.
+    The function returns None for every other node, and for buffers that the program writes.
     """
     specs, constant = dict(placeholders(program)), constant_placeholders(program)
     return lambda node: constant_tensor(program, specs[node]) if node in constant else None
@@ -70,9 +71,9 @@ def constants_of(program: ExportedProgram) -> Callable[[Node], torch.Tensor | No
 class ConstantValues:
     """The values of calls on constants. Each is computed when it is first needed, and kept in ``by_node``.
 
-    ``tensor_of`` returns the tensor of a node that is no call, or None if that is no constant
-    (``constants_of(program)``). ``largest`` limits the bytes of a value, and of each value on the way to it; None is no
-    limit.
+    ``tensor_of``, which ``constants_of(program)`` makes, returns the tensor of a constant, and None for any other node
+    that is no call. ``largest``: the most bytes of a value, and of each value from which it is computed; None for any
+    number.
     """
 
     def __init__(self, tensor_of: Callable[[Node], torch.Tensor | None], largest: int | None = LARGEST) -> None:
@@ -82,8 +83,9 @@ class ConstantValues:
     def of(self, node: Node) -> torch.Tensor | None:
         """The tensor that ``node`` holds or computes from constants, or None.
 
-        None if it depends on inputs, if a weight has no data (a fake tensor), or if a call fails, is not repeatable, is
-        too large or returns several results. None also if shape or dtype differ from the recorded ones.
+        None if ``node`` depends on inputs or on a weight without data (a fake tensor), or if one of the calls fails, is
+        not repeatable, or has a result that is too large. None also if ``node`` returns several results, or a tensor
+        whose shape or dtype is not the recorded one.
         """
         value, expected = self.results(node), node.meta["val"]
         fits = isinstance(value, torch.Tensor) and value.shape == expected.shape and value.dtype is expected.dtype
@@ -111,7 +113,7 @@ class ConstantValues:
         return sorted(ancestors(node, known=self.by_node))
 
     def _compute(self, node: Node) -> Any:
-        """The value of ``node``, whose operands are computed. Raises ValueError if a weight has no data."""
+        """The value of ``node``, whose operands are in ``by_node``. Raises ValueError if a weight has no data."""
         if node.op != "call_function":
             tensor = self._tensor_of(node)
             assert tensor is not None
@@ -136,6 +138,7 @@ def _is_repeatable(node: Node, largest: int | None) -> bool:
     if node.target is operator.getitem:
         return True
     op: Any = node.target
+    # ``empty`` and its like return memory that nobody has written
     if not isinstance(op, OpOverload) or op.namespace != "aten" or op._schema.is_mutable or "empty" in op._schema.name:
         return False
     if torch.Tag.nondeterministic_seeded in op.tags or node.is_impure():

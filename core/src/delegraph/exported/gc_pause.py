@@ -33,13 +33,14 @@ def pause_collection() -> Iterator[None]:
         yield
     finally:
         with _LOCK:
+            # the last entry, whichever block made it: the first one has to stay until the last block ends
             _, enabled = _pauses.pop()
             _restore(enabled)
 
 
 def _restore(enabled: bool) -> None:
     """End one pause. ``enabled``: whether collection was on when that pause began."""
-    # Other blocks are still running. The first entry is the last to be removed: it records that collection was on.
+    # While other blocks run, collection stays off. The first entry is removed last: it remembers what to restore.
     if enabled and _pauses:
         _pauses[0] = _pauses[0][0], True
     elif enabled:
@@ -50,7 +51,7 @@ def _after_fork() -> None:
     """Remove the entries of other threads: they do not exist in the forked process, so their blocks never end."""
     global _LOCK
     _LOCK = threading.Lock()
-    enabled = any(was_enabled for _, was_enabled in _pauses)
+    enabled = any(was_enabled for _, was_enabled in _pauses)  # before the first pause, or meanwhile by the user
     gone = [entry for entry in _pauses if entry[0] != threading.get_ident()]
     for entry in gone:
         _pauses.remove(entry)

@@ -25,4 +25,5 @@ def same_arguments(ours: Any, theirs: Any, counterpart: Counterpart = lambda nod
     if isinstance(ours, Mapping):
         same_keys = isinstance(theirs, Mapping) and list(ours) == list(theirs)
         return same_keys and all(same_arguments(a, theirs[k], counterpart) for k, a in ours.items())
+    # texts, because == takes 0.0 and -0.0 for equal, and NaN for different from itself
     return ours is theirs or (type(ours) is type(theirs) and repr(ours) == repr(theirs))

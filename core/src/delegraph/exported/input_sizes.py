@@ -74,6 +74,7 @@ class InputSizes:
             *_relations(places, self._sources),
             *_multiples(program, places),
         ]
+        # the function ``fits`` as Python text: it reads each symbol from the inputs, then checks all conditions
         lines = ["def fits(flat):", *(f"    {symbol} = {code}" for symbol, (_, code) in self._sources.items())]
         lines.append(f"    return {' and '.join(f'({c.code})' for c in self._conditions)}")
         scope: dict[str, Any] = {}
@@ -83,14 +84,19 @@ class InputSizes:
         """A function that tells whether the sizes of flat inputs fit; None if the program has no condition on them."""
 
     def explain(self, flat: Sequence[Any], names: Sequence[str]) -> InputError:
-        """The error for flat inputs that do not fit. ``names`` are the caller's names for the inputs."""
+        """The error for flat inputs for which ``fits`` is false. ``names`` are the caller's names for the inputs.
+
+        It blames the first condition that fails: the size at its place, the sizes that are required there, and the
+        value of each symbol in that requirement, if another input determines it.
+        """
+        # the names that the expressions use: the inputs, and each symbol with its value in this call
         scope: dict[str, Any] = {"flat": flat}
         scope |= {symbol: eval(code, scope) for symbol, (_, code) in self._sources.items()}
         failed = next(c for c in self._conditions if not eval(c.code, scope))
         parts = [failed.place.text(names, eval(failed.place.code, scope))]
         parts.append(f"the program was exported for {named(failed.sizes, self._inputs)} there")
         for symbol in sorted(map(str, failed.place.expression.free_symbols)):
-            place, _ = self._sources.get(symbol, (failed.place, ""))
+            place, _ = self._sources.get(symbol, (failed.place, ""))  # where the symbol was read
             if place is not failed.place:
                 symbol_name = named(symbol, self._inputs)
                 parts.append(f"{symbol_name} is {scope[symbol]} as {place.text(names, eval(place.code, scope))}")
@@ -119,6 +125,7 @@ def _sources(places: Sequence[Place]) -> dict[str, tuple[Place, str]]:
             sources.setdefault(str(place.expression), (place, place.code))
     for place in places:
         unknown = [s for s in place.expression.free_symbols if str(s) not in sources]
+        # an expression of one symbol alone, which has no source yet, is linear if its derivative is a number
         factor = place.expression.diff(unknown[0]) if len(unknown) == len(place.expression.free_symbols) == 1 else None
         if factor is not None and factor.is_Integer:
             # the size is factor * symbol + offset
@@ -128,7 +135,11 @@ def _sources(places: Sequence[Place]) -> dict[str, tuple[Place, str]]:
 
 
 def _bounds(program: ExportedProgram, sources: Mapping[str, tuple[Place, str]]) -> Iterator[Condition]:
-    """For each symbol with bounds: the condition that it lies between them. A lower bound of 2 is left out."""
+    """For each symbol with bounds: the condition that it lies between them.
+
+    A lower bound of 2 is left out: torch traces for sizes of 2 and more, and accepts 0 and 1 as well. So are symbols
+    that cannot be read from the inputs.
+    """
     for symbol, bounds in program.range_constraints.items():
         if str(symbol) in sources:
             low, high = bounds.lower > 2, bounds.upper < int_oo
@@ -143,7 +154,10 @@ def _bounds(program: ExportedProgram, sources: Mapping[str, tuple[Place, str]]) 
 
 
 def _relations(places: Sequence[Place], sources: Mapping[str, tuple[Place, str]]) -> Iterator[Condition]:
-    """For each place that is not the source of a symbol: the condition that its size equals its expression."""
+    """For each place that is not the source of a symbol: the condition that its size equals its expression.
+
+    Left out are places whose expression has a symbol that cannot be read from the inputs.
+    """
     for place in places:
         symbols = [str(s) for s in place.expression.free_symbols]
         all_known = all(symbol in sources for symbol in symbols)

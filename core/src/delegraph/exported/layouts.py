@@ -65,13 +65,13 @@ class Layout:
         return None if order is None else cls(None, order, offset)
 
     def strides_for(self, shape: torch.Size) -> tuple[int, ...]:
-        """The strides for a value of this shape; computed from ``order`` if ``strides`` is None."""
+        """The strides for a value of this shape; those of a dense tensor with ``order`` if ``strides`` is None."""
         if self.strides is not None:
             return self.strides
         strides, step = [0] * len(shape), 1
         for dim in self.order:
             strides[dim] = step
-            step *= max(shape[dim], 1)
+            step *= max(shape[dim], 1)  # as torch does: a size of 0 counts as 1
         return tuple(strides)
 
 
@@ -81,7 +81,7 @@ def dense_order(val: torch.Tensor) -> tuple[int, ...] | None:
     Symbolic sizes are compared by their text, because comparing their values would fix them.
     """
     order: list[int] = []
-    step: Any = 1
+    step: Any = 1  # the stride of the next dimension: the number of elements inside of it
     for _ in range(val.dim()):
         fitting = [d for d in range(val.dim()) if d not in order and str(val.stride(d)) == str(step)]
         if not fitting:
@@ -114,6 +114,7 @@ def same_strides(value: torch.Tensor, strides: Sequence[int]) -> bool:
 
 def _copy_with_strides(value: torch.Tensor, strides: tuple[int, ...], offset: int) -> torch.Tensor:
     """A copy of ``value`` in new memory, with these strides and this offset."""
+    # how many places in memory the elements span, gaps included
     extent = 1 + sum((size - 1) * s for size, s in zip(value.shape, strides, strict=True)) if value.numel() else 0
     copy = value.new_empty(offset + extent).as_strided(value.shape, strides, offset)
     target = copy
@@ -125,18 +126,20 @@ def _copy_with_strides(value: torch.Tensor, strides: tuple[int, ...], offset: in
 
 
 def result_layouts(module: GraphModule, state: Collection[Node] = (), outward: bool = False) -> dict[Node, Layout]:
-    """Node -> the layout that it must have at run time, because something reads its strides or memory.
+    """Node -> the layout that calls must give its value, because a call that depends on strides reads the value.
 
-    Delegates, and calls with subgraphs, may return other strides than the recorded ones. So may a kernel of the host
-    that replaces the recorded one, which matters where ``as_strided`` or the like reads its result. ``outward``: the
-    graph's outputs count as read. ``state``: inputs that are copies of the program's buffers. Raises Unsupported if an
-    operator reads memory that a lowered program does not have (``_check_memory``).
+    There are two kinds of such nodes. Delegates, and calls with subgraphs, may return other strides than the recorded
+    ones: their results, if a reader depends on them. Any other call may do so too, if another kernel replaces the
+    recorded one: its result, if an operator such as ``as_strided`` reads the memory of that result itself.
+
+    ``outward``: the graph's outputs count as read. ``state``: the graph's inputs that are copies of the program's
+    buffers. Raises Unsupported if an operator reads memory that a lowered program does not have (``_check_memory``).
     """
     # ``read``: every value on which a reader depends; ``roots``: reader of memory -> the tensor whose memory it reads
     readers = [n for n in module.graph.nodes if _reads(n, module, sees_layout)]
     read = reachable([*readers, *([output_node(module.graph)] if outward else [])], lambda node: node.all_input_nodes)
     roots = {n: memory_root(n.all_input_nodes[0]) for n in readers if n.target in READ_MEMORY}
-    # of these values, the ones that may come with other strides than the recorded ones
+    # the two kinds of the docstring, one after the other
     wanted = {*(n for n in read if _is_opaque_result(n)), *(r for r in roots.values() if r.op == "call_function")}
     for reader, root in roots.items():
         _check_memory(reader, root, state)
@@ -147,10 +150,11 @@ def result_layouts(module: GraphModule, state: Collection[Node] = (), outward: b
 def subgraph_layouts(owner: Node, subgraph: GraphModule, known: Mapping[Node, Layout]) -> dict[Node, Layout]:
     """``result_layouts`` of ``subgraph``, which the ``get_attr`` node ``owner`` fetches.
 
-    ``known``: the layouts of the graph that ``owner`` is in.
+    ``known``: ``result_layouts`` of the graph that ``owner`` is in.
     """
-    # The subgraph's outputs count as read if the call's results are read. In a loop they also are the inputs of the
-    # next iteration, which may be read.
+    # A call's results are read if the call, or a node that unpacks one of its results, has a layout in ``known``. Then
+    # the subgraph's outputs count as read. They do so too if a call in the subgraph depends on strides, since the
+    # outputs of one iteration of a loop are the inputs of the next.
     calls = [u for u in owner.users if u in known or any(r in known for r in u.users)]
     outward = bool(calls) or any(_reads(n, subgraph, sees_layout) for n in subgraph.graph.nodes)
     return result_layouts(subgraph, outward=outward)
@@ -180,6 +184,7 @@ def pinned_inputs(program: ExportedProgram) -> dict[Node, Node]:
     module, inputs = program.graph_module, set(user_inputs(program))
     pinned: dict[Node, Node] = {}
     seen: set[tuple[Node, bool]] = set()
+    # (node whose strides matter, the operator that reads them, whether that operator reads computed memory)
     waiting = [
         (operand, reader, _is_opaque(reader))
         for reader in module.graph.nodes
@@ -201,7 +206,7 @@ def _reads(node: Node, module: GraphModule, predicate: Callable[[Node], bool]) -
     """Whether ``predicate`` holds for the call ``node``, or for a call in its subgraphs or in its delegate."""
     if predicate(node):
         return True
-    # the call takes its subgraphs, or its delegate, as operands that are fetched
+    # the subgraphs of a call, or its delegate, are attributes of ``module``; nodes among its operands fetch them
     for owner in node.all_input_nodes if _is_opaque(node) else ():
         fetched = getattr(module, str(owner.target), None) if owner.op == "get_attr" else None
         inner = fetched.inner if isinstance(fetched, Opaque) else fetched
@@ -259,6 +264,7 @@ def _is_covered(root: torch.Tensor, view: Any) -> bool:
 
     True if ``view`` is no tensor; False if a size, stride or offset is symbolic.
     """
+    # shape, strides and offset of ``root``, and then those of ``view``
     places = [(v.shape, v.stride(), v.storage_offset()) for v in (root, view) if isinstance(v, torch.Tensor)]
     numbers = [n for shape, strides, offset in places for n in (*shape, *strides, offset)]
     if len(places) < 2:
@@ -266,7 +272,8 @@ def _is_covered(root: torch.Tensor, view: Any) -> bool:
     if not all(isinstance(n, int) for n in numbers):
         return False
     if 0 in places[1][0]:
-        return True
+        return True  # ``view`` shows no element
+    # the place in memory behind the last element of each
     extents = [o + 1 + sum((d - 1) * s for d, s in zip(shape, strides, strict=True)) for shape, strides, o in places]
     # mark the elements of ``root`` in an array that stands for the memory, and look whether ``view`` shows others
     memory = torch.zeros(max(extents), dtype=torch.bool)

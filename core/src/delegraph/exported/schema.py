@@ -40,6 +40,8 @@ def is_random(node: Node) -> bool:
     if not isinstance(node.target, OpOverload) or not _is_seeded(node.target):
         return False
     arguments = bound_arguments(node)
+    # Attention names the probability ``dropout_p``, recurrent layers ``dropout``, and dropouts ``p``, by which other
+    # operators (``bernoulli``) mean something else. None for those: they always draw.
     p = arguments.get("p") if "dropout" in node.target._schema.name else None
     probability = arguments.get("dropout_p", arguments.get("dropout", p))
     return arguments.get("train", arguments.get("training")) is not False and probability != 0

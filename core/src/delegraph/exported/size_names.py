@@ -47,7 +47,8 @@ def _names_of_dims(environment: Any) -> dict[sympy.Symbol, str]:
     """
     name_of_source: dict[str, str] = dict(getattr(environment, "source_name_to_debug_name", {}))
     symbols = getattr(environment, "source_to_var", {})
-    # a Dim of which inputs have only multiples is its own source
+    # if all inputs have multiples of a Dim, and none the Dim itself, torch lists it by its name
     name_of_source |= {name: name for name in symbols if name.isidentifier()}
+    # ``replace`` gives the symbol that is left where torch found two symbols to be equal
     names = {environment.replace(symbols[source]): name for source, name in name_of_source.items() if source in symbols}
     return {symbol: name for symbol, name in names.items() if isinstance(symbol, sympy.Symbol)}

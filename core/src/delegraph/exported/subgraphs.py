@@ -65,9 +65,9 @@ class Subgraph:
 def extract_subgraphs(program: ExportedProgram) -> list[Subgraph]:
     """Copies of the subgraphs of the calls in ``program``, in graph order, without those nested in them."""
     calls: dict[str, list[Node]] = {}
-    for call in _calls(program.graph):
-        for owner in _owners(call):
-            calls.setdefault(str(owner.target), []).append(call)
+    for call in _possible_calls(program.graph):
+        for node in _fetching_nodes(call):
+            calls.setdefault(str(node.target), []).append(call)
     if not calls:
         return []
     constant_nodes = constant_placeholders(program)
@@ -83,15 +83,15 @@ def rewrite_subgraphs(program: ExportedProgram, rewrite: Callable[[ExportedProgr
 def put_back(program: ExportedProgram, rewritten: Sequence[tuple[Subgraph, ExportedProgram]]) -> set[Node]:
     """Replace subgraphs by the programs that they were rewritten to.
 
-    Calls stop passing operands that none of their subgraphs takes any more. Returns those operands, which are
-    placeholders of ``program``.
+    ``rewritten``: pairs of a subgraph and its new program. Calls stop passing operands that none of their subgraphs
+    takes any more. Returns those operands, which are placeholders of ``program``.
     """
     by_attribute = {subgraph.attribute: (subgraph, new) for subgraph, new in rewritten}
     dropped: set[Node] = set()
     for call in dict.fromkeys(call for subgraph, _ in rewritten for call in subgraph.calls):
-        owners = [str(owner.target) for owner in _owners(call, program.graph_module)]
-        pairs = [by_attribute[name] for name in owners if name in by_attribute]
-        dropped |= _align_inputs(call, pairs, may_drop=len(pairs) == len(owners))
+        attributes = [str(node.target) for node in _fetching_nodes(call, program.graph_module)]
+        pairs = [by_attribute[name] for name in attributes if name in by_attribute]
+        dropped |= _align_inputs(call, pairs, may_drop=len(pairs) == len(attributes))
     for subgraph, new in rewritten:
         module: GraphModule = new.graph_module
         _fetch_tensors(module, subgraph.tensors)
@@ -106,7 +106,9 @@ def put_back(program: ExportedProgram, rewritten: Sequence[tuple[Subgraph, Expor
 def graphs(module: GraphModule) -> Iterator[Graph]:
     """The graph of ``module``, and those of the subgraphs in it, at any depth; each once, outer ones first."""
     yield module.graph
-    for name in {str(owner.target): None for call in _calls(module.graph) for owner in _owners(call, module)}:
+    fetching = (node for call in _possible_calls(module.graph) for node in _fetching_nodes(call, module))
+    # several calls may take one subgraph: ``fromkeys`` lists each name once, in order
+    for name in dict.fromkeys(str(node.target) for node in fetching):
         yield from graphs(getattr(module, name))
 
 
@@ -123,19 +125,19 @@ def next_handles(module: GraphModule) -> Iterator[int]:
 def subgraphs_of(call: Node) -> list[GraphModule]:
     """The subgraphs that a higher-order call takes; empty for any other node."""
     root: Any = call.graph.owning_module
-    return [getattr(root, str(owner.target)) for owner in _owners(call)]
+    return [getattr(root, str(node.target)) for node in _fetching_nodes(call)]
 
 
-def _calls(graph: Graph) -> Iterable[Node]:
-    """All nodes of ``graph``; none if it fetches no attribute, because it then has no call with subgraphs.
+def _possible_calls(graph: Graph) -> Iterable[Node]:
+    """The nodes among which calls with subgraphs may be: all nodes, or none if no node fetches an attribute.
 
-    Most graphs fetch none, which saves looking through them.
+    Subgraphs are attributes that nodes fetch. Most graphs have no such node, so looking through them is saved.
     """
     return graph.nodes if graph.find_nodes(op="get_attr", sort=False) else ()
 
 
-def _owners(call: Node, module: Any = None) -> Iterator[Node]:
-    """The ``get_attr`` nodes that fetch the subgraphs of a higher-order call.
+def _fetching_nodes(call: Node, module: Any = None) -> Iterator[Node]:
+    """The ``get_attr`` nodes that fetch the subgraphs of a higher-order call; none for any other node.
 
     ``module`` has the subgraphs as attributes; None stands for the module that owns the graph of ``call``.
     """
@@ -164,6 +166,7 @@ def _as_program(
     values: tuple[Any, ...] = (output.args[0],) if single else tuple(output.args[0])  # type: ignore[arg-type]
     output.args = (values,)
     nodes = [n for n in graph.nodes if n.op == "placeholder" and n.name not in tensors]
+    # for each call: position of an input -> the operand that the call passes there every time
     shared = [_shared_inputs(call, len(nodes)) for call in calls]
     added = [InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(name), f"{attribute}.{name}") for name in tensors]
     inputs = added + [_input_spec(n, {same.get(k) for same in shared}, constants) for k, n in enumerate(nodes)]
@@ -206,7 +209,8 @@ def _fetch_tensors(module: GraphModule, tensors: Mapping[str, torch.Tensor]) -> 
 def _shared_inputs(call: Node, count: int) -> dict[int, Any]:
     """Position of a subgraph's input -> the operand that ``call`` passes there every time.
 
-    ``count`` is the number of the subgraph's inputs. Empty for an operator that ``_SHARED`` does not list.
+    ``count`` is the number of the subgraph's inputs, of which these are the last. Empty for an operator that
+    ``_SHARED`` does not list.
     """
     position = _SHARED.get(str(call.target))
     operands: Any = () if position is None else call.args[position]
@@ -216,8 +220,9 @@ def _shared_inputs(call: Node, count: int) -> dict[int, Any]:
 def _input_spec(node: Node, passed: set[Any], constants: Mapping[Node, InputSpec]) -> InputSpec:
     """The spec of ``node``, an input of a subgraph.
 
-    ``passed``: the operands that the calls pass for it, with None for a call that passes a new value every time. If all
-    pass the same constant of the parent, the input is that constant, otherwise a run-time input.
+    ``passed``: what the calls pass for ``node``, as nodes of the parent; None in place of a value that changes from one
+    run of the subgraph to the next. If all calls pass the same constant of the parent, the input becomes that constant,
+    otherwise a run-time input. ``constants``: the parent's constant placeholders, with their specs.
     """
     spec = constants.get(next(iter(passed))) if len(passed) == 1 else None
     if spec is None:
@@ -228,8 +233,9 @@ def _input_spec(node: Node, passed: set[Any], constants: Mapping[Node, InputSpec
 def _align_inputs(call: Node, pairs: Sequence[tuple[Subgraph, ExportedProgram]], may_drop: bool) -> set[Node]:
     """Drop operands of ``call`` that none of its subgraphs uses any more; returns them.
 
-    A placeholder that only some of the subgraphs dropped is restored in these. No operand is dropped if a subgraph has
-    other calls, which still pass it, or if ``may_drop`` is false because not all subgraphs of the call were rewritten.
+    ``pairs``: the subgraphs of ``call`` that were rewritten, each with its new program. A placeholder that is missing
+    in only some of the new programs is restored in these. No operand is dropped if a subgraph has other calls, which
+    still pass it, or if ``may_drop`` is false because not all subgraphs of ``call`` were rewritten.
     """
     may_drop = may_drop and all(len(subgraph.calls) == 1 for subgraph, _ in pairs)
     shared = _shared_inputs(call, len(pairs[0][0].names)) if may_drop else {}
@@ -252,7 +258,7 @@ def _align_inputs(call: Node, pairs: Sequence[tuple[Subgraph, ExportedProgram]],
 
 
 def _align_placeholders(subgraph: Subgraph, graph: Graph, dropped: set[int]) -> None:
-    """Give ``graph`` the placeholders of ``subgraph``, in order, except those at positions ``dropped``."""
+    """Give ``graph``, the rewritten ``subgraph``, its placeholders again, in order, except positions ``dropped``."""
     present = {n.name: n for n in graph.nodes if n.op == "placeholder"}
     original = {n.name: n for n in subgraph.program.graph.nodes if n.op == "placeholder"}
     for name in (subgraph.names[k] for k in dropped):

@@ -45,8 +45,8 @@ def _is_in_training(node: Node) -> bool:
     arguments = bound_arguments(node)
     if not any(arguments.get(name) for name in _MODES):
         return False
-    # A norm without running statistics computes with those of the batch in evaluation, too, and an LSTM without dropout
-    # is the same in both modes.
+    # A norm without running statistics computes with those of the batch in evaluation, too. A dropout, or an LSTM with
+    # dropout between its layers, whose probability (``p``, ``dropout``) is 0 is the same in both modes.
     by_batch = "running_mean" in arguments and arguments["running_mean"] is None
     return not by_batch and arguments.get("dropout", arguments.get("p")) != 0
 
@@ -65,6 +65,7 @@ def reads_mode(module: torch.nn.Module) -> bool:
     """
     if isinstance(module, torch.jit.ScriptModule):
         return True
+    # an object may have a ``forward`` of its own in place of its class's
     instance_forward = getattr(vars(module).get("forward"), "__code__", None)
     kind: Any = type(module)
     return _class_reads_mode(kind) or (instance_forward is not None and "training" in _names(instance_forward))

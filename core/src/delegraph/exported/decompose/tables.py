@@ -68,6 +68,7 @@ def beyond_core(op: Any) -> Decompose | None:
         return _BEYOND[op]
     if op in _IN_PRIMS_ONLY or not _may_be_decomposed(op) or to_core(op):
         return None
+    # torch has no table entry for operators that it decomposes by itself
     return op.decompose if is_composite(op) else decomposition_table.get(op)
 
 
@@ -147,9 +148,10 @@ def _var_mean(
 def _group_norm(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, N: Any, C: Any, HxW: Any, group: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalize each of N * group rows by its mean and variance, then scale and shift by channel.
+    """Normalize each group of channels of each sample, a row, by its mean and variance; then scale, shift by channel.
 
-    Returns the result, and the mean and the reciprocal of the standard deviation of each row.
+    ``input`` has N samples of C channels with HxW elements each. Returns the result, and for each of the N * group rows
+    the mean and the reciprocal of the standard deviation, both of shape [N, group].
     """
     rows = aten.view.default(input, [N, group, -1])
     var, mean = _var_mean(rows, [2], correction=0, keepdim=True)
@@ -162,7 +164,7 @@ def _group_norm(
 
 
 def _any_dim(self: Tensor, dim: int, keepdim: bool = False) -> Tensor:
-    """Whether any element along ``dim`` is true, computed as a maximum of ones and zeros."""
+    """Whether any element along ``dim`` is true, computed as a maximum of ones (true) and zeros."""
     ones = aten.to.dtype(self if self.dtype is torch.bool else self != 0, torch.float32)
     largest: Tensor = aten.amax.default(ones, [dim], keepdim)
     return largest > 0.5

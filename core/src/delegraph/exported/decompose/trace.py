@@ -84,7 +84,8 @@ class Decomposition:
     def can_replace(self, node: Node) -> bool:
         """Whether the results can replace those of ``node``: they have the same dtypes and shapes.
 
-        If ``node`` returns several, all of its users must be calls of ``getitem``.
+        If ``node`` returns several results, all of its users must be calls of ``getitem``, and only results that one of
+        them unpacks are compared.
         """
         val: Any = node.meta.get("val")
         if self.single:
@@ -134,6 +135,7 @@ class Tracer:
         ``at_once``: trace down to core ATen and ``whole``, instead of one step.
         """
         table = self._simpler_parts(node)
+        # ``table`` is empty or ``SEEN_ROWS``, so its length says which
         key = (at_once, whole, len(table), self.signature(node))
         if key not in self._known:
             if at_once:
@@ -150,7 +152,10 @@ class Tracer:
         return decomposition if decomposition is not None and decomposition.can_replace(node) else None
 
     def _simpler_parts(self, node: Node) -> Table:
-        """Decompositions to use inside of ``node`` in place of torch's: simpler ones, if no row is hidden."""
+        """Decompositions to use for calls inside of ``node`` in place of torch's; empty except for attention.
+
+        If every query is known to see a key, the softmax of attention can be simpler.
+        """
         return SEEN_ROWS if is_attention(node.target) and sees_every_row(node, self._constants) else {}
 
     def signature(self, node: Node) -> Hashable:
@@ -392,7 +397,7 @@ def _make_usable(graph: Graph, mode: Any) -> None:
         if _is_random(node) and to_core(node.target) is None:
             raise Untraceable(f"its decomposition draws random numbers ({node.target})")
     mutations = functionalize(graph)
-    if mutations.unproven or mutations.last_value:
+    if mutations.unproven or mutations.last_value:  # a last value: it writes to one of its arguments
         reasons = "; ".join(r.text for r in mutations.unproven) or "an argument"
         raise Untraceable(f"its decomposition writes in place ({reasons})")
     for node in list(graph.nodes):

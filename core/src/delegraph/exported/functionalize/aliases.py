@@ -66,7 +66,8 @@ class Aliases:
 
         Raises Unproven if it shares memory with an argument in any other way.
         """
-        # Arguments that the schema calls aliased come first; others may be in the family by chance.
+        # The first argument that shares memory is the base. Arguments that the schema calls aliased come first: others
+        # may be in the family by chance.
         inputs = [*aliased_arguments(node), *node.all_input_nodes] if node.op == "call_function" else []
         candidates = dict.fromkeys(inputs)
         base = next((n for n in candidates if n in self.root_of and self._shares(node, n)), None)
@@ -83,7 +84,7 @@ class Aliases:
     def _shares(self, node: Node, base: Node) -> bool:
         """Whether ``node`` shares memory with ``base``, a member of the family that it takes as an argument."""
         if node.target is operator.getitem:
-            # an item of a list of views shares memory if the list does
+            # an item of a list shares memory if the list, ``base``, was entered as a view
             return base in self.source
         if not {*storages(node.meta.get("val"))}.isdisjoint(storages(base.meta.get("val"))):
             return True
@@ -97,7 +98,7 @@ class Aliases:
         # the value of the ``copy_`` that it adds, which has nothing to do with the buffer's storage.
         if effects(node.target).writes:
             return False
-        # A list that is no view holds several tensors; each is looked at where it is unpacked.
+        # A list of tensors that are no views has no one storage; each tensor is looked at where it is unpacked.
         return node in self.source or isinstance(node.meta.get("val"), torch.Tensor)
 
     def _join_by_storage(self, node: Node, owner: Node) -> None:
@@ -112,11 +113,16 @@ class Aliases:
 
 
 def families(nodes: Iterable[Node], written: Collection[Node]) -> list[list[Node]]:
-    """Groups of nodes that may share memory, in graph order; only groups in which a node is ``written``."""
+    """Groups of nodes that may share memory, in graph order; only groups in which a node is ``written``.
+
+    Two nodes are in one group if their recorded values have a storage in common, or if one is an argument that the
+    schema of the other's operator calls aliased.
+    """
     parent: dict[Node, Node] = {}
     first_with: dict[int, Node] = {}
     for node in nodes:
         parent[node] = node
+        # the first node with each of the storages of ``node``: itself, if there was none before
         same_storage = [first_with.setdefault(s, node) for s in storages(node.meta.get("val"))]
         for related in (*same_storage, *aliased_arguments(node)):
             parent[find_root(parent, node)] = find_root(parent, related)
@@ -160,9 +166,10 @@ def _is_same_tensor(node: Node, base: Node) -> bool:
 
 
 def _geometry(node: Node) -> Any:
-    """Dtype, shape, strides, offset, and whether conjugation or negation is pending, of a node's value.
+    """What two names of one tensor have in common.
 
-    Equal for two names of one tensor. If the value is no tensor, the node itself, which equals no other.
+    That is dtype, shape, strides, offset, and whether conjugation or negation is pending. If the value of ``node`` is
+    no tensor, it is ``node`` itself, which equals no other node.
     """
     val = node.meta.get("val")
     if not isinstance(val, torch.Tensor):

@@ -37,7 +37,10 @@ class Effects(NamedTuple):
 
 @cache
 def effects(target: Any) -> Effects:
-    """The effects that the schema of ``target`` declares; no effects if ``target`` is no operator."""
+    """The effects that the schema of ``target`` declares; no effects if ``target`` is no operator.
+
+    All arguments count as views for the operators whose schemas leave that out (``_UNDECLARED_ALIASES``).
+    """
     if not isinstance(target, OpOverload):
         return Effects((), ())
     arguments = target._schema.arguments
@@ -73,13 +76,14 @@ def aliased_arguments(node: Node) -> list[Node]:
 def _nodes_named(node: Node, names: tuple[str, ...]) -> list[Node]:
     """The nodes among the arguments of ``node`` with these ``names``, also those inside lists."""
     arguments = bound_arguments(node) if names else {}
+    # every argument as a list, also a single one
     lists = (v if isinstance(v := arguments[name], (list, tuple)) else [v] for name in names)
     return [n for values in lists for n in values if isinstance(n, Node)]
 
 
 @cache
 def functional_form(op: OpOverload) -> OpOverload | None:
-    """The operator that returns what ``op`` writes; None if none takes the same other arguments.
+    """The operator that returns what ``op`` writes, and takes the same arguments but for ``out``; None if none does.
 
     ``relu_`` -> ``relu``, ``add.out`` -> ``add.Tensor``, but ``normal_`` -> ``normal_functional``: ``normal`` is
     another operator.

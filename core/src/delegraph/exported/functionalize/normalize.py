@@ -79,9 +79,10 @@ def normalize(program: ExportedProgram) -> tuple[ExportedProgram, list[str]]:
 
 
 def _functional_copy(program: ExportedProgram, handles: Iterator[int]) -> tuple[ExportedProgram, list[Reason]]:
-    """A functional copy of ``program`` and its subgraphs, and the reasons why it could not be made.
+    """A functional copy of ``program`` and its subgraphs, and an empty list.
 
-    If there are reasons, the returned program is not functional. ``handles`` yields debug handles for the calls.
+    If no such copy can be made: a program that is not functional, and the reasons. ``handles`` yields debug handles for
+    the calls.
     """
     graph = _Copy(program.graph_module).graph
     _record_expanded_copies(graph)
@@ -129,6 +130,7 @@ def _expect_state_apart(program: ExportedProgram, specs: Mapping[Node, InputSpec
         for written, node in (pair, pair[::-1]):
             if written not in changed or not node.users:
                 continue
+            # where the recorded values share a storage, ``functionalize`` has seen it and has followed the write
             is_recorded = not {*storages(node.meta["val"])}.isdisjoint(storages(written.meta["val"]))
             if is_recorded or not share_memory(tensors[written], tensors[node]):
                 continue
@@ -141,12 +143,15 @@ def _expect_state_apart(program: ExportedProgram, specs: Mapping[Node, InputSpec
 def _normalize_subgraphs(program: ExportedProgram, handles: Iterator[int]) -> list[Reason]:
     """Replace the subgraphs of ``program`` by functional copies; returns the reasons why some could not be made.
 
-    A subgraph that writes to its inputs cannot be made functional.
+    A subgraph that writes to its inputs cannot be made functional. ``handles`` yields debug handles for their calls.
     """
     unproven: list[Reason] = []
 
     def normalize_subgraph(subgraph: ExportedProgram) -> ExportedProgram:
-        """A functional copy; ``subgraph`` itself once any subgraph could not be made functional."""
+        """A functional copy of ``subgraph``; ``subgraph`` itself if this or an earlier subgraph could not be copied so.
+
+        Appends the reasons to ``unproven``.
+        """
         copy, reasons = _functional_copy(subgraph, handles)
         unproven.extend(Reason(f"{reason.text} (inside a branch)", reason.source) for reason in reasons)
         if any(s.kind in MUTATIONS for s in copy.graph_signature.output_specs):
@@ -186,10 +191,10 @@ class _Copy:
         return self._copies[output_node(module.graph)]
 
     def _copy(self, node: Node, module: GraphModule) -> Any:
-        """What replaces ``node`` in the copy.
+        """Copy ``node``, which is in the graph of ``module``; returns what replaces it in the copy.
 
-        A node; for a wrapper, and for the output of its graph, the values that it returns; None for a node that is left
-        out.
+        Usually a node. For a wrapper, and for the output of the graph that it wraps: the values that it returns. None
+        for a node that is left out.
         """
         if node.target is _GRADIENT_WRAPPER:
             return self._inline(node, module)
@@ -198,7 +203,7 @@ class _Copy:
         if node.target in _DROPPED:
             return None
         if node.op == "get_attr" and all(u.target is _GRADIENT_WRAPPER for u in node.users):
-            return None
+            return None  # it fetches a graph that is inlined
         if node.op == "placeholder" and node in self._copies:  # an input of a wrapper that is being inlined
             return self._copies[node]
         if node.op == "output" and module is not self.graph.owning_module:
@@ -223,9 +228,10 @@ class _Copy:
 def _return_mutations(
     program: ExportedProgram, graph: Graph, specs: Mapping[Node, InputSpec], mutations: Mutations
 ) -> list[OutputSpec]:
-    """Let the graph return the new values of the placeholders that it writes.
+    """Let ``graph`` return the last values of the placeholders that it writes; returns the specs of all outputs.
 
-    Mutations come first, as torch requires. Returns the specs of all outputs.
+    The order of the outputs: values that ``program`` already returned to be stored, then the new ones (torch requires
+    both in front), then what the user gets. ``specs``: placeholder -> its spec.
     """
     old = program.graph_signature.output_specs
     old_count = sum(s.kind in MUTATIONS for s in old)
@@ -248,7 +254,7 @@ def _mutation(spec: InputSpec, node: Node, value: Node) -> OutputSpec:
 def _why_retrace(node: Node) -> Reason | None:
     """Why the program has to be retraced because of ``node``; None if it does not have to be.
 
-    It has to be if ``node`` affects other calls in a way that the graph does not show.
+    It has to be if ``node`` affects other calls in a way that the graph does not show: autocast, and ``vmap``.
     """
     if node.target is _AUTOCAST:
         # torch records no source for the wrapper itself
@@ -262,13 +268,16 @@ def _why_retrace(node: Node) -> Reason | None:
 def _record_expanded_copies(graph: Graph) -> None:
     """Turn casts and dropouts that return an expanded argument into clones, where torch recorded a dense copy.
 
-    In eager, such a call returns the expanded tensor itself, whose elements share memory. torch chose later views by
-    the strides of the copy. No write can tell the two apart, since eager refuses writes to expanded tensors.
+    In eager, a call that has nothing to do (a cast to the same type, a dropout outside of training) returns its
+    argument: here an expanded tensor, whose elements share memory. But torch recorded the strides of a dense copy, and
+    chose later views by them. A clone gives these strides. No write can tell the two apart, since eager refuses writes
+    to expanded tensors.
     """
     for node in graph.nodes:
         if _is_inactive_dropout(node) or (node.target in _CASTS and "memory_format" not in node.kwargs):
             source, val = node.args[0].meta["val"], node.meta["val"]
             strides = zip(source.stride(), source.shape, strict=True)
+            # expanded: stride 0 in a dimension of several elements
             expanded = any(isinstance(s, int) and s == 0 and isinstance(d, int) and d > 1 for s, d in strides)
             same_type = val.dtype is source.dtype and val.device == source.device
             if expanded and same_type and list(map(str, val.stride())) != list(map(str, source.stride())):
@@ -294,9 +303,9 @@ def _may_infer_dtype(op: OpOverload) -> bool:
 
 
 def _read_sizes_off_integers(graph: Graph) -> None:
-    """Let calls that read the size of an input read it from the quantized input, which has the same shape.
+    """Let calls that read a size of a float input read it from the integers to which the input is quantized.
 
-    A delegate that computes with integers does not have the float input.
+    Both have the same shape. A delegate that computes with integers gets no float input.
     """
     for size in graph.find_nodes(op="call_function", target=aten.sym_size.int):
         tensor, axis = size.args
@@ -308,9 +317,9 @@ def _read_sizes_off_integers(graph: Graph) -> None:
 
 
 def _copy_returned_literals(graph: Graph) -> None:
-    """Return copies of literals, and of views of them.
+    """Let the graph return copies of literals (tensors that the user's code makes from numbers), and views of copies.
 
-    A caller may write to what it gets, which must not change the literal for the next call.
+    A caller may write to a result, which must not change the literal for the next call.
     """
     for node in reachable(output_node(graph).all_input_nodes, aliased_arguments):
         if node.target is aten.lift_fresh_copy.default:

@@ -84,10 +84,12 @@ def _first_line(error: Exception) -> str:
 def _wrong_type(program: ExportedProgram, retraced: ExportedProgram) -> str | None:
     """Describes a result of ``retraced`` whose dtype or shape is not the recorded one; None if all are right.
 
-    A new value must have the type of the tensor that it is written to.
+    The new value of an input or buffer must have the type of that input or buffer, any other result the type of the
+    result of ``program`` at the same position.
     """
     written = {s.target or n.name: n for n, s in placeholders(retraced)}
     written |= {n.name: n for n in user_inputs(retraced)}
+    # what ``program`` returns to the user, in order
     results = iter([v for s, v in _outputs(program) if s.kind not in MUTATIONS])
     for spec, value in _outputs(retraced):
         wanted = written[str(spec.target)] if spec.kind in MUTATIONS else next(results, None)
@@ -153,7 +155,8 @@ def _compare(program: ExportedProgram, retraced: ExportedProgram) -> tuple[str |
 def _call_twice(program: ExportedProgram, original: ExportedProgram) -> tuple[list[Any], list[Any]]:
     """The results of two calls of ``program``, and the contents of inputs, parameters and buffers after them.
 
-    The example inputs and tensors are those of ``original``. They are not changed: what may be written is copied.
+    Inputs, parameters and buffers are those of ``original``, of which ``program`` is a retraced form, or which it is
+    itself. They are not changed: what may be written is copied.
     """
     tensors = _private_tensors(original)
     interpreter = _Interpreter(program, {} if program is original else _layouts_to_restore(program))
@@ -215,7 +218,7 @@ def _same_random_numbers(program: ExportedProgram) -> AbstractContextManager[Any
 
 
 def _private_tensors(program: ExportedProgram) -> dict[Any, Any]:
-    """Target -> tensor, for parameters, buffers and constants; copies of those that a call may write."""
+    """Name in the model -> tensor, for parameters, buffers and constants; copies of those that a call may write."""
     writers: list[Node] = []
     for node in program.graph.nodes:
         writers += written_arguments(node)
@@ -260,8 +263,8 @@ def _number(d: Any) -> Any:
 def _differs(got: Any, wanted: Any) -> bool:
     """Whether two results differ.
 
-    Floats may differ by the square root of the dtype's eps times the largest finite value: the same operators in
-    another order round differently.
+    Floats may differ by sqrt(eps of the dtype), times the largest finite absolute value in ``wanted``: the same
+    operators in another order round differently. NaN equals NaN.
     """
     if not isinstance(got, torch.Tensor) or not isinstance(wanted, torch.Tensor):
         return type(got) is not type(wanted) or bool(got != wanted)

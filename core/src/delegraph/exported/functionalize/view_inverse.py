@@ -38,7 +38,7 @@ def insert_inverse(graph: Graph, view: Node, base: Node, new: Node) -> Node | No
     unpacks it from a list of views. Returns None if no inverse is known.
     """
     if view.target is aten.view.dtype or view.target is aten.view_as_real.default:
-        # their inverses are in NEED_PACKED: they need a contiguous operand
+        # their inverses need the elements of the last dimension side by side in memory
         new = insert_computed(graph, new, aten.clone.default, new, memory_format=torch.contiguous_format)
     call = _inverse(view, base, new)
     if call is None:
@@ -51,12 +51,13 @@ def insert_inverse(graph: Graph, view: Node, base: Node, new: Node) -> Node | No
 def insert_inverse_by_elements(graph: Graph, views: Sequence[Node], base: Node, new: Node) -> Node | None:
     """Like ``insert_inverse``, for any chain of ``views`` of ``base``, element by element.
 
-    The inserted calls take the same views of a tensor that holds the number of each of its own elements. So they learn
-    the position in ``base`` of each element of ``new``. Returns None if the positions are not known before the program
-    runs, or if the chain shows an element several times.
+    The inserted calls number the elements of ``base`` (0, 1, 2, ... in the shape of ``base``) and take the same views
+    of these numbers. What the last view shows are the positions in ``base`` of the elements of ``new``, which are put
+    there. ``views``: the view of ``base`` first, the view that was written last. Returns None if the positions are not
+    known before the program runs, or if the chain shows an element several times.
     """
     val = base.meta["val"]
-    # computed here only to see that the program can do the same
+    # computed here only to decide: the program computes them again
     positions = _positions(views, val)
     if positions is None or positions.unique().numel() != positions.numel():  # type: ignore[no-untyped-call]
         return None
@@ -70,9 +71,9 @@ def insert_inverse_by_elements(graph: Graph, views: Sequence[Node], base: Node, 
 
 
 def insert_computed(graph: Graph, like: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
-    """Insert a call at the graph's insertion point, with the metadata of ``like``.
+    """Insert a call of ``target`` at the graph's insertion point, with the metadata of ``like``.
 
-    Its recorded value is computed under fake tensors.
+    The value that is recorded for the call is computed under fake tensors.
     """
     node = graph.call_function(target, args, kwargs)
     vals, keyword_vals = torch.fx.map_arg((args, kwargs), lambda n: n.meta["val"])
@@ -128,7 +129,7 @@ def _inverse(view: Node, base: Node, new: Node) -> Call | None:
         static = all(isinstance(d, int) for d in shape)
         return (aten.reshape.default, (new, list(shape))) if static else (aten.reshape_as.default, (new, base))
     if view.target in _PERMUTES:
-        # permuting axes of different lengths shows where each one goes
+        # permute a tensor whose axis k has the length k: the lengths then say where each axis goes
         target: Any = view.target
         lengths = target(torch.empty(tuple(range(len(shape))), device="meta"), *view.args[1:], **view.kwargs).shape
         return aten.permute.default, (new, [list(lengths).index(d) for d in range(len(shape))])
@@ -141,10 +142,10 @@ def _inverse(view: Node, base: Node, new: Node) -> Call | None:
 def _inverse_of_item(view: Node, base: Node, new: Node) -> Call | None:
     """The inverse of one item of ``chunk``, ``split`` or ``unbind``; None for other calls and symbolic sizes.
 
-    The sizes of the items before it say where the item begins.
+    The item begins where the items before it end: at the sum of their sizes.
     """
     call: Any = view.args[0]
-    k: Any = view.args[1]
+    k: Any = view.args[1]  # which item; counted from the end if it is negative
     if call.target not in LIST_VIEWS:
         return None
     dim, vals = bound_arguments(call)["dim"], call.meta["val"]

@@ -94,6 +94,9 @@ class _Rewrite:
     ``moved``: nodes computed from a new value, whose elements may lie in memory in another order than those of the
     tensor that was written. ``here``: the node that is visited. ``after``: the node that follows it, before which new
     calls are inserted.
+
+    ``aliases``: which values share memory. ``writers``: call -> the tensors that it writes. ``mutations`` is filled
+    during the walk.
     """
 
     def __init__(self, graph: Graph, aliases: Aliases, writers: dict[Node, list[Node]], mutations: Mutations) -> None:
@@ -106,8 +109,12 @@ class _Rewrite:
         self.after: Node
 
     def visit(self, node: Node) -> None:
-        """Let ``node`` use the present values of its arguments; then make its writes functional."""
+        """Let ``node`` use the present values of its arguments; then make its writes functional.
+
+        A view is recorded as up to date instead, and a call that depends on strides is adapted to those of new values.
+        """
         self.here, self.after = node, node.next
+        # the tensor that ``node`` reads by place, if it does so
         read = node.args[0] if node.target in COPIES_BY_PLACE else None
         if node.op == "output":
             self._record_last_values()
@@ -138,6 +145,7 @@ class _Rewrite:
         if node not in self.aliases.root_of or not self._version(node):
             return node
         name = self.aliases.name_of[node]
+        # before anything is recorded, a member holds its value as of version 0, before the first write
         version, value = self.value.get(name, (0, name))
         if version != self._version(node):
             args = (self._current(self.aliases.source[name]), *name.args[1:])
@@ -205,16 +213,17 @@ class _Rewrite:
         for root in dict.fromkeys(memory_root(operand) for operand in reader.all_input_nodes if _is_tensor(operand)):
             order = dense_order(root.meta["val"])
             if root in self.moved and root.op == "call_function" and order:
-                # a contiguous copy with the outermost dimension first, permuted back
+                # Permute so that the outermost dimension in memory is the first, copy contiguously, permute back.
+                # ``order`` lists the innermost first. The users are listed now, since the permutation becomes one.
                 users, outer_first = list(root.users), order[::-1]
-                inner_last = self._insert_permuted(root, outer_first)
-                packed = self._insert_packed(inner_last.next, inner_last)
+                permuted = self._insert_permuted(root, outer_first)
+                packed = self._insert_packed(permuted.next, permuted)
                 copy = self._insert_permuted(packed, [outer_first.index(dim) for dim in range(len(order))])
                 for user in users:
                     user.replace_input_with(root, copy)
 
     def _insert_permuted(self, value: Node, dims: Sequence[int]) -> Node:
-        """A permutation of ``value``, inserted after it; ``value`` itself if ``dims`` are in order."""
+        """A call that permutes ``value``, inserted after ``value``; ``value`` itself if ``dims`` are 0, 1, 2, ..."""
         if list(dims) == list(range(len(dims))):
             return value
         node = self._insert(value.next, aten.permute.default, value, list(dims), like=value, origin=value)
@@ -230,7 +239,10 @@ class _Rewrite:
         return node
 
     def _insert(self, before: Node, target: Any, *args: Any, like: Node, origin: Node, kwargs: Any = None) -> Node:
-        """Insert a call before ``before``, with the metadata of ``like``; ``mutations.origin`` notes ``origin``."""
+        """Insert a call of ``target`` before the node ``before``, with the metadata of ``like``.
+
+        ``origin``: the call for which it is inserted; ``mutations.origin`` records it.
+        """
         with self.graph.inserting_before(before):
             node = self.graph.call_function(target, args, dict(kwargs or {}))
         node.meta = dict(like.meta)
@@ -260,12 +272,12 @@ class _Rewrite:
     def _reshape_in_place(self, node: Node, functional: OpOverload) -> None:
         """Turn a call such as ``unsqueeze_``, which changes a tensor's shape but no element, into a plain view.
 
-        Later calls use its result. Raises Unproven for ``set_``, and if something else uses the tensor: the caller who
-        passed it, or a later call that uses the old node. Its shape would have to change there, too; only ``detach_``
-        changes none.
+        Later calls use its result. Raises Unproven for ``set_``. Raises it also if the tensor is used under the name
+        that it had before, by the caller who passed it or by a later call: its shape would have to change there, too.
+        ``detach_`` changes no shape, and so is always possible.
         """
         (old_node,) = self.writers[node]
-        # under another name the tensor would have to change its shape, too
+        # ``user > node``: the user comes later in the graph
         shared = old_node.op == "placeholder" or any(user > node for user in old_node.users)
         if not effects(functional).views:  # ``set_``, whose schema does not say that the memory is the source's
             raise Unproven("it gives the tensor other memory")
@@ -276,12 +288,18 @@ class _Rewrite:
             self._enter_view(node)
 
     def _written_value(self, node: Node, functional: OpOverload) -> Node:
-        """The value that ``node`` writes, cast to the dtype of the written tensor as an in-place call does."""
+        """The node with the value that ``node`` writes, in the dtype of the written tensor.
+
+        A cast is inserted if ``functional``, the functional form of ``node``, returns another dtype: in-place calls
+        cast silently. For a ``copy_`` to a view from a source of equal type, the returned node is the source.
+        """
         val = node.meta["val"]
         source = node.args[1] if functional is aten.copy.default else None
         if isinstance(source, Node) and self.aliases.name_of[node] in self.aliases.source and _is_alike(source, node):
-            if "0" not in map(str, source.meta["val"].stride()):  # an expanded tensor's elements share memory
-                return source  # it is put into the base of the view as it is, so a copy would be wasted
+            # The source is put into the base of the view, so a copy before that would be wasted. Not so for an expanded
+            # source (stride 0), whose elements share memory.
+            if "0" not in map(str, source.meta["val"].stride()):
+                return source
         dtype = self._dtype_of(node, functional)
         if dtype is val.dtype:
             return node
@@ -290,9 +308,9 @@ class _Rewrite:
         return cast
 
     def _dtype_of(self, node: Node, functional: OpOverload) -> torch.dtype:
-        """The dtype that ``functional`` returns for the arguments of ``node``; it may promote.
+        """The dtype that ``functional`` returns for the arguments of ``node``, after promotion of their dtypes.
 
-        Computed once for arguments of the same types.
+        Computed once for arguments of the same types, and then remembered in ``dtypes``.
         """
         # promotion also depends on which operands are scalars
         vals = [(n.meta["val"].dtype, n.meta["val"].dim() == 0) for n in node.all_input_nodes if _is_tensor(n)]
@@ -305,9 +323,10 @@ class _Rewrite:
         return self.dtypes[key]
 
     def _store(self, written: Node, new: Node, writer: Node) -> None:
-        """Record that ``writer`` writes ``new`` to ``written``, and so to every tensor that this is a view of.
+        """Record that ``writer`` writes ``new`` to ``written``, and so to every tensor that ``written`` is a view of.
 
-        Raises Unproven if a view on the way has no inverse.
+        Inserts the calls that compute the new values of those tensors. Raises Unproven if a view on the way has no
+        inverse.
         """
         name, root = self.aliases.name_of[written], self.aliases.root_of[written]
         views = list(self._chain_of_views(name))
@@ -327,6 +346,7 @@ class _Rewrite:
                     new_values = {root: value}  # views in between are taken again if something uses them
                     break
                 new_values[base], name = value, base
+        # every call that was inserted here was inserted for ``writer``
         while last.next is not self.after:
             last = last.next
             self.mutations.origin.setdefault(last, writer)
@@ -334,7 +354,7 @@ class _Rewrite:
         self.value.update({n: (version, value) for n, value in new_values.items()})
 
     def _chain_of_views(self, name: Node) -> Iterator[Node]:
-        """``name`` if it is a view, then the view that it was taken of, and so on; without the root."""
+        """``name``, the view that it was taken of, and so on, without the root; nothing if ``name`` is no view."""
         while name in self.aliases.source:
             yield name
             name = self.aliases.source[name]
@@ -356,17 +376,19 @@ class _Rewrite:
     def _trained_arguments(self, node: Node) -> list[Any]:
         """The arguments of ``_TRAINED_BATCH_NORM`` in the place of ``node``.
 
-        An instance norm is a batch norm of one sample that has the channels of all samples. Raises Unproven if its
-        sizes are symbolic.
+        Both norms have the arguments input, weight, bias, running mean, running variance, training, momentum, eps, and
+        one more that is left out. An instance norm is a batch norm of one sample that has the channels of all samples.
+        Raises Unproven if its sizes are symbolic.
         """
         if node.target is not aten.instance_norm.default:
             return list(node.args[:8])
         samples, channels, *size = node.meta["val"].shape
         if not all(isinstance(n, int) for n in (samples, channels, *size)):
             raise Unproven("it writes its running statistics, and its sizes are not known")
-        input, *statistics = node.args[:5]
+        input, *by_channel = node.args[:5]
         image = self._insert_computed(node, aten.reshape.default, input, [1, samples * channels, *size])
-        repeated = [v and self._insert_computed(node, aten.repeat.default, v, [samples]) for v in statistics]
+        # once for each sample; weight and bias may be None, and stay so
+        repeated = [v and self._insert_computed(node, aten.repeat.default, v, [samples]) for v in by_channel]
         return [image, *repeated, True, *node.args[6:8]]
 
     def _insert_computed(self, node: Node, target: Any, *args: Any) -> Node:

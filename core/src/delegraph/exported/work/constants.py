@@ -58,11 +58,12 @@ def written_constants(tensors: Sequence[torch.Tensor]) -> tuple[list[Any], list[
     """A row for each tensor, and the memories in which the tensors lie; overlapping tensors share a memory.
 
     A row has dtype, shape, strides (None in C order), the number of the memory, and the offset in it in bytes (None if
-    the memory has the elements in C order). Raises NoForm.
+    the memory has just the elements of this tensor, in C order). Raises NoForm for a tensor that has no form.
     """
     spans = [_span(tensor) for tensor in tensors]
-    holder: dict[int, Memory] = {}
-    # by address: a tensor that begins before the memories so far end shares the last memory
+    holder: dict[int, Memory] = {}  # position of a tensor in ``tensors`` -> its memory
+    # Sorted by address, a tensor that begins before the last memory ends lies in this memory, and may extend it. A
+    # tensor without addresses (None) gets a memory of its own.
     last, end = Memory(0, None, []), 0
     for k in sorted(range(len(tensors)), key=lambda k: spans[k] or (0, 0)):
         tensor, span = tensors[k], spans[k]
@@ -74,7 +75,9 @@ def written_constants(tensors: Sequence[torch.Tensor]) -> tuple[list[Any], list[
             end = span[1] if span else end
         holder[k] = last
     memories = list({id(holder[k]): holder[k] for k in range(len(tensors))}.values())  # in order of their first use
-    for memory in memories:  # gaps between elements are no content, and may be large
+    # Gaps between the elements of a tensor that is alone in its memory are no content, and may be large. Without an
+    # address, the memory has just the elements.
+    for memory in memories:
         if len(memory.tensors) == 1 and memory.size > memory.tensors[0].nbytes:
             memory.size, memory.place = memory.tensors[0].nbytes, None
     numbers = {id(memory): number for number, memory in enumerate(memories)}
@@ -94,7 +97,11 @@ def _span(tensor: torch.Tensor) -> tuple[int, int] | None:
 
 
 def _row(tensor: torch.Tensor, memory: Memory, number: int, span: tuple[int, int] | None) -> list[Any]:
-    """The row of ``tensor``, which is in ``memory``, number ``number``, at addresses ``span``. Raises NoForm."""
+    """The row of ``tensor``, as ``written_constants`` describes it.
+
+    The tensor lies in ``memory``, which has the number ``number``, at the addresses ``span`` (None if it has none).
+    Raises NoForm if it begins in the middle of an element of another tensor.
+    """
     shape, strides = list(tensor.shape), list(tensor.stride())
     place = None if memory.place is None or span is None else span[0] - memory.place
     if place is not None and place % tensor.element_size():
@@ -103,7 +110,7 @@ def _row(tensor: torch.Tensor, memory: Memory, number: int, span: tuple[int, int
 
 
 class ConstantsRead:
-    """Creates tensors from the bytes of a form's memories, ``buffers``.
+    """Creates tensors from ``rows`` of ``written_constants`` and ``buffers``, the bytes of the memories.
 
     Small memories are copied. Large ones are used in place, so their buffers must be writable and used by nobody else,
     for example mapped privately. Two memories stay apart even if their content is equal.
@@ -118,9 +125,10 @@ class ConstantsRead:
         """The tensor of row number ``index``. Raises FormatError if the row does not fit its memory."""
         name, shape, strides, number, place = self._rows[at(index)]
         dtype, memory = DTYPES[name], self._memory(at(number))
-        size, steps = math.prod(shape) * dtype.itemsize, c_strides(shape) if strides is None else strides
+        size = math.prod(shape) * dtype.itemsize  # in bytes
+        steps = c_strides(shape) if strides is None else strides
         # without a place, the memory has just the elements, in C order; else they lie in it from byte ``place`` on
-        misfits = size != memory.nbytes if place is None else at(place) % dtype.itemsize
+        misfits = size != memory.nbytes if place is None else at(place) % dtype.itemsize  # not at a whole element
         if misfits or min((*shape, *steps, 0)) < 0:
             raise FormatError("format-invalid", f"a constant of the shape {shape} has {memory.nbytes} bytes")
         if place is None:

@@ -76,7 +76,7 @@ class Form:
 
 
 def unpack(data: bytes | memoryview, fetch: Fetch | None) -> tuple[list[Any], list[Any], list[memoryview]]:
-    """The structure, the ``beside`` and the memories of a form, from its bytes.
+    """The structure, the ``beside`` and the memories of a form (see ``Form``), from its bytes.
 
     A memory of 1 MB and more comes from ``fetch``, and only its size is checked; everything else is compared with its
     digest. Raises FormatError for damaged bytes, for another version, and for a large memory if ``fetch`` is None.
@@ -84,12 +84,15 @@ def unpack(data: bytes | memoryview, fetch: Fetch | None) -> tuple[list[Any], li
     view = memoryview(data)
     if len(view) < _HEAD.size or bytes(view[: len(_MAGIC)]) != _MAGIC:
         raise FormatError("format-invalid", "these bytes are no form of a program")
+    # sizes of the structure and of ``beside`` in bytes; number of memories
     _, digest, version, *sizes, count = _HEAD.unpack_from(view)
     if version != VERSION:
         text = f"the form of the program has version {version}, and this delegraph reads version {VERSION}"
         raise FormatError("format-invalid", text, hint="read it with the delegraph that wrote it")
+    # after the head: the table of memories, from ``start`` the structure, from ``middle`` ``beside``, until ``end``
     start = _HEAD.size + count * _MEMORY.size
     middle, end = start + sizes[0], start + sum(sizes)
+    # the digest is of all from the version on, the last 32 bytes of the head
     if end > len(view) or hashlib.sha256(view[_HEAD.size - 32 : end]).digest() != digest:
         raise FormatError("format-invalid", "the form of a program is truncated or damaged")
     memories, rest = list[memoryview](), view[end:]

@@ -65,9 +65,10 @@ def target_of(name: str) -> Any:
 
 @cache
 def convention_of(op: OpOverload) -> tuple[list[str], list[Any], int, int]:
-    """The names of an operator's arguments, their defaults, and how many are positional and required.
+    """Of an operator's arguments: their names, their defaults as ``written`` gives them, and two counts.
 
-    The defaults are as ``written`` gives them.
+    The first count: how many are positional. The second: how many come up to the last one without a default, itself
+    included; a call has to pass these.
     """
     arguments, no_symbols = op._schema.arguments, SymbolsWritten(())
     defaults = [written(a.default_value, {}, no_symbols, flat=True) for a in arguments]
@@ -78,13 +79,14 @@ def convention_of(op: OpOverload) -> tuple[list[str], list[Any], int, int]:
 def call_of(op: OpOverload, forms: list[Any], nodes: Any, symbols: SymbolsRead) -> tuple[tuple[Any, ...], Any]:
     """The positional and keyword arguments of a call of ``op``, as torch.export would have them.
 
-    ``forms``: the form of every argument. Arguments that equal the schema's defaults are left out where that is
-    possible.
+    ``forms``: the form of every argument, in the schema's order. ``nodes``: the earlier nodes by number, and
+    ``symbols``: those of the program, which the forms refer to. Arguments that equal the schema's defaults are left out
+    where that is possible. Raises FormatError if the count of arguments is wrong.
     """
     names, defaults, positional, required = convention_of(op)
     if len(forms) != len(names):
         raise FormatError("format-invalid", f"a call of {op} has {len(forms)} arguments of {len(names)}")
-    # types too: Python takes 1 and True for equal
+    # positions of the arguments to pass; types are compared too, since Python takes 1 and True for equal
     pairs = enumerate(zip(forms, defaults, strict=True))
     passed = [k for k, (a, b) in pairs if k < required or type(a) is not type(b) or a != b]
     # positional arguments can be left out only at the end

@@ -65,7 +65,8 @@ def _program(structure: list[Any], beside: list[Any] | None, tensor: Callable[[A
 class _Reader:
     """Creates a program from the tables of a form.
 
-    ``beside``: the writer's names and the like; None gives names by number. ``tensor`` returns the constant of a row.
+    ``structure`` and ``beside`` are those of ``Form``, parsed; ``beside`` None gives nodes names by number. ``tensor``
+    returns the constant of a row. ``environment``: where the symbols of sizes are created.
     """
 
     def __init__(self, structure: list[Any], beside: list[Any] | None, tensor: Callable[[Any], torch.Tensor]) -> None:
@@ -126,7 +127,7 @@ class _Reader:
     def _graph(self, number: int, root: Any) -> Graph:
         """Graph number ``number``. Its subgraphs and constants become attributes of ``root``."""
         graph, nodes = Graph(owning_module=root), list[Node]()
-        # ``marks``: one table of other metadata, or nothing
+        # ``handle``: the debug handle, from 1 on, or 0 for none; ``marks``: one table of other metadata, or nothing
         for k, (action, args, type_, handle, *marks) in enumerate(self._graphs[number]):
             meta: dict[str, Any] = {} if action == "output" else {"val": self._types.val(type_)}
             meta |= {"debug_handle": at(handle)} if handle else {}
@@ -142,8 +143,9 @@ class _Reader:
     def _call(self, action: Any, args: Any, nodes: list[Node], number: int, root: Any, name: str) -> Any:
         """The op, target, arguments and keyword arguments of a node.
 
-        ``action`` is a word, or the number of the called operator. ``nodes``: the earlier nodes of the graph, number
-        ``number``. ``name``: the node's target, if it is a placeholder or an attribute of ``root``.
+        ``action``: a word, or the number of the called operator. ``args``: the form of the arguments. ``nodes``: the
+        earlier nodes of the graph, whose number is ``number``. ``root``: the module whose attributes are the graph's
+        subgraphs and constants. ``name``: the target of the node if it is a placeholder or fetches such an attribute.
         """
         if action == "input":
             return "placeholder", name, (), {}
@@ -172,15 +174,16 @@ class _Reader:
         return self._modules[number]
 
     def _restore_names(self, meta: dict[str, Any], beside: list[Any], graph: int, node: int) -> tuple[str, str | None]:
-        """The writer's name and target of a node.
+        """The writer's name and target of node number ``node`` in graph number ``graph``.
 
         Puts the writer's debug handle, stack trace and module stack into ``meta``.
         """
-        name, target, trace, modules = beside[5][graph][node]
+        _, _, handles, _, texts, graphs = beside
+        name, target, trace, modules = graphs[graph][node]
         if "debug_handle" in meta:
-            meta["debug_handle"] = beside[2][meta["debug_handle"] - 1]
-        if text := beside[4][at(trace)]:
+            meta["debug_handle"] = handles[meta["debug_handle"] - 1]
+        if text := texts[at(trace)]:
             meta["stack_trace"] = text
-        if text := beside[4][at(modules)]:
+        if text := texts[at(modules)]:
             meta["nn_module_stack"] = {key: (path, kind) for key, path, kind in json.loads(text)}
         return name, target

@@ -89,7 +89,7 @@ class SymbolsWritten:
             return {"s": self.numbers[expression]}
         if expression.is_Integer:
             return int(expression)
-        if expression.is_Float and expression._prec == 53:
+        if expression.is_Float and expression._prec == 53:  # bits of precision: a double
             return {"f": bits_of(float(expression))}
         if expression.is_Rational:
             return ["Rational", expression.p, expression.q]
@@ -149,7 +149,7 @@ def _is_bound(relation: Any) -> bool:
 
 
 class SymbolsRead:
-    """Creates the symbols of a form in a ShapeEnv. ``table`` is that of ``SymbolsWritten.table``.
+    """Creates the symbols of a form in ``environment``, and reads sizes. ``table`` is that of ``SymbolsWritten.table``.
 
     ``names``: the writer's names for the symbols; None names them by number. ``constraints``: symbol -> the program's
     range.
@@ -169,7 +169,10 @@ class SymbolsRead:
             environment.axioms.update(dict(environment.get_implications(relation)))
 
     def _symbol(self, k: int, row: Sequence[Any], name: str | None) -> sympy.Symbol:
-        """Create symbol number ``k`` from its row, and enter its ranges and its example into the ShapeEnv."""
+        """Create symbol number ``k`` from its row, and enter its ranges and its example into the ShapeEnv.
+
+        ``name``: the writer's name for the symbol; None names it by its number.
+        """
         kind, positive, is_size, backed, *ranges, example = row
         assumed = {key: True for key, holds in (("integer", kind in "su"), ("positive", positive)) if holds}
         symbol = sympy.Symbol(name, **assumed) if name else make_symbol(_KINDS[kind], k, **assumed)
@@ -184,7 +187,7 @@ class SymbolsRead:
         return symbol
 
     def _example(self, symbol: Any, k: int) -> Any:
-        """A number in the symbol's range, different for each symbol if the range allows it."""
+        """A number in the range of ``symbol``, number ``k``; different for each symbol if the ranges allow it."""
         bounds = self._environment.var_to_range.get(symbol, ValueRanges(0, int_oo))
         if symbol_is_type(symbol, SymT.FLOAT):
             return sympy.Float(_EXAMPLE + k)
@@ -201,7 +204,10 @@ class SymbolsRead:
         return make(expression, hint=None)
 
     def _expression(self, written: Any) -> Any:
-        """The sympy expression that ``written`` stands for. Raises FormatError for one that no size has."""
+        """The sympy expression that ``written`` stands for, in the grammar of this module.
+
+        Raises FormatError for an expression that no size has.
+        """
         if type(written) is int and -_LARGEST < written < _LARGEST:
             return sympy.Integer(written)
         if isinstance(written, dict):

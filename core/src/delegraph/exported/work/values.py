@@ -100,7 +100,11 @@ class TypesWritten:
         self._known = dict[Any, int]()  # key of a type -> number of its row
 
     def index(self, val: Any) -> int:
-        """The number of the row for a recorded value: a fake tensor, a number, None, or a list of these."""
+        """The number of the row for a recorded value: a fake tensor, a number, None, or a list of these.
+
+        A value of a new type gets a new row.
+        """
+        # a tensor of fixed sizes is looked up by its properties: faster than to build its row, by whose text others are
         if not isinstance(val, FakeTensor) or val._has_symbolic_sizes_strides:
             row = self._row(val)
             return self._number(repr(row), row)

@@ -105,9 +105,13 @@ class _Writer:
         return [self._row(node, numbers) for node in nodes]
 
     def _row(self, node: Node, numbers: Mapping[Node, int]) -> list[Any]:
-        """The row of a node: its ``_action``, the number of its type, its debug handle, and other metadata if any."""
+        """The row of a node: its ``_action``, the number of its type, its debug handle, and other metadata if any.
+
+        ``numbers``: node of this graph -> its number.
+        """
         self.node, meta = node, node.meta
         handle = meta.get("debug_handle")
+        # 0 for no handle; else handles are numbered from 1 in the order in which they appear
         number = 0 if handle is None else self._handles.setdefault(handle, len(self._handles) + 1)
         row = [*self._action(node, numbers), self._types.index(meta.get("val")), number]
         extra = {key: meta[key] for key in meta.keys() - _ELSEWHERE if not str(key).startswith("local:")}
@@ -117,7 +121,10 @@ class _Writer:
         return [*row, written(extra, {}, self._symbols)] if extra else row
 
     def _action(self, node: Node, numbers: Mapping[Node, int]) -> tuple[int | str, Any]:
-        """What a node does, a word or the number of the operator that it calls, and its arguments. Raises NoForm."""
+        """What a node does (a word, or the number of the operator that it calls), and the form of its arguments.
+
+        ``numbers``: node of this graph -> its number. Raises NoForm.
+        """
         if node.op == "placeholder":
             return "input", None
         if node.op == "output":
@@ -150,7 +157,10 @@ class _Writer:
         return [targets, list(map(str, self._symbols.numbers)), list(self._handles), partition, list(numbers), graphs]
 
     def _names(self, node: Node, numbers: dict[str, int]) -> list[Any]:
-        """A node's name, its target, and the ``numbers`` of its stack trace and of its module stack."""
+        """A node's name, its target, and the ``numbers`` of its stack trace and of its module stack.
+
+        ``numbers``: text -> its number; new texts are added. The target is None unless it is a name.
+        """
         target = str(node.target) if node.op in ("placeholder", "get_attr") else None
         trace, modules = map(node.meta.get, _BESIDE)
         stack = json.dumps([[key, path, str(kind)] for key, (path, kind) in modules.items()]) if modules else ""
