@@ -50,10 +50,10 @@ class Asked:
     def keep(
         self, method: str, backend: str, plan: Plan, partitioner: Partitioner, not_compiled: Iterable[Node]
     ) -> None:
-        """Store what is needed to ask ``backend`` again, if a refusal says what would have to change.
+        """Store what is needed to ask ``backend`` again about ``method``, if a refusal says what would have to change.
 
-        ``not_compiled``: nodes that the partitioner takes, but the compiler refused. Programs with subgraphs are left
-        out.
+        Such a refusal has a ``Reason`` with ``unless``. Nothing is stored if the program has subgraphs on the host.
+        ``not_compiled``: nodes that the partitioner takes, but the compiler refused.
         """
         if not plan.inner and any(getattr(r.reason, "unless", None) is not None for r in plan.refusals):
             handles = frozenset(n.meta.get("debug_handle", 0) for n in not_compiled)
@@ -62,7 +62,8 @@ class Asked:
     def __call__(self, method: str, backend: str, reason: Reason) -> frozenset[int] | None:
         """The debug handles of the operators that the backend would still refuse if ``reason`` did not hold.
 
-        None if that is not known.
+        None if nothing was stored for ``method`` and ``backend``, or if the program cannot be changed so that the
+        reason no longer holds.
         """
         if (method, backend) not in self._kept:
             return None
@@ -75,9 +76,8 @@ class Asked:
                     else _with_cast(program, reason.of, reason.unless)
                 )
                 answer = Decomposer(watched=False).ask(changed, partitioner)
-            # the report then leaves out the figure
             except (_Impossible, DelegraphError):
-                return None
+                return None  # the report then leaves out how many more operators would be taken
         return not_compiled.union(r.node.meta.get("debug_handle", 0) for r in answer.result.refusals)
 
 
@@ -113,7 +113,10 @@ class _FixedSizes:
         self._fake_tensors: dict[Any, FakeTensor] = {}
 
     def __call__(self, val: Any) -> Any:
-        """``val`` with numbers in place of symbols; ``val`` itself if it has none. Raises _Impossible."""
+        """``val`` with numbers in place of symbols; ``val`` itself if it has none.
+
+        Raises _Impossible for a symbol whose number depends on data.
+        """
         if isinstance(val, _SYMBOLIC):
             return _fixed_number(val)
         if not isinstance(val, torch.Tensor) or not val._has_symbolic_sizes_strides or val.layout is not torch.strided:
@@ -142,7 +145,8 @@ def _with_cast(program: ExportedProgram, of: Node | None, dtype: Any) -> Exporte
     """
     graph, copies, changed = Graph(owning_module=program.graph_module), dict[Node, Any](), set[Node]()
     for node in program.graph.nodes:
-        # after the last placeholder, since placeholders have to come first
+        # The cast is inserted once, as soon as ``of`` was copied, but after the last placeholder: placeholders have to
+        # come first. From then on ``copies[of]`` is the cast, so that all later users of ``of`` use the cast.
         if of is not None and of in copies and not changed and node.op != "placeholder":
             copies[of] = cast = graph.call_function(torch.ops.aten.to.dtype, (copies[of], dtype))
             cast.meta["val"] = _value_of_call(cast)

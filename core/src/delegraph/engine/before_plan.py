@@ -31,6 +31,7 @@ def extract_partition(
     """
     constant = constant_placeholders(exported_program)
     used = {n for call in nodes for n in call.all_input_nodes if n in constant}
+    # a plan with one partition, whose tag is the empty text
     tags: dict[Node, tuple[str | None, ...]] = {n: ("",) for n in exported_program.graph.nodes if n in used}
     tags |= dict.fromkeys(nodes, ("",))
     result = PartitionResult(exported_program, {"": DelegationSpec("")}, boundary_types)

@@ -75,7 +75,8 @@ class Cache:
             data = path.read_bytes()
         except FileNotFoundError:
             return None
-        with contextlib.suppress(OSError):  # another user owns the entry, or it was removed meanwhile
+        # record the use, by which ``make_room`` chooses; fails if another user owns the entry, or it is gone by now
+        with contextlib.suppress(OSError):
             os.utime(path)
         return data
 
@@ -132,9 +133,10 @@ class Cache:
 def asked_cache(given: bool | str | os.PathLike[str] | Cache | None) -> Cache | None:
     """The cache for ``given``, the ``cache`` argument of ``lower``; None for no cache.
 
-    True is the user's folder, a path another one, a false value no cache. None leaves it to the environment:
-    ``DELEGRAPH_CACHE`` names a folder; without it, ``DELEGRAPH_CACHE_REMOTE`` implies the user's. The latter names the
-    remote folder of any cache made here.
+    A ``Cache`` is returned as it is. True stands for a cache in the user's folder, a path for one in that folder, False
+    for no cache. None leaves the choice to the environment: a cache in the folder that ``DELEGRAPH_CACHE`` names, or in
+    the user's folder if only ``DELEGRAPH_CACHE_REMOTE`` is set, or no cache. A cache that is made here gets
+    ``DELEGRAPH_CACHE_REMOTE`` as its remote folder, if that is set.
     """
     if isinstance(given, Cache):
         return given

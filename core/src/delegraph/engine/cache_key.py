@@ -32,8 +32,9 @@ def key_of_result(
 ) -> str:
     """The key of a compiled partition.
 
-    ``declared``: the declaration of the backend. ``producer``: its distribution and version. ``fingerprint``: the
-    backend's own, for ``specs``.
+    ``form``: the partition's program. ``specs``: the settings for the backend. ``declared``: the declaration of the
+    backend. ``producer``: its distribution and version. ``fingerprint``: what the backend's ``fingerprint`` returned
+    for ``specs``.
     """
     settings = [(spec.key, spec.value.hex()) for spec in specs]
     names = form.names if backend.keeps_names else None
@@ -41,9 +42,10 @@ def key_of_result(
 
 
 def key_of(kind: type, parts: Sequence[Any]) -> str:
-    """A hash of ``parts``, which are JSON, and of what else a result depends on.
+    """A hash of ``parts``, values that JSON can express, and of what else every result depends on.
 
-    That is the class ``kind`` that computes it, the code of its package and of delegraph, and the version of torch.
+    That is the name of the class ``kind`` that computes the result, the code of the package of ``kind`` and of
+    delegraph, and the version of torch.
     """
     code = [_sources(module.partition(".")[0]) for module in (__name__, kind.__module__)]
     name = f"{kind.__module__}:{kind.__qualname__}"
@@ -60,7 +62,10 @@ def versions(distributions: Iterable[str]) -> list[tuple[str, str, str]]:
 
 @cache
 def _version(distribution: str) -> tuple[str, str]:
-    """The version of a distribution and a hash of its code, as ``versions`` describes them."""
+    """The version of a distribution, and a hash of its code if it is an editable installation, else "".
+
+    Two empty texts if the distribution is not installed.
+    """
     try:
         installed = importlib_metadata.distribution(distribution)
     except importlib_metadata.PackageNotFoundError:
@@ -75,7 +80,7 @@ def _version(distribution: str) -> tuple[str, str]:
 def _sources(package: str) -> str:
     """A hash of a package's Python files, since a package that is being edited keeps its version."""
     module = sys.modules[package]
-    folders = sorted(map(Path, getattr(module, "__path__", ())))
+    folders = sorted(map(Path, getattr(module, "__path__", ())))  # none if it is a single file
     return _hash(folders or [Path(file) for file in [getattr(module, "__file__", None)] if file])
 
 

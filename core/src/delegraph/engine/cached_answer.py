@@ -47,7 +47,7 @@ class Answers:
         try:
             rows = _rows(program, before, result)
         except (ContractViolation, KeyError, TypeError, AttributeError) as e:
-            # the caller checks the answer; a right one that JSON cannot express is asked for each time
+            # The answer may be wrong, which the caller checks, or right and no JSON. Neither is cached.
             self._lookups.say(f"an answer of {name} is not cached: {e}")
             return result
         self._lookups.keep(key, packed(key, [{"partitioner": name, "torch": torch.__version__}, *rows], ()))
@@ -76,8 +76,8 @@ def _asked(partitioner: Partitioner, program: ExportedProgram) -> PartitionResul
 def _rows(program: ExportedProgram, before: list[set[str]], result: PartitionResult) -> list[Any]:
     """An answer as JSON: tags of partitions, boundary types, refusals, and the metadata that nodes got.
 
-    ``before``: the keys of each node's metadata before. Nodes are written by number. Raises ContractViolation,
-    KeyError, TypeError or AttributeError for an answer that JSON cannot express.
+    ``before``: for each node, the keys of its metadata before the partitioner was asked. Nodes are written by number.
+    Raises ContractViolation, KeyError, TypeError or AttributeError for an answer that JSON cannot express.
     """
     nodes = list(program.graph.nodes)
     number: dict[Any, Any] = {None: None} | {node: k for k, node in enumerate(nodes)}
@@ -91,6 +91,7 @@ def _rows(program: ExportedProgram, before: list[set[str]], result: PartitionRes
         reason = refusal.reason
         details = None
         if isinstance(reason, Reason):
+            # None, "static", or a dtype
             unless = reason.unless if reason.unless in (None, "static") else str(reason.unless)[6:]
             details = [reason.hint, reason.cause, number[reason.of], unless]
         refusals.append([number[refusal.node], str(reason), refusal.final, details])
@@ -125,7 +126,10 @@ def _read(key: str, data: bytes, program: ExportedProgram) -> PartitionResult:
 
 
 def _reason(text: str, more: Any, nodes: list[Node]) -> str:
-    """The reason of a refusal; a plain text if it has no ``more`` details."""
+    """The reason of a refusal, from its text and its other fields as ``_rows`` writes them.
+
+    ``more`` None: the reason was a plain text. ``nodes``: the nodes of the program, by number.
+    """
     if more is None:
         return text
     hint, cause, of, unless = more

@@ -23,7 +23,7 @@ def settle_checks(plan: Plan) -> tuple[bool, str]:
     """
     program, provider = plan.program, plan.provider
     checks = find_checks(program.graph)
-    # ``hidden``: delegated values that only their own delegate and checks use
+    # ``hidden``: delegated values that nothing outside of their own delegate uses, but for checks
     provided = {n: provider[n] for n in provider if n not in checks}
     hidden = {n for n, at in provided.items() if all(u in checks or provider.get(u) is at for u in n.users)}
     # the host cannot compute a check of a hidden value, nor one that uses a dropped check
@@ -39,6 +39,6 @@ def settle_checks(plan: Plan) -> tuple[bool, str]:
         node.meta[ON_HOST] = True
     lines = dict.fromkeys(source_of(n) for n in program.graph.nodes if n in dropped and n.target in ASSERTIONS)
     note = f"{pluralize(len(lines), 'check')} of values inside of delegates dropped" if lines else ""
-    note += f", first at {next(iter(lines))}" if any(lines) else ""
+    note += f", first at {next(iter(lines))}" if any(lines) else ""  # no line may be known
     erase(program.graph, dropped)
     return bool(moved or dropped), note

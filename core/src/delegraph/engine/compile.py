@@ -26,7 +26,10 @@ _MOMENT = 0.05
 class _Call:
     """One call of a backend, made by a thread of the executor or by the thread that lowers: by the first to begin it.
 
-    ``outcome`` is done when the call has ended. ``cache`` None: the call looks nothing up.
+    ``backend`` gets the programs of ``work``, whose results the call stores there. ``registry``: knows the backends.
+    ``may_refuse``: a refusal is stored as well, and is no error. ``cache``: gets the result; None for no cache.
+    ``outcome`` is done when the call has ended. ``place``: what the call compiles, for the log. ``_first``: a lock that
+    the thread takes that begins the call, and never releases.
     """
 
     def __init__(
@@ -63,9 +66,10 @@ class _Call:
             self.outcome.set_exception(e)
 
     def counted(self, first: int, total: int) -> tuple[str, int]:
-        """(what the call compiles, as text for the log: ``partition 3 of 28, xnnpack``; number of the next partition).
+        """What the call compiles, as text for the log (``partition 3 of 28, xnnpack``); and a number.
 
-        ``first``: the number of its first partition. ``total``: the number of all partitions.
+        ``first``: the number of the first partition of this call. ``total``: how many partitions all calls have
+        together. The returned number is that of the first partition of the next call.
         """
         after = first + len(self._work)
         name = self._registry.spec(self._work[0].partition.spec.backend_id).name
@@ -86,7 +90,8 @@ class _Call:
     def _finished_by_executor(self, executor: Executor, future: Future[None]) -> None:
         """Called when the executor is done with the call: set an error if the executor never began it.
 
-        A call that the executor cancelled is left to the thread that lowers.
+        ``future``: the executor's own outcome of the call. A call that the executor cancelled is left to the thread
+        that lowers.
         """
         if not future.cancelled() and self._first.acquire(blocking=False):
             self.outcome.set_exception(_no_threads(executor, future.exception()))
@@ -118,12 +123,13 @@ def compile_all(
     """
     if not isinstance(executor, Executor | None):
         raise _no_threads(executor, None)
+    # a partitioner may give a backend's short name: from here on, modules have the name of its class
     for item in work:
         item.module.belongs_to(registry.get_backend(item.partition.spec.backend_id).__name__)
     left = work if cache is None else cache.look_up(work, registry)
     wanted = dict.fromkeys(w.partition.spec.backend_id for w in left)
     calls = [call for backend_id in wanted for call in _calls(backend_id, left, registry, may_refuse, cache)]
-    aside: list[_Call] = []
+    aside: list[_Call] = []  # calls that the executor was given
     first = 1
     for call in calls:
         call.place, first = call.counted(first, len(left))
@@ -137,7 +143,7 @@ def compile_all(
             call.outcome.result()
         for call in aside:
             _await(call, aside)
-    finally:  # before an error is raised, calls that run have to end, and the others must not begin
+    finally:  # before an error is raised, calls that run have to end, and the others must not begin (``drop``)
         wait([call.outcome for call in calls if not call.drop()])
     if cache is not None:
         cache.share(registry, may_refuse)
@@ -169,6 +175,7 @@ def _await(call: _Call, others: Sequence[_Call]) -> None:
     ``others``: all calls that the executor was given. Raises the error of the call.
     """
     while not call.outcome.done():
+        # While the executor runs a call, wait until one of those ends. Else give it a moment to begin one.
         running = [c.outcome for c in others if c.begun and not c.outcome.done()]
         wait(running or [call.outcome], None if running else _MOMENT, FIRST_COMPLETED)
         if not running and not any(c.begun and not c.outcome.done() for c in others):

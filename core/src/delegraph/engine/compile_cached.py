@@ -55,6 +55,7 @@ class _Kept:
         """
         own = self.form.handles
         behind = max(own, default=0) - len(own)
+        # canonical handles: 1 to len(own) are the program's own; as many again may be of added calls
         return {k: own[k - 1] if k <= len(own) else k + behind for k in range(1, 2 * len(own) + 1)}
 
     def take(self, result: PreprocessResult, whence: str) -> None:
@@ -101,7 +102,7 @@ class Lookups:
         for item in work:
             start = time.perf_counter()
             kept = self._keep(item, registry)
-            if kept is not None and kept.key in first:
+            if kept is not None and kept.key in first:  # equal to an earlier one, found or still to be compiled
                 self._waiting.append((kept, first[kept.key]))
             elif kept is not None and (result := self._get(kept)) is not None:
                 first[kept.key] = kept
@@ -115,7 +116,12 @@ class Lookups:
         return left
 
     def compile(self, item: Work, registry: Registry, may_refuse: bool) -> None:
-        """Compile a partition that the cache does not have, and add the result to the cache if it can be cached."""
+        """Compile a partition that the cache does not have, and add the result to the cache if it can be cached.
+
+        Compiles the canonical program. The partition's own program is compiled instead if the partition cannot be
+        cached, if the backend keeps names, or if the canonical program fails, so that the error has the user's names.
+        ``may_refuse``: see ``compile_all``.
+        """
         kept, start = self._kept.get(id(item)), time.perf_counter()
         backend = registry.get_backend(item.partition.spec.backend_id)
         if kept is None:
@@ -134,9 +140,10 @@ class Lookups:
         return None
 
     def share(self, registry: Registry, may_refuse: bool) -> None:
-        """Give the results of compiled partitions to those that equal them.
+        """Give the results of compiled partitions to those that equal them, which ``look_up`` held back.
 
-        A partition is compiled by itself if the backend refused the one that it equals.
+        A partition is compiled by itself if the backend refused the one that it equals: ``first`` has no result then.
+        Removes old entries afterwards if the cache has grown beyond its limit.
         """
         for kept, first in self._waiting:
             result = first.item.result
@@ -144,6 +151,7 @@ class Lookups:
                 compile_work(kept.backend, [kept.item], registry, may_refuse)
                 kept.item.compiled = "compiled"
                 continue
+            # from the handles of the first partition to canonical ones, and by ``take`` to those of this partition
             canonical_of = {handle: k for k, handle in first.handles.items()}
             handles = _other_handles(result.debug_handle_map, canonical_of)
             kept.take(replace(result, debug_handle_map=handles), "equal")
@@ -207,6 +215,7 @@ class Lookups:
         """The result of a partition, if the cache has it."""
 
         def decode(data: bytes) -> PreprocessResult:
+            """The result in an entry, checked as a backend's result is."""
             result = read_result(kept.key, data, kept.form)
             check_result(kept.backend.__name__, kept.item.partition.tag, kept.handles, result)
             return result

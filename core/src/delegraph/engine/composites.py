@@ -49,14 +49,14 @@ class Composites:
         self._replaced_by: dict[Node, Node] = {}
 
     def add(self, inlining: Inlining) -> None:
-        """Remember a decomposition that is about to replace its call."""
+        """Remember a decomposition that is about to replace its call, so that ``restore`` can undo that later."""
         node, parts = inlining.node, list(inlining.inserted())
         # the call itself, or the calls that unpack it -> the position of the result that they stand for
         users: dict[Node, Any] = {node: 0} if inlining.single else {u: u.args[1] for u in node.users}
         results = {k: value for k, value in enumerate(inlining.results()) if k in users.values()}
         self._replaced_by.update({user: results[k] for user, k in users.items() if isinstance(results[k], Node)})
         call = node.target, node.args, dict(node.kwargs), dict(node.meta), node.name, inlining.single
-        # if a result is an operand and no part, the call is not restored
+        # A result may be an operand of the call itself and no part. Such a call is not remembered: it stays decomposed.
         if parts and all(result in parts for result in results.values()):
             self._decomposed.append(Composite(*call, parts, results))
 
@@ -64,9 +64,11 @@ class Composites:
         """Restore the calls none of whose parts is delegated; returns the refusals for the restored graph.
 
         ``taken``: the nodes that partitions compute. ``named``: names of nodes for which a partitioner asked for a
-        boundary type. The refusals of the parts of a call become one refusal of the call.
+        boundary type. ``refusals``: those for the decomposed graph. If parts of a restored call were refused, the call
+        gets one refusal in their place.
         """
-        restored = {}
+        restored = {}  # restored call -> the ``Composite`` that it was
+        # a part may be erased meanwhile, because it was decomposed in turn
         intact = [c for c in self._decomposed if not any(part._erased for part in c.parts)]
         # in graph order: operands are restored before the calls that use them
         for composite in sorted(intact, key=lambda c: c.parts[0]):
@@ -99,7 +101,7 @@ class Composites:
         operands = {n for n in map(self.now, _operands(composite)) if n.op not in ("placeholder", "get_attr")}
         if any(n._erased for n in operands):
             return False
-        # each result with the parts that it is computed from, and with what these take from outside
+        # From each result, walk back through parts, and one step beyond them: that has to reach every operand.
         return all(operands <= reachable([r], lambda n: n.all_input_nodes if n in inside else ()) for r in results)
 
     def _put_together(self, composite: Composite) -> Node:
@@ -128,7 +130,10 @@ def _operands(composite: Composite) -> list[Node]:
 
 
 def _first_reason(composite: Composite, reasons: dict[Node, Refusal]) -> Iterator[str]:
-    """The reason for which the first part was refused, if one was. Parts that return tensors come first."""
+    """Yields the reason for which the first refused part was refused; nothing if no part was.
+
+    Parts that return tensors come first: what is said about a size tells a user less.
+    """
     refused = [part for part in composite.parts if part in reasons]
     refused.sort(key=lambda part: not isinstance(part.meta.get("val"), torch.Tensor))
     yield from [reasons[part].reason for part in refused[:1]]

@@ -42,17 +42,20 @@ def compute_constants(plan: Plan, taken_too: bool) -> str:
     """Replace calls on constants alone by their values, if ``plan`` leaves them to the host.
 
     ``taken_too``: also replace calls that the backend takes. That is for a partitioner without a support check: its
-    backend would compute them in every call, and would see no constant weights behind them. Returns a note for the
-    report; "" if nothing was replaced. If something was, the program has to be planned again.
+    backend would compute these calls whenever the program runs, and operators after them would not see that their
+    weights are constant. Returns a note for the report; "" if nothing was replaced. If something was, the program has
+    to be planned again.
     """
     program, constants = plan.program, constant_placeholders(plan.program)
     every = [n for n in program.graph.nodes if n.op == "call_function"]
+    # without tags, or with None among them, a call is the host's
     calls = every if taken_too else [n for n in every if None in plan.tags.get(n, (None,))]
     if not calls or not any(constants.issuperset(elements_read(n)) for n in every):  # the usual case, found quickly
         return ""
     on_constants = constant_calls(program)
     candidates = on_constants.intersection(calls)
     values, replaced = ConstantValues(constants_of(program)), list[torch.Tensor]()
+    # only calls whose values are used elsewhere are replaced; what only they need then goes away by itself
     ends = [n for n in calls if n in candidates and _used_outside(n, candidates)]
     for node in _worth_computing(ends, _constant_bytes(program)):
         value = values.of(node)
@@ -82,9 +85,9 @@ def _worth_computing(ends: Sequence[Node], sizes: Mapping[Node, int]) -> list[No
     that free nothing, such as the norms of a weight, are chosen last, up to a share of all constants (``SHARE``).
     """
     chosen: set[Node] = set()
-    removed: set[Node] = set()
+    removed: set[Node] = set()  # nodes that become unneeded with the chosen ends
     for group in _groups_sharing_nodes(ends):
-        for candidates in (group, *([end] for end in group)):
+        for candidates in (group, *([end] for end in group)):  # together, then each end by itself
             if chosen.issuperset(candidates):
                 continue
             freed = _unneeded(candidates, removed)
@@ -92,6 +95,7 @@ def _worth_computing(ends: Sequence[Node], sizes: Mapping[Node, int]) -> list[No
                 chosen.update(candidates)
                 removed |= freed
     room = sum(sizes.values()) // SHARE  # bytes for small values that free nothing
+    # the smallest first; only values smaller than the constants that they are computed from
     for end in sorted(set(ends) - chosen, key=lambda end: (_bytes(end), end)):
         if _bytes(end) <= room and _bytes(end) < sum(sizes.get(n, 0) for n in ancestors(end)):
             chosen.add(end)
@@ -100,8 +104,8 @@ def _worth_computing(ends: Sequence[Node], sizes: Mapping[Node, int]) -> list[No
 
 
 def _groups_sharing_nodes(ends: Sequence[Node]) -> list[list[Node]]:
-    """``ends`` in groups: two ends that need the same node are in one group."""
-    parent: dict[Node, Node] = {}
+    """``ends`` in groups: two ends that need the same node are in one group, also by way of a third end."""
+    parent: dict[Node, Node] = {}  # union-find over the ends and all nodes that they need
     for end in ends:
         parent.setdefault(end, end)
         for node in ancestors(end):
@@ -113,7 +117,10 @@ def _groups_sharing_nodes(ends: Sequence[Node]) -> list[list[Node]]:
 
 
 def _unneeded(ends: Sequence[Node], removed: Collection[Node]) -> set[Node]:
-    """The nodes that nothing needs once ``ends`` are constants, except those ``removed`` already."""
+    """The nodes that nothing needs any more once ``ends`` are replaced by constants; without those in ``removed``.
+
+    ``removed``: nodes that go away already, for other ends. They count as users that need nothing.
+    """
     unneeded: set[Node] = set(ends)
     for node in sorted(ancestors(*ends) - unneeded, reverse=True):  # users come before their operands
         if all(user in unneeded or user in removed for user in node.users):
@@ -137,9 +144,9 @@ def _used_outside(node: Node, replaced: Collection[Node]) -> bool:
 
 
 def _replace(node: Node, constant: Node) -> None:
-    """Let users of ``node`` use ``constant`` instead.
+    """Let users of ``node`` use the placeholder ``constant`` instead.
 
-    The program returns a copy of it, because callers may write to results.
+    If the program returns ``node``, it returns a copy of the constant, because callers may write to results.
     """
     if any(u.op == "output" for u in node.users):
         with node.graph.inserting_before(node):

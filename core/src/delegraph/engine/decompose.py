@@ -91,6 +91,7 @@ class Decomposer:
         while True:
             answer = ask(program, partitioner, self._watched, self._answers)
             settled = attempted.union(r.node for r in answer.result.refusals if r.final)
+            # ``ON_HOST``: it checks something, and was left to the host on purpose
             refused = [n for n in _calls(program) if n not in answer.tags and ON_HOST not in n.meta]
             refused = [n for n in refused if n not in settled and (to_core(n.target) or beyond_core(n.target))]
             attempted.update(refused)
@@ -116,10 +117,10 @@ class Decomposer:
     def _decompose_for_tags(
         self, program: ExportedProgram, partitioner: Partitioner, later: Sequence[Partitioner], composites: Composites
     ) -> ExportedProgram:
-        """Decompose ``program`` for a partitioner without a support check; unchanged if it has one.
+        """``program``, decomposed for a partitioner without a support check; unchanged if ``partitioner`` has one.
 
-        Such a partitioner sees core ATen, and whole only what it or a ``later`` partitioner lists to keep.
-        ``composites`` gets the calls that are decomposed.
+        A partitioner that can only tag is asked about core ATen, and about the other operators that it or a ``later``
+        partitioner wants to keep whole. ``composites`` gets the calls that are decomposed.
         """
         decomposable = [] if support_of(partitioner) else [n for n in _calls(program) if to_core(n.target)]
         if not decomposable:
@@ -145,7 +146,7 @@ class Decomposer:
         support = support_of(partitioner)
         if support is None:
             reducer = _Reducer(self.tracer, *_kept(program, [partitioner, *later]))
-            return any([reducer.decompose(n, composites) for n in unwanted])
+            return any([reducer.decompose(n, composites) for n in unwanted])  # a list: all of them, not just the first
         keeps = AtWork(partitioner, "support check").around(_KeepsByAsking(support))
         attempts = _Attempts(self.tracer, lambda node: keeps(node) or kept_later(node), self._useless)
         return any([attempts.decompose(n, composites) for n in unwanted])
@@ -175,9 +176,11 @@ def rebuild(program: ExportedProgram) -> ExportedProgram:
 
 
 def _kept(program: ExportedProgram, partitioners: Sequence[Partitioner]) -> tuple[Keeps, frozenset[Any]]:
-    """A function that tells whether one of ``partitioners`` keeps a call; and the operators that traces keep whole.
+    """A function that tells whether one of ``partitioners`` keeps a call whole; and operators.
 
-    A trace must not decompose those operators, because the partitioners are asked about them.
+    A trace must not decompose these operators, because the partitioners are asked about them. They are the operators
+    that partitioners without a support check list, and ``LINEAR`` if one has a support check. Each support check begins
+    with ``program`` here.
     """
     answers: list[Keeps] = []
     whole: set[Any] = set()
@@ -248,7 +251,10 @@ class _Reducer:
         self.tracer, self.keeps, self.whole, self.at_once = tracer, keeps, whole, at_once
 
     def decompose(self, node: Node, composites: Composites | None = None) -> bool:
-        """Replace ``node`` by its decomposition, and record that in ``composites``; False if there is none."""
+        """Replace ``node`` by its decomposition, and so on for the new calls that nobody keeps.
+
+        ``composites`` records it; None: nothing does. Returns False if ``node`` has no decomposition.
+        """
         decomposition = self.tracer.decompose_to_core(node, self.whole) if self.at_once else None
         decomposition = decomposition or self.tracer.decompose(node, to_core(node.target), self.whole)
         if decomposition is None:
@@ -256,7 +262,7 @@ class _Reducer:
         inlining = Inlining(node, decomposition)
         for call in inlining.calls:
             if not self.keeps(call):
-                self.decompose(call)
+                self.decompose(call)  # not recorded by itself: ``inlining`` has the new calls in the place of ``call``
         if composites is not None:
             composites.add(inlining)
         inlining.commit()
@@ -275,7 +281,7 @@ class _Attempts:
 
     def decompose(self, node: Node, composites: Composites) -> bool:
         """Decompose ``node`` if the backend then takes more of the program; returns whether it did."""
-        # The key has the producers of operands, because answers may depend on them, for example on constants.
+        # The key has the operators of the operands, because answers may depend on them, for example on constants.
         producers = ((i.op, i.target) for i in node.all_input_nodes if i.op != "placeholder")
         key = (self.tracer.signature(node), *producers)
         attempt = None if key in self._useless else self.attempt(node)
@@ -317,6 +323,7 @@ class _Attempt(Inlining):
 
         If the backend refuses the part, attempt to decompose that in turn.
         """
+        # computed from nothing, or from such calls alone
         if all(i in self._constant for i in call.all_input_nodes):
             self._constant.add(call)
         if attempts.keeps(call):

@@ -42,13 +42,14 @@ class Elsewhere:
             if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0):
                 raise OptionError("option-invalid", f"{name} is a number above 0, not {limit!r}")
         self._registry, self.executor = registry, executor
-        self._given = executor, isolation is not None, time_limit, memory_limit
+        self._given = executor, isolation is not None, time_limit, memory_limit  # the arguments of ``Workers``
+        # foreign: an object that takes calls, and is not known to run them in threads of this process
         is_foreign = not isinstance(executor, type) and callable(getattr(executor, "submit", None))
         self._of_all = any(v not in (None, False) for v in self._given[1:])
         self._of_all |= is_foreign and not isinstance(executor, ThreadPoolExecutor)
         self._workers: Any = None
-        self._stand_ins: dict[str, type[BackendDetails]] = {}
-        self._blocks = 0
+        self._stand_ins: dict[str, type[BackendDetails]] = {}  # full name of a backend -> its stand-in
+        self._blocks = 0  # how many ``with`` blocks of this object are open
 
     def __enter__(self) -> Elsewhere:
         self._blocks += 1
@@ -61,13 +62,16 @@ class Elsewhere:
             self._workers = None
 
     def begin(self, names: Iterable[str]) -> None:
-        """Start processes for those of the backends ``names`` that need some, so that they are ready when used."""
+        """Start processes for those of the backends ``names`` that compile in other processes.
+
+        The processes load the backends while this one still exports the program.
+        """
         entries = [name for name in names if self._of_all or self._registry.spec(name).isolated]
         if entries or self._of_all:
             self._begun().prepare([self._registry.full_name(name) for name in entries])
 
     def open(self) -> tuple[Any, Any]:
-        """A registry whose classes compile, and the executor that calls them."""
+        """A registry that gives, for each backend, the class that compiles; and the executor that calls the classes."""
         if self._of_all:
             self._begun()
         return _WithStandIns(self._registry, self._backend), self.executor

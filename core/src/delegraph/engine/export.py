@@ -34,10 +34,11 @@ class Source(NamedTuple):
 
 
 def sources_by_method(program: Any, inputs: Any, kwargs: Any, shapes: Any) -> dict[str, Source]:
-    """Method name -> what it is lowered from, given the arguments of ``lower``.
+    """Method name -> what the method is lowered from, given the arguments of ``lower``.
 
-    If ``program`` is a mapping by method, so are the other arguments, or None; otherwise the one method is ``forward``.
-    Raises InputError if they do not fit.
+    If ``program`` is a mapping by method, each of the other arguments is a mapping by method or None. A method that is
+    missing in one of these gets None. Otherwise there is one method, ``forward``. Raises InputError for names and
+    arguments of other types.
     """
     if not isinstance(program, Mapping):
         return {"forward": Source(program, inputs, kwargs, shapes)}
@@ -92,6 +93,7 @@ def _export_module(module: torch.nn.Module, inputs: Any, kwargs: Any, shapes: An
     """Export a module. Raises InputError, with torch's reason and advice, if that fails."""
     kind = type(module).__name__
     is_exported = "eval" in vars(module)  # the module of an ExportedProgram: torch replaces ``eval`` to forbid it
+    # names of the modules that compute otherwise in training; the outermost one has no name
     in_training = (name or kind for name, m in module.named_modules() if m.training and (is_exported or reads_mode(m)))
     training = next(in_training, None)
     if training is not None:
@@ -107,7 +109,8 @@ def _export_module(module: torch.nn.Module, inputs: Any, kwargs: Any, shapes: An
             warnings.filterwarnings("ignore", _OF_TORCHS_RNNS, UserWarning)
             return torch.export.export(module, args, kwargs, dynamic_shapes=shapes)
     except Exception as e:  # torch and the code of the model may raise anything
-        # make one line of torch's message, and a hint of its advice
+        # Torch's message has many lines. Its first line becomes ours, with the explanation if there is one, and its
+        # advice becomes the hint. If the first line ends with a colon, the next one belongs to it.
         first, _, rest = str(e).strip().partition("\n")
         first = first.removesuffix(", but expected one of:")  # torch appends a list of signatures
         if first.endswith(":"):
@@ -137,7 +140,8 @@ def arguments_of(inputs: Any) -> tuple[Any, ...]:
 
 def _user_line(error: BaseException) -> SourceLine | None:
     """The innermost line of the user's program that torch was tracing when it failed; None if there is none."""
-    # Dynamo keeps the frames of the user's code in ``real_stack``; code that torch generates is in "<string>".
+    # Dynamo keeps the frames of the user's code in ``real_stack``. Frames of this file are left out, and those of code
+    # that torch generates, whose file is "<string>".
     frames = [*traceback.extract_tb(error.__traceback__), *getattr(error, "real_stack", ())]
     tracing = [f for f in frames if f.filename not in (__file__, "<string>")]
     return innermost((f.filename, f.lineno or 0, f.name, f.line or "") for f in tracing)

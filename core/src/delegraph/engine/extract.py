@@ -26,7 +26,10 @@ _WRITES = {InputKind.BUFFER: OutputKind.BUFFER_MUTATION, InputKind.PARAMETER: Ou
 
 
 def begin_work(method: str, plan: Plan, partition: Partition) -> Work:
-    """The ``Work`` on a partition: its program for the backend, and its module for the host, still without a blob."""
+    """The ``Work`` on a partition: its program for the backend, and its module for the host, still without a blob.
+
+    ``method``: the name of the method that ``plan`` is for.
+    """
     start = time.perf_counter()
     program, boundary = extract(method, plan, partition), partition.boundary
     inputs, outputs = (
@@ -69,14 +72,14 @@ class _Build:
     def __init__(self, plan: Plan, partition: Partition) -> None:
         self.graph, self.partition = Graph(owning_module=plan.program.graph_module), partition
         self.env: dict[Node, Node] = {}
-        specs = dict(placeholders(plan.program)) if partition.constants else {}
+        specs = dict(placeholders(plan.program)) if partition.constants else {}  # placeholder -> its spec
         constants = [(self._placeholder(n), specs[n]) for n in partition.constants]
         self.inputs = [InputSpec(s.kind, argument_of(n), s.target, s.persistent) for n, s in constants]
         self.inputs += [self._input(n) for n in partition.inputs]
         for node in partition.nodes:
-            # fetch the subgraphs that the call takes
-            for owner in (i for i in node.all_input_nodes if i.op == "get_attr" and i not in self.env):
-                self.env[owner] = copy_node(self.graph, owner, self.env.__getitem__)
+            # subgraphs that the call takes are fetched by nodes, which belong to no partition
+            for fetching in (i for i in node.all_input_nodes if i.op == "get_attr" and i not in self.env):
+                self.env[fetching] = copy_node(self.graph, fetching, self.env.__getitem__)
             self.env[node] = new = copy_node(self.graph, node, self.env.__getitem__)
             new.meta.pop("delegation_tag", None)
         self.outputs = self._return([(last, specs[n]) for n, last in partition.state.items()])

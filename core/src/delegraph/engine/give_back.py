@@ -19,12 +19,17 @@ from .partition import Plan, Work
 
 
 def give_back(plan: Plan, refused: Sequence[Work]) -> None:
-    """Take the partitions of ``refused``, which all belong to ``plan``, out of it."""
+    """Take the partitions of ``refused``, which all belong to ``plan``, out of it.
+
+    Changes the tags, refusals and order of ``plan``, and its program: calls that were decomposed for the compiler that
+    refused them are restored.
+    """
     if not refused:
         return
     gone = {work.partition.tag for work in refused}
     plan.partitions = [p for p in plan.partitions if p.tag not in gone]
     plan.tags = {node: left for node, tags in plan.tags.items() if (left := _tags_left(node, tags, gone))}
+    # the first tag is that of the partition that returns the value, or None for the host
     plan.provider = {node: p for node, p in plan.provider.items() if plan.tags.get(node, (None,))[0] == p.tag}
     for work in refused:
         reason = _reason(work)
@@ -38,13 +43,13 @@ def give_back(plan: Plan, refused: Sequence[Work]) -> None:
 
 
 def _tags_left(node: Node, tags: tuple[str | None, ...], gone: Collection[str]) -> tuple[str | None, ...]:
-    """The tags of ``node`` without the partitions in ``gone``.
+    """The tags of ``node`` without the partitions in ``gone``: first None if the host computes it as well.
 
-    If other partitions still have copies of a constant, the host now computes it as well. Those partitions are compiled
-    already, so none of them can get another output to provide it.
+    If other partitions still have copies of a constant call, the host now computes the call as well: those partitions
+    are compiled already, so none of them can get another output to provide the value.
     """
     remaining = tuple(tag for tag in tags if tag is not None and tag not in gone)
-    # also if None was among the tags, and so stays
+    # a call that lost a partition, or that the host computed as well before (None is not in ``remaining``)
     lost_some = node.op != "placeholder" and len(remaining) < len(tags)
     return (None, *remaining) if remaining and lost_some else remaining
 

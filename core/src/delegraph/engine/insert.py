@@ -33,6 +33,7 @@ def insert_delegates(plan: Plan, work: Sequence[Work], handles: Iterator[int], n
     ``work`` has the modules. ``handles`` yields debug handles for the calls. ``names`` yields names for the modules,
     first for this graph, then for its subgraphs.
     """
+    # names of attributes that the program fetches already: subgraphs, and delegates of earlier backends
     used_names = {n.target for n in plan.program.graph.nodes if n.op == "get_attr"}
     module_names = list(islice((name for name in names if name not in used_names), len(plan.partitions)))
     lowered = [(subgraph, insert_delegates(inner, work, handles, names)) for subgraph, inner in plan.inner]
@@ -50,7 +51,8 @@ def insert_delegates(plan: Plan, work: Sequence[Work], handles: Iterator[int], n
 def _is_for_delegates(plan: Plan, node: Node) -> bool:
     """Whether ``node`` fetches a subgraph that only delegated calls use.
 
-    Delegates have copies of their subgraphs, so the host's program does not need it.
+    Delegates have copies of their subgraphs, so the host's program does not need ``node``. A call without tags, or with
+    None among them, is the host's.
     """
     fetches = node.op == "get_attr" and bool(node.users)
     return fetches and all(None not in plan.tags.get(user, (None,)) for user in node.users)
@@ -59,8 +61,9 @@ def _is_for_delegates(plan: Plan, node: Node) -> bool:
 class _HostProgram:
     """Builds the host's new graph, its signature, and the table of modules that it calls.
 
-    ``dropped``: constants that calls no longer pass to their subgraphs, because delegates inside own them. ``env``:
-    node of the plan's program -> its copy. ``state``: buffers that delegates keep.
+    ``dropped``: constants that calls no longer pass to their subgraphs, because delegates inside own them. ``names``
+    yields names for the modules, and ``modules`` has them by name. ``env``: node of the plan's program -> its copy.
+    ``state``: buffers that delegates keep. ``inputs``: the specs of the placeholders that stay.
     """
 
     def __init__(self, plan: Plan, dropped: Collection[Node], names: Iterator[str]) -> None:
@@ -78,16 +81,16 @@ class _HostProgram:
     def _stays(self, node: Node) -> bool:
         """Whether the host keeps the placeholder ``node``.
 
-        It does not keep a constant that only delegates use, and no buffer that a delegate keeps.
+        It does not keep a constant that only delegates use, nor a buffer that a delegate keeps.
         """
         if node in self.state:
             return False
         if not node.users:  # unused in the model, or no longer passed by calls
             return node not in self.dropped
-        # every user is in partitions that own the constant: the host needs none of it
+        # if every user is computed only in partitions that own the constant, the host does not need the constant
         tags = self.plan.tags
-        owners = {*tags.get(node, ())}
-        return not all(user in tags and {*tags[user]} <= owners for user in node.users)
+        owning = {*tags.get(node, ())}
+        return not all(user in tags and {*tags[user]} <= owning for user in node.users)
 
     def copy(self, node: Node) -> None:
         """Copy a node that the host computes."""
@@ -102,11 +105,11 @@ class _HostProgram:
         """
         name = next(self.names)
         self.modules[name] = module
-        owner = self.graph.create_node("get_attr", name, name=name)
-        owner.meta = {"val": None, "debug_handle": handle}
+        fetching = self.graph.create_node("get_attr", name, name=name)
+        fetching.meta = {"val": None, "debug_handle": handle}
         dtypes = partition.boundary
         args = [self._cast(self.env[n], dtypes[n]) if n in dtypes else self.env[n] for n in partition.inputs]
-        call = self.graph.call_function(CALL_DELEGATE, (owner, *args))
+        call = self.graph.call_function(CALL_DELEGATE, (fetching, *args))
         # the delegate returns its outputs in their boundary types
         vals = [as_dtype(n.meta["val"], dtypes[n]) if n in dtypes else n.meta["val"] for n in partition.outputs]
         call.meta = {"val": tuple(vals), "debug_handle": handle}
@@ -124,7 +127,7 @@ class _HostProgram:
     def build(self) -> ExportedProgram:
         """The finished program. It does not return the new values of buffers that delegates keep."""
         program = self.plan.program
-        stored = stored_by_delegates(program, self.state)
+        stored = stored_by_delegates(program, self.state)  # positions of the outputs that are left out
         pairs = enumerate(zip(program.graph_signature.output_specs, output_values(program), strict=True))
         specs, values = [], []
         for k, (spec, value) in pairs:

@@ -33,7 +33,7 @@ def order(plan: Plan) -> list[Unit]:
     for k, node in enumerate(nodes):
         if node.op not in ("placeholder", "output"):
             unit = plan.provider.get(node, node)
-            units[position.setdefault(id(unit), k)] = unit
+            units[position.setdefault(id(unit), k)] = unit  # a partition only at its first node
 
     def position_of(node: Node) -> int:
         """The position of the unit of ``node``."""
@@ -42,6 +42,7 @@ def order(plan: Plan) -> list[Unit]:
     # units are identified by the position of their first node, which also orders those that may run next
     needs = {k: set(map(position_of, _computed_inputs(unit))) for k, unit in units.items()}
     drawing = dict.fromkeys(position_of(n) for n in nodes if n.op == "call_function" and draws(n))
+    # each unit that draws random numbers needs the one that draws before it
     draw_order = {after: {before} for before, after in pairwise(drawing)}
     try:
         try:
@@ -70,6 +71,7 @@ def _sorted(needs: Mapping[int, set[int]]) -> list[int]:
     ready: list[int] = []
     result: list[int] = []
     while sorter.is_active():
+        # a heap of the keys whose needs are in the result: the smallest comes next, and may make others ready
         for k in sorter.get_ready():
             heapq.heappush(ready, k)
         result.append(heapq.heappop(ready))
@@ -95,6 +97,7 @@ def random_notes(programs: Mapping[str, ExportedProgram], delegates: Sequence[De
             place = f"{delegate.name} of {delegate.method}"
             yield f"{place} draws random numbers by itself: a seed does not give those of eager"
     for method, program in programs.items():
+        # debug handles grow in the order of eager's calls
         handles = [n.meta.get("debug_handle", 0) for n in program.graph.nodes if draws(n)]
         if handles != sorted(handles):
             yield f"{method} draws random numbers in another order than eager: a seed does not give those of eager"

@@ -113,7 +113,10 @@ class Work:
     name: str = ""
 
     def info(self, name: str) -> DelegateInfo:
-        """The delegate that the partition became. ``name``: the program's attribute that has its module."""
+        """The delegate that the partition became. ``name``: the attribute of the method's program that has its module.
+
+        Also sets ``name`` of this work, since equal partitions name the one whose result they have.
+        """
         self.name, operators = name, tuple(filter(is_operator, self.partition.nodes))
         compiled = self.compiled if self.equal_to is None else f"equal to {self.equal_to.name}"
         return DelegateInfo(self.method, name, self.module, operators, self.seconds, compiled)

@@ -58,7 +58,7 @@ from .state import shared_state_notes
 
 
 class Round(NamedTuple):
-    """One backend's turn: its name in the report, and its partitioner for each method that it is asked about.
+    """What one backend is asked: its name in the report, and its partitioner for each method that it is asked about.
 
     ``own``: the partitioners were made for this lowering, and not by the caller. Only then may the report ask them
     again.
@@ -86,7 +86,7 @@ class Lowering:
     - ``notifies``: plugins that listen are told of each round.
     - ``whole``: the one partition stands for the whole program, and is called with all of its inputs.
 
-    The second group is what steps leave for later steps and for the report. ``turn``: the number of the current round.
+    The second group is what steps leave for later steps and for the report. ``turn``: the index of the current round.
     ``plans`` and ``work``: those of the current round. ``given_back``: the refused partitions of all rounds, with the
     names of their backends. ``changed``: method -> how transforms changed the types of its inputs and outputs.
     """
@@ -127,7 +127,7 @@ class Lowering:
         backends = [r.name for r in self.rounds[: self.turn + 1]]
         given_back = [given_back_row(name, work) for name, work in self.given_back]
         origin = ReportOrigin(self.programs, self.delegates, self.reasons, backends, self.asked, given_back)
-        # read now, because a backend may be taken out of the registry before the report is read
+        # the names are read now, because a backend may be taken out of the registry before the report is read
         names = {d.backend_id: self.registry.spec(d.backend_id).name for d in self.delegates}
 
         def rows() -> Rows:
@@ -154,7 +154,7 @@ def _normalize(lowering: Lowering) -> None:
         lowering.notes += [f"{method} was {note}"] if note else []
         program = _normalized(lowering, method, exported)
         transforms = lowering.transforms.get(method, ())
-        border = _border(program) if transforms else {}
+        border = _border(program) if transforms else {}  # types of inputs and outputs before the transforms
         for transform in transforms:
             changed = transform(program)
             if not isinstance(changed, ExportedProgram):
@@ -164,7 +164,8 @@ def _normalize(lowering: Lowering) -> None:
             if (why := why_not_valid(program)) is not None:
                 text = f"{_name_of_transform(transform)} returned a program that torch does not take for valid: {why}"
                 raise ContractViolation("contract-violation", text)
-        # a transform changed the type of an input or output: the result can no longer be compared with eager
+        # If a transform changed the type of an input or output, the result can no longer be compared with eager. The
+        # first one is named.
         retyped = [(name, kind) for name, kind in _border(program).items() if border.get(name, kind) != kind]
         for name, kind in retyped[:1]:
             text = f"{name} is {kind} since a transform changed it, and {border[name]} in eager PyTorch"
@@ -206,7 +207,8 @@ def _partition(lowering: Lowering) -> None:
 def _plan_all(lowering: Lowering, method: str, program: ExportedProgram) -> Plan:
     """The plan of a method's program, after checks and constants are settled.
 
-    Checks go to the host or are dropped, and calls on constants alone that the backend refused are computed.
+    Checks go to the host or are dropped. Calls on constants alone that the backend refused are computed, if the
+    lowering ``folds_constants``. After each such change the program is planned again.
     """
     plan, partitioner = _plan(lowering, method, program), lowering.rounds[lowering.turn].partitioners[method]
     changed, note = settle_checks(plan)
@@ -224,7 +226,11 @@ def _plan_all(lowering: Lowering, method: str, program: ExportedProgram) -> Plan
 
 
 def _plan(lowering: Lowering, method: str, program: ExportedProgram) -> Plan:
-    """The plan of a program, and of the subgraphs of calls that it leaves to the host."""
+    """The plan of a program, with the plans of the subgraphs of calls that it leaves to the host.
+
+    ``program``: that of ``method``, or a subgraph in it.
+    """
+    # the partitioner of the current backend, and those of the next ones
     partitioner, *later = [r.partitioners[method] for r in lowering.rounds[lowering.turn :] if method in r.partitioners]
     plan = (
         lowering.decomposer.plan(program, partitioner, later)
@@ -246,9 +252,9 @@ def _plan(lowering: Lowering, method: str, program: ExportedProgram) -> Plan:
 
 
 def _is_now_delegated(subgraph: Subgraph, plan: Plan) -> bool:
-    """Whether a subgraph had to be decomposed, and all of its calls are delegated now."""
+    """Whether a subgraph was decomposed for ``plan``, its plan, and all of its calls are delegated now."""
     calls = [n for n in plan.program.graph.nodes if n.op == "call_function"]
-    # decomposing makes another program
+    # if something was decomposed, the plan has a new program
     return plan.program is not subgraph.program and all(call in plan.tags for call in calls)
 
 
@@ -268,17 +274,22 @@ def _compile(lowering: Lowering) -> None:
     for plan in (plan for top in lowering.plans.values() for plan in top.all()):
         give_back(plan, [work for work in refused if work.plan is plan])
     lowering.given_back += [(lowering.rounds[lowering.turn].name, work) for work in refused]
-    fingerprints: dict[Any, str | None] = {}  # a backend may have to start its compiler to know
+    # asked once for each backend and its settings, because a backend may have to start its compiler to know
+    fingerprints: dict[Any, str | None] = {}
     for work in lowering.work:
         if work.result is not None:
-            told = (work.module.backend_id, *work.module.compile_specs)
-            if told not in fingerprints:
-                fingerprints[told] = fingerprint_of(work, lowering.registry)
-            work.module.attach(work.result, lowering.registry.producer(work.module.backend_id), fingerprints[told])
+            settings = (work.module.backend_id, *work.module.compile_specs)
+            if settings not in fingerprints:
+                fingerprints[settings] = fingerprint_of(work, lowering.registry)
+            producer = lowering.registry.producer(work.module.backend_id)
+            work.module.attach(work.result, producer, fingerprints[settings])
 
 
 def _insert(lowering: Lowering) -> None:
-    """Step ``insert``: replace partitions by calls of delegates, and store what the report needs of this round."""
+    """Step ``insert``: replace partitions by calls of delegates, and store what the report needs of this round.
+
+    That is the delegates, the reasons of refusals, and what is needed to ask the backend again.
+    """
     current = lowering.rounds[lowering.turn]
     name = current.name
     for method, top in lowering.plans.items():
@@ -289,13 +300,18 @@ def _insert(lowering: Lowering) -> None:
         for plan in top.all():
             lowering.reasons.setdefault(method, {}).update(reasons_of(name, plan.refusals))
         if current.own:
+            # nodes of the partitions that this backend's compiler refused
             given_back = [w for backend, w in lowering.given_back if (backend, w.method) == (name, method)]
             nodes = [n for w in given_back for n in w.partition.nodes]
             lowering.asked.keep(method, name, top, current.partitioners[method], nodes)
 
 
 def _finish(lowering: Lowering) -> None:
-    """Step ``finish``: bring the host's calls into core ATen if that is wanted, and collect notes."""
+    """Step ``finish``: bring the host's calls into core ATen if that is wanted, and collect notes.
+
+    Before that, calls on constants alone are computed that are the host's because the last backend's compiler refused
+    their partition.
+    """
     decomposer = lowering.decomposer
     if lowering.given_back and lowering.folds_constants:  # no backend was asked about what the last one gave back
         for method, program in lowering.programs.items():
@@ -348,8 +364,8 @@ def run(lowering: Lowering, first: str = "export", last: str = "finish") -> Lowe
     steps = STEPS[names.index(first) : names.index(last) + 1]
     lowering.seconds = {step.name: 0.0 for step in steps}
     with pause_collection():
-        # neighbouring steps that run for each backend are one loop: all of them for the first backend, then all for the
-        # second
+        # Neighbouring steps that run for each backend (``each_round``) are one loop: all of them for the first backend,
+        # then all of them for the second one. Any other step runs once.
         for repeated, group in groupby(steps, key=lambda step: step.each_round):
             together = tuple(group)
             for turn in range(len(lowering.rounds)) if repeated else (lowering.turn,):
@@ -376,11 +392,12 @@ def lower_programs(
 ) -> dict[str, ExportedProgram]:
     """Lower ``programs`` without a report; returns method -> lowered program. For entry points other than ``lower``.
 
-    ``turns``: for each backend, in order of preference, the partitioner of each method that it is asked about; if
-    empty, the programs are only normalized. ``transforms``: by method, run on the normalized program. ``decompose``:
-    decompose operators that no backend keeps, and bring what is left to the host into core ATen, except operators to
-    ``keep`` whole. ``whole``: the one delegate of a method takes all inputs of its program, in their order.
-    ``registry`` None: the default one. The given programs never change.
+    ``turns``: a mapping for each backend, in order of preference: method -> the backend's partitioner. A backend is not
+    asked about a method that its mapping lacks. If ``turns`` is empty, the programs are only normalized.
+    ``transforms``: method -> functions that change its normalized program. ``decompose``: decompose operators that no
+    backend keeps, and bring what is left to the host into core ATen, except operators to ``keep`` whole. ``whole``: the
+    one delegate of a method takes all inputs of its program, in their order. ``registry`` None: the default one. The
+    given programs never change.
 
     Raises an error for a partition that its compiler refuses, since no report could tell of it.
     """
@@ -388,6 +405,7 @@ def lower_programs(
         registry or default_registry(),
         programs=dict(programs),
         transforms=transforms,
+        # the partitioners need not say which backend they are for: the first one is "choice 1" in notes
         rounds=[Round(f"choice {k + 1}", partitioners) for k, partitioners in enumerate(turns)],
         decomposed=decompose,
         in_core_aten=decompose,

@@ -37,7 +37,9 @@ def ask(
 ) -> Answer:
     """Ask ``partitioner`` about ``program``, and check that it did only what the contract allows.
 
-    ``watched``: also check that it changed only tags. That is left out for a program that was made just to ask.
+    Calling it puts tags on the nodes of ``program``. ``watched``: also check that it changed only tags. That is left
+    out for a program that was made just to ask. ``answers``: earlier answers in a cache, which may save asking; None
+    for no cache. Raises ContractViolation.
     """
     before = Snapshot(program) if watched else None
     if answers is not None:
@@ -56,6 +58,7 @@ def make_plan(answer: Answer) -> Plan:
     """The plan for an answer, which must have a snapshot. Raises ContractViolation for tags that cannot be."""
     program, result, tags, before = answer
     assert before is not None, "what is lowered is watched"
+    # of a call in several partitions the first tag names the one that returns its value (None: the host)
     partitions = connected_partitions(program, result, tags)
     provider = {n: partitions[t[0]] for n, t in tags.items() if n.op != "placeholder" and t[0] is not None}
     return Plan(program, [p for p in partitions.values() if p.nodes], tags, provider, list(result.refusals), before)
@@ -73,7 +76,8 @@ def connected_partitions(program: ExportedProgram, result: PartitionResult, tags
     results = _result_positions(program)
     for partition in partitions.values():
         _connect(partition, tags, position, returned)
-        # Results of the program keep their order in it among a partition's outputs, as files of whole programs need.
+        # Outputs that are results of the program change places with each other until they are in the program's order,
+        # as files of whole programs need; other outputs stay where they are.
         ordered = iter(sorted((n for n in partition.outputs if n in results), key=results.__getitem__))
         partition.outputs = [next(ordered) if n in results else n for n in partition.outputs]
     return partitions
@@ -94,7 +98,11 @@ def _check_untouched(subject: str, before: Snapshot) -> None:
 
 
 def _tags(program: ExportedProgram, valid: Mapping[str, Any], subject: str) -> Tags:
-    """Node -> its tags. Raises ContractViolation for an unknown tag, or a tag on a node that cannot be delegated."""
+    """Node -> its tags, for nodes that have some, except calls that only check something and stay on the host.
+
+    ``valid``: the tags that the partitioner returned, as keys. ``subject`` names the partitioner in errors. Raises
+    ContractViolation for an unknown tag, or a tag on a node that cannot be delegated.
+    """
     ownable = constant_placeholders(program) | set(written_values(program))
     tags: Tags = {}
     for node in program.graph.nodes:
@@ -106,7 +114,7 @@ def _tags(program: ExportedProgram, valid: Mapping[str, Any], subject: str) -> T
         if node.op == "placeholder" and node not in ownable:
             kind = "placeholder node for non-params, non-buffer, and non-tensor constants"
             raise broken(f"{subject}: {kind} should not be tagged: {node.name}")
-        # None in the first place: the host computes the call as well
+        # a None in the first place is no tag to look up: it says that the host computes the call as well
         for tag in node_tags[1:] if node_tags[0] is None and node.op == "call_function" else node_tags:
             if tag not in valid:
                 text = f"{subject}: tag {tag!r} of {node.name} is not in partition_tags {list(valid)}"
@@ -145,7 +153,7 @@ def _collect(tags: Tags, result: PartitionResult) -> dict[str, Partition]:
             if tag is not None:
                 partitions[tag].nodes.append(node)
     for tag, partition in partitions.items():
-        # its calls and their operands: constants, and values with a boundary type, are among them
+        # its calls and their operands, in which its constants are, and its values with a boundary type
         used = {n for call in partition.nodes for n in (call, *call.all_input_nodes)}
         partition.constants = [n for n in used if n.op == "placeholder" and n in tags]
         partition.boundary = {n: result.boundary_types[n.name] for n in used if n.name in result.boundary_types}
@@ -158,7 +166,7 @@ def _collect(tags: Tags, result: PartitionResult) -> dict[str, Partition]:
 
 
 def _connect(partition: Partition, tags: Tags, position: Mapping[Node, int], returned: Collection[Node]) -> None:
-    """Find the inputs and outputs of a partition.
+    """Fill ``inputs`` and ``outputs`` of a partition, and put its constants in graph order.
 
     ``position``: node -> its position in the graph. ``returned``: nodes whose values the host returns or stores.
     """
@@ -187,5 +195,6 @@ def _is_output(node: Node, tags: Tags, returned: Collection[Node]) -> bool:
     """
     has_several = isinstance(node.meta.get("val"), (list, tuple))
     users = [u for u in node.users if u.op != "output"]
+    # a user on the host (no tags), or in a partition that does not compute ``node`` itself
     used_elsewhere = any(not tags.get(u) or not {*tags[u]} <= {*tags[node]} for u in users)
     return not has_several and (used_elsewhere or node in returned)

@@ -47,7 +47,10 @@ def preprocess(
 
 
 def compiles_jointly(backend: type[BackendDetails]) -> bool:
-    """Whether the backend compiles the partitions of all methods in one call."""
+    """Whether the backend compiles the partitions of all methods in one call.
+
+    That is so if its class replaces ``preprocess_multimethod``, whose default compiles one partition after the other.
+    """
     default: Any = BackendDetails.preprocess_multimethod
     return getattr(backend.preprocess_multimethod, "__func__", None) is not default.__func__
 
@@ -58,6 +61,7 @@ def compile_work(backend: type[BackendDetails], work: Sequence[Work], registry: 
     If ``may_refuse`` and the backend raises Unsupported, the reason is stored in the work that it is about. The backend
     is then called again with the programs of the other work. Raises ContractViolation for wrong results.
     """
+    # methods in the order in which they first appear; from here on, ``work`` is in that order, too
     by_method = {m: [w for w in work if w.method == m] for m in dict.fromkeys(w.method for w in work)}
     work = [item for items in by_method.values() for item in items]
     before = [(Snapshot(w.program, w.plan.snapshot), handles_of(w.program)) for w in work]
@@ -92,6 +96,7 @@ def _note_refusal(work: Sequence[Work], refusal: Unsupported) -> list[Work]:
     The refusal is about the program that contains ``refusal.node``, or about all of ``work`` if it names no node.
     """
     node: Any = refusal.node if isinstance(refusal.node, Node) else None
+    # if no program contains the node, all of ``work`` is concerned
     concerned = [
         w for w in work if node is not None and any(n is node for n in all_nodes(w.program.graph_module))
     ] or work

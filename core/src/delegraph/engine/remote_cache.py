@@ -31,6 +31,7 @@ class Remote:
         """The bytes of an entry; None if there is none. Raises Away."""
 
         def ask() -> bytes | None:
+            """The bytes of the entry; None if there is none."""
             system, folder = self._open()
             try:
                 data: bytes = system.cat_file(f"{folder}/{key}.entry")
@@ -45,11 +46,13 @@ class Remote:
         """Store an entry. Raises Away."""
 
         def store() -> None:
+            """Write the entry, and make the folder if there is none."""
             system, folder = self._open()
             try:
                 system.pipe_file(f"{folder}/{key}.entry", data)
             except FileNotFoundError:
-                # Files need a folder. What that lies in is not made: of a misspelt URL it would be a new bucket.
+                # The folder does not exist: make it. But not the bucket or folder above it, which a misspelt URL would
+                # create.
                 if "/" not in folder.strip("/"):
                     raise
                 system.mkdir(folder, create_parents=False)
@@ -65,10 +68,14 @@ class Remote:
         return found
 
     def _within(self, call: Callable[[], Any]) -> Any:
-        """The result of ``call``, made in a thread. Raises Away if it fails or takes longer than ``_PATIENCE``."""
+        """The result of ``call``, made in a thread. Raises Away if it fails or takes longer than ``_PATIENCE``.
+
+        In the second case the thread goes on by itself, and its result is dropped.
+        """
         answer: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
 
         def run() -> None:
+            """Put the result and None into ``answer``, or None and the error."""
             try:
                 answer.put((call(), None))
             except BaseException as e:

@@ -23,7 +23,8 @@ from .snapshot import Snapshot
 def handles_of(program: ExportedProgram) -> set[int]:
     """The debug handles that a debug map may name: those of the program's nodes, and as many after the largest.
 
-    A backend that lowers its program through another one gets calls of delegates, which have the handles after those.
+    A backend that lowers its program through another one adds calls of delegates, which get the handles after the
+    largest; there are at most as many as nodes with handles.
     """
     handles = {n.meta["debug_handle"] for n in all_nodes(program.graph_module) if "debug_handle" in n.meta}
     following = 1 + max(handles, default=0)
@@ -36,6 +37,7 @@ def flat_results(backend: str, programs: Mapping[str, Sequence[Any]], returned: 
     Raises ContractViolation unless each method has as many results as programs.
     """
     wanted = {m: len(p) for m, p in programs.items()}
+    # method -> number of its results; what was returned, as text, if that is no mapping
     counts: Any = f"{returned!r:.80}"
     if isinstance(returned, Mapping):
         counts = {m: len(r) if isinstance(r, (list, tuple)) else type(r).__name__ for m, r in returned.items()}
@@ -92,7 +94,7 @@ def _why_not_debug_map(debug_map: Any, handles: Collection[int]) -> str | None:
 
 
 def _why_not_reported(result: PreprocessResult) -> str | None:
-    """The fault of output, facts or figures, which end up in files for others; None if they have none."""
+    """The fault of ``output``, ``facts`` or ``figures``, which end up in report files; None if they have none."""
     if not isinstance(result.output, str):
         return f"an output that is a {type(result.output).__name__}"
     tables = {"facts": result.facts, "figures": result.figures}
@@ -114,8 +116,9 @@ def _why_not_reported(result: PreprocessResult) -> str | None:
 def check_untouched(backend: str, item: Work, before: Snapshot) -> None:
     """Raise ContractViolation if a backend changed something that is not its own, compared with ``before``.
 
-    It may rewrite the graph of its program; the module then gets a fresh extract for the host. It may not change what
-    it shares with others (``check_others``), nor the inputs and outputs with which the delegate is called.
+    ``before``: a snapshot of its program before the call. A backend may rewrite the graph of its program; the module
+    then gets a fresh extract for the host. It may not change what it shares with others (``check_others``), nor the
+    inputs and outputs with which the delegate is called.
     """
     check_others(backend, item, before)
     if before.is_rewritten():
@@ -150,6 +153,7 @@ def check_convention(backend: str, item: Work, inputs: Sequence[str]) -> None:
     specs = zip(item.program.graph_signature.output_specs, output_values(item.program), strict=False)
     values = [value for spec, value in specs if spec.kind not in MUTATIONS]
     recorded = [*outputs, *["?"] * len(values)]  # a node without a recorded type is not compared
+    # the types of the outputs now, and "?" for outputs that were added
     outputs_left = [_type_of(v) or old for v, old in zip(values, recorded, strict=False)]
     for kind, wanted, present in (("inputs", inputs, inputs_left), ("outputs", outputs, outputs_left)):
         if wanted != present:

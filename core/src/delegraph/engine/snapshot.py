@@ -26,7 +26,7 @@ class Snapshot:
         modules = program.graph_module.named_modules()
         self._subgraphs = [(name, m, _Nodes(m.graph)) for name, m in modules if name and isinstance(m, GraphModule)]
         self._tensors = _tensors(program)
-        known: dict[int, State] = earlier._states if earlier else {}
+        known: dict[int, State] = earlier._states if earlier else {}  # id of a tensor -> its state
         self._states: dict[int, State] = {id(t): known.get(id(t)) or state_of(t) for t in self._tensors.values()}
 
     def is_rewritten(self) -> bool:
@@ -41,7 +41,7 @@ class Snapshot:
         A new value of the same type is no change: torch's passes may compute values again when they only look at a
         graph.
         """
-        changed = None
+        changed = None  # the first node whose type was changed
         for node, val in self._values:
             now = node.meta.get("val")
             if now is not val:

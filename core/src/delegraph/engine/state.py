@@ -21,9 +21,10 @@ from .partition import Partition, Tags, broken
 
 
 def give_state(program: ExportedProgram, tags: Tags, partitions: Mapping[str, Partition]) -> None:
-    """Let partitions own the written buffers whose placeholders are tagged for them.
+    """Let partitions own the written buffers whose placeholders are tagged for them: fills their ``state``.
 
-    Raises ContractViolation if a node outside of the partition reads such a buffer or computes its last value.
+    Raises ContractViolation if a buffer has several tags, or if a node outside of the partition reads the buffer or
+    computes its last value.
     """
     for buffer, last in written_values(program).items():
         if buffer not in tags:
@@ -48,12 +49,12 @@ def give_state(program: ExportedProgram, tags: Tags, partitions: Mapping[str, Pa
 def shared_state_notes(programs: Mapping[str, ExportedProgram]) -> Iterator[str]:
     """A note for each tensor that one method writes and another one uses.
 
-    Each lowered method has its own copy of it, so no method sees what another one writes.
+    Each lowered method has its own copy of the tensor, so no method sees what another one writes.
     """
     if len(programs) == 1:
         return
-    users: dict[int, dict[str, str]] = {}
-    writers: dict[int, dict[str, None]] = {}
+    users: dict[int, dict[str, str]] = {}  # storage -> method -> the tensor's name in that method
+    writers: dict[int, dict[str, None]] = {}  # storage -> the methods that write it, in order
     for method, program in programs.items():
         written = written_targets(program)
         for spec in (s for _, s in placeholders(program) if s.kind in CONSTANT_KINDS):
