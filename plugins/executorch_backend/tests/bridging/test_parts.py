@@ -64,3 +64,15 @@ def test_what_was_changed_since_is_converted() -> None:
     remember(program, edge, calls)
     calls[-1].meta["val"] = calls[-1].meta["val"].clone()
     assert cut(program) is None
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("features", [4, 3])
+def test_a_transposed_weight_that_was_computed_while_lowering_is_not_transposed_again(
+    features: int, bias: bool
+) -> None:
+    """A linear layer that was decomposed is a product by its transposed weight, a call on a constant alone."""
+    model, x = nn.Sequential(nn.Linear(4, features, bias=bias), nn.ReLU()).eval(), torch.randn(2, 4)
+    program = torch.export.export(model, (x,)).run_decompositions()
+    lowered = delegraph.lower(program, backends=["xnnpack"])
+    assert lowered.verify(x).agrees()

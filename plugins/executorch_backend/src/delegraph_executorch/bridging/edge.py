@@ -120,6 +120,21 @@ def _with_unpacking(calls: Sequence[Node], hidden: Collection[Node]) -> set[Node
     return found
 
 
+_WHENCE = ("source_fn_stack", "torch_fn", "nn_module_stack")
+"""Keys of a node's meta: the function or module of PyTorch that the call is a piece of."""
+_PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default)
+
+
+def _is_product_by_weight(node: Node) -> bool:
+    """Whether a product's right operand is a weight itself, and not what a transposition makes of one.
+
+    XNNPACK takes every product that says it comes from ``linear`` for one by a transposed weight. Where the
+    transposition of the weight was computed while lowering, that would transpose it twice.
+    """
+    right: Any = node.args[-1] if node.target in _PRODUCTS else None
+    return isinstance(right, Node) and right.op == "placeholder"
+
+
 class _Copy:
     """A copy of a program, built in one pass. The results of hidden calls have one more input each, for their type."""
 
@@ -169,7 +184,7 @@ class _Copy:
             new.args = _with_float_operands(node.target, new)
             new.kwargs = {k: v for k, v in new.kwargs.items() if k != "memory_format"}
         new.meta[ORIGIN] = node.name
-        for key in ("delegation_tag", MARKS):
+        for key in ("delegation_tag", MARKS, *(_WHENCE if _is_product_by_weight(node) else ())):
             new.meta.pop(key, None)
         return new
 
