@@ -30,9 +30,9 @@ class DelegateDebug:
 
 
 def delegate_calls(program: ExportedProgram | GraphModule) -> Iterator[tuple[Node, LoweredBackendModule]]:
-    """Each call of a delegate, with the delegate's module.
+    """Yields each call of a delegate, with the delegate's module.
 
-    First the calls in the graph, in its order, then those in its subgraphs.
+    First the calls in the graph, in graph order, then those in its subgraphs, at any depth.
     """
     module = program if isinstance(program, GraphModule) else program.graph_module
     subgraphs: dict[str, GraphModule] = {}
@@ -54,6 +54,7 @@ def merged_named_data(
     Equal contents are stored once, as in one file. Raises NamedDataError if one key has different data.
     """
     store = NamedDataStore()
+    # a delegate that is called several times counts once
     modules = dict.fromkeys(module for program in programs for _, module in delegate_calls(program))
     for module in modules:
         if module.named_data_store_output is not None:
@@ -64,9 +65,9 @@ def merged_named_data(
 
 
 def delegate_map(program: ExportedProgram) -> dict[int, DelegateDebug]:
-    """Debug handle of each call of a delegate -> its backend and debug handle map.
+    """Debug handle of each call of a delegate -> the delegate's backend and debug handle map.
 
-    Debug identifiers are unique only together with the handle of the call.
+    Two delegates may use the same debug identifier, so an event belongs to a handle and an identifier together.
     """
     return {
         node.meta["debug_handle"]: DelegateDebug(m.backend_id, dict(m.meta.get("debug_handle_map") or {}))

@@ -30,7 +30,10 @@ class Argument:
 
     @classmethod
     def of(cls, name: str, val: Any, dtype: torch.dtype | None = None) -> Argument:
-        """The argument for the recorded value ``val``. It crosses the border in ``dtype`` (None: in its own dtype)."""
+        """The argument ``name`` with the recorded value ``val``.
+
+        ``dtype``: the dtype in which the value crosses the border between host and delegate; None for its own.
+        """
         if not isinstance(val, torch.Tensor):
             return cls(name, None, None)
         return cls(name, dtype or val.dtype, tuple(val.shape))
@@ -56,9 +59,10 @@ class LoweredBackendModule(torch.nn.Module):
     (``state``): these are buffers of ``original_module``, which returns their new values first, as mutations in its
     signature. A runtime starts with their values in ``original_module`` at every load, and keeps them between calls.
 
-    It takes its inputs one by one and returns a tuple. If the module stands for a whole program, an entry point may set
-    ``whole``. The module is then called like that program: ``whole(delegate, args, kwargs)`` calls the delegate, with
-    arguments and results in the program's structure. A copy shares the blob and all tensors except those of its state.
+    A call of the module takes the inputs one by one and returns a tuple. If the module stands for a whole program, an
+    entry point may set ``whole``. The module is then called like that program: ``whole(delegate, args, kwargs)`` calls
+    the delegate, with arguments and results in the program's structure. A copy of the module shares the blob and all
+    tensors except those of its state.
     """
 
     def __init__(
@@ -69,6 +73,10 @@ class LoweredBackendModule(torch.nn.Module):
         inputs: Sequence[Argument] = (),
         outputs: Sequence[Argument] = (),
     ) -> None:
+        """A module without a blob, which ``attach`` adds.
+
+        ``original_module``: the partition as a program. ``compile_specs``: the settings for the backend.
+        """
         super().__init__()
         self._backend_id, self._original_module, self._compile_specs = backend_id, original_module, tuple(compile_specs)
         self._inputs, self._outputs = tuple(inputs), tuple(outputs)
@@ -86,9 +94,10 @@ class LoweredBackendModule(torch.nn.Module):
         self._original_module = original_module
 
     def attach(self, result: PreprocessResult, producer: tuple[str, str], fingerprint: str | None = None) -> None:
-        """Store the result of ``preprocess``.
+        """Store ``result``, which the backend's ``preprocess`` returned; all but blob and named data goes to ``meta``.
 
-        ``producer``: the backend's distribution and its version. ``fingerprint``: what the backend gives, if it does.
+        ``producer``: the backend's distribution and its version. ``fingerprint``: what the backend's ``fingerprint``
+        returned; None if it has none.
         """
         self.blob, self._named_data_store_output = result.processed_bytes, result.data_store_output
         self.meta["debug_handle_map"] = result.debug_handle_map
@@ -134,14 +143,17 @@ class LoweredBackendModule(torch.nn.Module):
 
     @property
     def place(self) -> tuple[str, Iterable[Node]]:
-        """The partition and method, as text, and the partition's nodes; for errors of its plugin."""
+        """What an error of the backend names: partition and method, as text, and the partition's nodes."""
         program = self.original_module.graph_module
         where = f"partition {program.meta['partition']} of method {program.meta['method']}"
         return where, program.graph.nodes
 
     @property
     def processed_bytes(self) -> bytes:
-        """The blob as bytes, as a ``.pte`` stores it; empty while torch validates the program."""
+        """The blob as bytes, as a ``.pte`` stores it; empty while torch validates the program, which needs no blob.
+
+        A blob of several pieces is joined at the first read, and the bytes then take its place in ``blob``.
+        """
         if is_validating():
             return b""
         self.blob = join(self.blob)
@@ -165,9 +177,9 @@ class LoweredBackendModule(torch.nn.Module):
         return graph
 
     def state_tensors(self) -> list[torch.Tensor]:
-        """The tensors of the buffers in ``state``, which torch's own call of the delegate writes.
+        """The tensors of the buffers in ``state``, which are written when torch itself runs ``original_module``.
 
-        A runtime has tensors of its own.
+        A runtime that runs the blob has tensors of its own.
         """
         tables = (self.original_module.state_dict, self.original_module.constants)
         return [t for table in tables for k, t in table.items() if k in self.state]
@@ -184,7 +196,8 @@ class LoweredBackendModule(torch.nn.Module):
         return CALL_DELEGATE(self, *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LoweredBackendModule:
-        """A copy that shares everything that is never written."""
+        """A copy that shares everything that is never written: the blob, and all tensors but those of the state."""
+        # ``deepcopy`` takes what ``memo`` has for an object instead of a copy: here the tensor itself
         memo.update((id(t), t) for t in self._shared())
         twin = LoweredBackendModule(
             self.backend_id,

@@ -69,23 +69,26 @@ class PatternPartitioner(CapabilityPartitioner):
 
 
 class _PatternSupport(Predicate):
-    """A support check that takes listed calls, and any other call for which ``otherwise`` returns None."""
+    """A support check that takes each call that ``patterns`` lists, and others for which ``otherwise`` returns None.
+
+    ``lists``: the lists of calls that ``patterns`` returned for the present program.
+    """
 
     def __init__(self, patterns: NodeLists, otherwise: WhyNot) -> None:
         super().__init__(self._why_not_taken)
         self._patterns, self._otherwise = patterns, otherwise
         self.lists: list[Sequence[Node]] = []
-        self._taken: set[Node] = set()
+        self._in_patterns: set[Node] = set()
 
     def begin(self, exported_program: ExportedProgram) -> None:
         """List the calls of a new program that match the patterns."""
         super().begin(exported_program)
         self.lists = [list(nodes) for nodes in self._patterns(exported_program)]
-        self._taken = {n for nodes in self.lists for n in nodes}
+        self._in_patterns = {n for nodes in self.lists for n in nodes}
 
     def _why_not_taken(self, node: Node) -> str | None:
-        """None for a listed call; the answer of ``otherwise`` for any other."""
-        return None if node in self._taken else self._otherwise(node)
+        """Why ``node`` is not taken: None for a call that ``patterns`` lists; ``otherwise`` decides about any other."""
+        return None if node in self._in_patterns else self._otherwise(node)
 
 
 def matches(*patterns: Graph | ExportedProgram) -> NodeLists:
@@ -101,6 +104,7 @@ def matches(*patterns: Graph | ExportedProgram) -> NodeLists:
         """The calls at each place of the program where a pattern occurs."""
         matchers = [SubgraphMatcher(graph) for graph in graphs]
         places = [place for matcher in matchers for place in matcher.match(exported_program.graph)]
+        # ``nodes_map``: node of the pattern -> the node of the program that matches it
         return [[n for p, n in place.nodes_map.items() if p.op == "call_function"] for place in places]
 
     return find

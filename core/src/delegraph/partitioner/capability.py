@@ -42,7 +42,10 @@ class Predicate:
         self._constant = constant_placeholders(exported_program)
 
     def is_constant(self, node: Node) -> bool:
-        """Whether ``node`` computes a constant; asked in graph order, so operands are known."""
+        """Whether ``node`` computes a constant: it draws no random numbers, and all of its operands are constants.
+
+        Asked in graph order. Records a constant call, since calls that use it are asked about later.
+        """
         tags = getattr(node.target, "tags", ())
         is_random = torch.Tag.nondeterministic_seeded in tags
         is_constant = not is_random and all(i in self._constant for i in node.all_input_nodes)
@@ -64,9 +67,10 @@ class CapabilityPartitioner(Partitioner):
 
     ``groups(exported_program)`` lists calls that share a partition or all stay on the host, for example calls that are
     fused; groups that overlap count as one. With ``connected_only`` a partition is a connected part of the graph.
-    ``largest`` limits its number of operators. Without ``allows_single_node_partition``, an operator alone is no
-    partition unless it is in ``allowed_single_node_partition_ops``. Operators in ``non_compute_ops`` do not count as
-    operators here, and are never a partition by themselves.
+    ``largest``: the most operators that a partition may have; None for any number. Without
+    ``allows_single_node_partition``, an operator alone is no partition unless it is in
+    ``allowed_single_node_partition_ops``. Operators in ``non_compute_ops`` do not count for that, and a partition that
+    has no others stays on the host. ``spec``: settings that users can read as ``Partitioner.spec``.
     """
 
     def __init__(
@@ -99,7 +103,8 @@ class CapabilityPartitioner(Partitioner):
         A constant call that the host needs as well is tagged and listed.
         """
         search = _Search(self, exported_program)
-        parts, also_on_host = search.parts(), search.copied()
+        parts = search.parts()
+        also_on_host = search.copied()  # known once the search for partitions has ended
         constant = search.constant | constant_placeholders(exported_program)
         tags = _write_tags(parts, constant, also_on_host, self.delegation_spec.backend_id)
         specs = dict.fromkeys(tags, self.delegation_spec)
@@ -132,6 +137,7 @@ class _Search:
         self.final: set[Node] = set()
         self.constant: set[Node] = set()
         stored = [(n, s) for n, s in placeholders(program) if s.kind in CONSTANT_KINDS]
+        # constant -> its name in the model, and why it cannot be stored (None if it can)
         why_by_node = {n: (s.target, why_no_bytes(constant_tensor(program, s))) for n, s in stored}
         self.unreadable = {
             n: f"{name} cannot be stored: {reason}" for n, (name, reason) in why_by_node.items() if reason
@@ -154,9 +160,11 @@ class _Search:
         # Cheap checks come first. The backend is asked about partitions only when no group changes them any more. A
         # partition is called too small only when the backend refuses nothing that would make another one smaller.
         while True:
+            # groups without constant calls, of which each partition gets a copy
             computing = [[n for n in group if n not in self.constant] for group in self.groups]
             groups = Groups(computing, self.calls, self.partitioner.largest)
             self._refuse(groups.broken(self.refused), final=True)
+            # calls that stay on the host after all, with reasons, by who refuses them
             parts, by_groups = self._group(groups)
             by_backend: dict[Node, str] = {}
             too_small: dict[Node, str] = {}
@@ -172,9 +180,13 @@ class _Search:
             self._refuse({**by_groups, **too_small}, final=True)
 
     def _group(self, groups: Groups) -> tuple[list[list[Node]], dict[Node, str]]:
-        """The partitions of the calls accepted so far; and calls that their groups keep out of any, with reasons."""
+        """The partitions of the calls accepted so far; and accepted calls that their groups keep on the host -> why.
+
+        If there are such calls, the partitions are not final.
+        """
         accepted = {n for n in self.calls if n not in self.refused}
         unplaced = self._unplaced_constants()
+        # units: calls that stay together; units of equal level can be one partition (see ``levels``)
         ordered, kept_out = groups.units([n for n in self.calls if n not in unplaced], accepted)
         level = levels(ordered, accepted)
         sink(ordered, level, accepted)
@@ -194,7 +206,7 @@ class _Search:
             if producer.op != "call_function" or producer.target is CALL_DELEGATE:
                 return "unpacks a value that the host makes"
             return self.refused.get(producer)
-        # an empty reason is a refusal, too
+        # the first reason that is not None: an empty text is a refusal, too
         reasons = (check(node) for check in self.partitioner.additional_checks)
         checked = next((why for why in reasons if why is not None), None)
         if checked is not None:
@@ -204,10 +216,14 @@ class _Search:
         return self._why_no_bytes(node) if why is None else why
 
     def _why_no_bytes(self, node: Node) -> str | None:
-        """Why a call stays on the host because a tensor that it reads or returns is not plain; None if all are."""
+        """Why a call stays on the host because of a tensor that it reads or returns; None if nothing is wrong with any.
+
+        A tensor is wrong if it is a constant that cannot be stored, or a subclass that wraps other tensors. The refusal
+        is recorded as final.
+        """
         for value in (*node.all_input_nodes, node):
             val = value.meta.get("val")
-            # nearly all are plain fake tensors, and comparing the type is much faster
+            # nearly all are plain fake tensors, and comparing the type is much faster than asking torch
             wraps = type(val) is not FakeTensor and is_traceable_wrapper_subclass(val)
             if value in self.unreadable or wraps:
                 self.final.add(node)
@@ -226,9 +242,10 @@ class _Search:
         return all(i in self.constant for i in computed) and self.support.is_constant(node)
 
     def _refuse(self, reasons: Mapping[Node, str], final: bool = False) -> None:
-        """Refuse nodes, with the calls that unpack their results and the calls whose results they unpack.
+        """Refuse the nodes in ``reasons``, each for its reason, with the calls that unpack their results.
 
-        ``final``: they are not to be decomposed either.
+        If one of the nodes unpacks a result, the call that makes the result is refused as well. ``final``: the refused
+        nodes are not to be decomposed either.
         """
         waiting = list(reasons.items())
         seen: set[Node] = set()
@@ -245,18 +262,21 @@ class _Search:
             self.final |= seen
 
     def _unplaced_constants(self) -> set[Node]:
-        """Constant calls that accepted calls use, with the calls that unpack them.
+        """Constant calls that accepted calls use, with the calls that unpack their results.
 
-        They are placed last, when it is known which partitions use them.
+        They are left out of the search: each partition that is found gets copies of those that it uses.
         """
         used = {n for n in self.constant if any(u.op == "call_function" and u not in self.refused for u in n.users)}
         return used | {u for n in used for u in n.users if u.target is operator.getitem}
 
     def copied(self) -> set[Node]:
-        """Constant calls in partitions that the host needs as well."""
+        """Constant calls in partitions that the host needs as well.
+
+        The host needs one if a refused call, the output, or another such call uses it.
+        """
         unplaced = self._unplaced_constants()
         copied: set[Node] = set()
-        for node in reversed(self.calls):
+        for node in reversed(self.calls):  # users come first
             if node in unplaced and any(u in copied or u in self.refused or u.op == "output" for u in node.users):
                 copied.add(node)
         return copied
@@ -274,7 +294,7 @@ class _Search:
         """Node -> why it stays on the host because its partition is too small; {} if the partition is not."""
         partitioner = self.partitioner
         if partitioner.allows_single_node_partition and not partitioner.non_compute_ops:
-            return {}
+            return {}  # no partition can be too small
         work = [n for n in part if n.target is not operator.getitem and n.target not in partitioner.non_compute_ops]
         if not work:
             return dict.fromkeys(part, "nothing in its partition computes")
@@ -288,7 +308,8 @@ def _with_constants(part: Sequence[Node], constant: set[Node]) -> list[Node]:
     """``part``, preceded by those of the calls in ``constant`` that it needs, each before its users."""
     members = set(part)
     computed: dict[Node, None] = {}
-    # depth first without recursion: a node is visited again (``ready``) after its operands
+    # Depth first without recursion. A node is visited twice: first its operands are put on the stack, then, when they
+    # are done (``ready``), the node itself is listed.
     stack: list[tuple[Node, bool]] = [(i, False) for n in reversed(part) for i in reversed(n.all_input_nodes)]
     while stack:
         node, ready = stack.pop()
@@ -314,7 +335,7 @@ def _write_tags(
     names = [f"{backend_id}_{k}" for k in range(len(parts))]
     for name, part in zip(names, parts, strict=True):
         for node in part:
-            tags.setdefault(node, []).insert(0, name)
+            tags.setdefault(node, []).insert(0, name)  # a node's own partition comes first
         # the calls before the part itself are the constants that it uses
         for node in _with_constants(part, constant)[: -len(part)]:
             tags.setdefault(node, []).append(name)

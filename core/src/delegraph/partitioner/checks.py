@@ -50,7 +50,7 @@ class DontPartitionModule:
 
     def __call__(self, node: Node) -> str | None:
         """Why ``node`` stays on the host; None if no module around it has the class or path."""
-        stack = node.meta.get("nn_module_stack", {}).values()
+        stack = node.meta.get("nn_module_stack", {}).values()  # (path, class) of each module around the call
         names = [kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}" for _, kind in stack]
         classes = names if "." in (self.module_name or "") else [name.rpartition(".")[2] for name in names]
         by_class = _reason(classes, [self.module_name], self.exact, "module")
@@ -60,7 +60,8 @@ class DontPartitionModule:
 def _reason(names: Sequence[str], wanted: Iterable[str | None], exact: bool, kind: str) -> str | None:
     """Why a node stays on the host, if one of its ``names`` is ``wanted``; None if none is.
 
-    ``kind``: the kind of thing that has the name, for the text.
+    Unless ``exact``, a name that contains a wanted one counts as well. None and "" in ``wanted`` are skipped. ``kind``:
+    the kind of thing that has the name, for the text.
     """
     for name in filter(None, wanted):
         match = next((n for n in names if n == name or (not exact and name in n)), None)
@@ -70,8 +71,9 @@ def _reason(names: Sequence[str], wanted: Iterable[str | None], exact: bool, kin
 
 
 def is_shape_dynamic(node: Node) -> bool:
-    """Whether a value of ``node`` has a size that is known only at run time."""
+    """Whether a value of ``node`` has a size that is known only at run time, or is such a size itself."""
     val = node.meta.get("val")
     values = val if isinstance(val, (list, tuple)) else [val]
+    # the sizes of tensors; numbers stand for themselves
     sizes = (d for v in values for d in getattr(v, "shape", (v,)))
     return any(isinstance(d, torch.SymInt) for d in sizes)

@@ -113,10 +113,11 @@ class Support(Protocol):
         """Whether an accepted node computes a constant, so that each partition may have its own copy."""
 
     def partition_why_not(self, nodes: Sequence[Node]) -> Mapping[Node, str]:
-        """Refusals that show only for a complete partition, in which all but constants arrives at run time.
+        """Node -> why the backend refuses it, for refusals that show only when the whole partition is known.
 
-        {} if there are none. A partition for which this returns {} should compile, as far as that is known without
-        compiling. ``delegraph.engine.extract_partition`` gives the program that ``preprocess`` would get.
+        ``nodes``: the calls of one partition, with the calls on constants that they need. Every other value that they
+        read arrives at run time. {} if there are no such refusals: then the partition should compile, as far as that is
+        known without compiling. ``delegraph.engine.extract_partition`` gives the program that ``preprocess`` would get.
         """
 
 
@@ -141,11 +142,13 @@ class Partitioner(ABC):
         return self._spec
 
     def fingerprint(self, exported_program: ExportedProgram) -> str | None:
-        """A text with all that the answer depends on besides the form of the program; None if that is not known.
+        """A text with all that the answer of ``partition`` depends on besides the program as ``delegraph`` writes it.
 
-        For example options, versions of other packages, and metadata of tracers that it reads. The package of the
-        class, delegraph and torch need not be in it. If the user asks for a cache, answers with a fingerprint are
-        cached. For that the program is written as bytes, which pays only if the answer takes far longer.
+        None if that is not known, which is the default. The text has, for example, options, versions of other packages,
+        and metadata of tracers that the partitioner reads. The code of the partitioner's package, and the versions of
+        delegraph and torch, need not be in it: the key of a cached answer has them anyway. If the user asks for a
+        cache, answers with a fingerprint are cached. For that the program is written as bytes, which pays only if the
+        answer takes far longer.
         """
         return None
 

@@ -43,7 +43,10 @@ class Groups:
         return [n for n in nodes if n in self.position]
 
     def broken(self, refused: Mapping[Node, str]) -> dict[Node, str]:
-        """Accepted calls in a group with a refused call -> why they stay on the host, too."""
+        """Calls in a group with a call in ``refused`` -> why they stay on the host, too; without those in ``refused``.
+
+        ``refused``: call -> why it stays on the host.
+        """
         reasons: dict[Node, str] = {}
         for group in self.groups:
             refused_call = next((n for n in group if n in refused), None)
@@ -55,12 +58,12 @@ class Groups:
     def units(self, calls: Sequence[Node], accepted: Collection[Node]) -> tuple[list[Unit], dict[Node, str]]:
         """The units of ``calls``, each after the units that it needs; and call -> why its group gives way.
 
-        A group of ``accepted`` calls is one unit, unless it gives way: then its calls are refused. Calls that are not
-        accepted are units by themselves.
+        A group of ``accepted`` calls is one unit, together with all that lies on a cycle with it, unless the group
+        gives way: then its calls are refused. Calls that are not accepted are units by themselves.
         """
         if not self.groups:
             return units(calls), {}
-        merged: dict[int, Unit] = {}
+        merged: dict[int, Unit] = {}  # id of a group, or of a unit without a group -> the calls
         for unit in units(calls):
             # the calls of a group become one unit; a refused call, of any group, stays by itself
             merged_unit = self._group_of.get(unit[0], unit) if unit[0] in accepted else unit
@@ -75,7 +78,8 @@ class Groups:
     def _resolve_cycles(self, component: Sequence[Unit], accepted: Collection[Node], refused: dict[Node, str]) -> None:
         """Let groups of ``component`` give way, the widest first, until none needs its own result or is too large.
 
-        Adds the calls of those groups to ``refused``, with the reason.
+        ``component``: units that all need each other's results. The widest group is the one whose first and last call
+        are farthest apart in the graph. Adds the calls of groups that give way to ``refused``, with the reason.
         """
         waiting = [component]
         while waiting:
@@ -104,7 +108,10 @@ class Groups:
 
 
 def _merge(groups: Sequence[list[Node]], position: Mapping[Node, int]) -> list[list[Node]]:
-    """Merge those of ``groups`` that share a call; each in graph order, with the calls that unpack its results."""
+    """Merge those of ``groups`` that share a call; each in graph order, with the calls that unpack its results.
+
+    ``position``: call of the program, in graph order -> its position.
+    """
     # a call and the calls that unpack it begin as one set: a group with one of them has them all
     parent: dict[Node, Node] = {}
     for unit in units(position):

@@ -45,10 +45,10 @@ def size(unit: Unit) -> int:
 
 
 def levels(ordered: Iterable[Unit], accepted: Collection[Node]) -> Levels:
-    """Call -> its level.
+    """Call -> its level: on a path to the call, how often at most an accepted call is followed by a refused one.
 
     ``ordered``: units, each after the units that it needs. ``accepted``: the calls that the backend takes. An operand
-    without a level (a placeholder, or a constant that is placed later) is available at level 0.
+    without a level (a placeholder, or a constant of which partitions get copies) is available at level 0.
     """
     level: Levels = {}
     for unit in ordered:
@@ -61,11 +61,11 @@ def levels(ordered: Iterable[Unit], accepted: Collection[Node]) -> Levels:
 
 
 def sink(ordered: Sequence[Unit], level: Levels, accepted: Collection[Node]) -> None:
-    """Raise accepted units whose users are all accepted to the lowest level of a user.
+    """Raise ``level`` of accepted units whose users are all accepted to the lowest level of a user.
 
-    Fewer values then cross between partitions.
+    A unit is then in one partition with the first of its users, and fewer values cross between partitions.
     """
-    for unit in reversed(ordered):
+    for unit in reversed(ordered):  # users first
         if unit[0] in accepted:
             members = set(unit)
             users = [u for n in unit for u in n.users if u not in members]
@@ -97,9 +97,12 @@ def connected_components(group: Sequence[Unit]) -> list[list[Unit]]:
 
 
 def limit(group: Sequence[Unit], largest: int) -> list[list[Unit]]:
-    """Cut a group, in the order of its units, into parts of at most ``largest`` operators."""
+    """Cut a group, in the order of its units, into parts of at most ``largest`` operators.
+
+    A unit that has more operators than that is a part by itself.
+    """
     parts: list[list[Unit]] = []
-    room = 0
+    room = 0  # how many operators the last part may still get
     for unit in group:
         if not parts or size(unit) > room:
             parts.append([])

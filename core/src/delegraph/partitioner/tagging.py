@@ -31,6 +31,7 @@ def tag_mutated_buffer(program: ExportedProgram) -> None:
     """
     for buffer, last in written_values(program).items():
         tags = {tags_of(node) for node in (last, *buffer.users)}
+        # all nodes that read or compute the buffer have equal tags; if that is one tag, the buffer gets it
         if last.op != "placeholder" and len(tags) == 1:
             (shared,) = tags
             _tag(buffer, shared if len(shared) == 1 else ())

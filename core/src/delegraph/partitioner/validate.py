@@ -27,7 +27,7 @@ def check_result(partitioner: Partitioner, result: Any, program: ExportedProgram
 
 
 def _faults(result: Any, program: ExportedProgram) -> Iterator[str]:
-    """The faults in the types of a partitioner's result, as text."""
+    """The faults in the types of a partitioner's result, as texts that follow the partitioner's name in an error."""
     if not isinstance(result, PartitionResult):
         yield f" returned {type(result).__name__}, not a PartitionResult"
     elif not isinstance(result.partition_tags, Mapping):

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class WrappingPartitioner(Partitioner):
     """Gives ``backend_id`` the partitions that ``inner`` would give its own backend.
 
-    Their compile specs are those of ``inner``, followed by ``compile_specs``. All questions are passed to ``inner``, so
-    it sees the same program as without the wrapper: an operator is decomposed only after ``inner`` refused it. Raises
-    OptionError if ``inner`` is no partitioner.
+    The compile specs of a partition are those of ``inner``, followed by ``compile_specs``. All questions are passed to
+    ``inner``, which so sees the same program as without the wrapper: an operator is decomposed only after ``inner``
+    refused it. Raises OptionError if ``inner`` is no partitioner.
     """
 
     def __init__(self, inner: Partitioner, backend_id: str, compile_specs: Sequence[CompileSpec] = ()) -> None:
