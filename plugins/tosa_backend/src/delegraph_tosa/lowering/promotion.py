@@ -41,9 +41,10 @@ def _cut_to_integer(t: Tosa, x: Value, dtype: DType) -> Value:
         narrow = t.cast(truncated(t, x), DType.INT32)
         narrow.range = x.range
         return t.cast(narrow, dtype)
-    # false for NaN too; CAST saturates a number below -2**31 to the lowest int32
+    # false from 2**31 on and for NaN, which become -2**31; CAST saturates a number below -2**31 to the same
     fits = t.greater(2.0**31, x)
     truncated_x = t.select(fits, truncated(t, x), -(2.0**31))
+    # smaller types keep the low bits of the int32
     return t.cast(truncated_x, dtype) if dtype is DType.INT64 else t.cast(t.cast(truncated_x, DType.INT32), dtype)
 
 
@@ -90,7 +91,7 @@ def floating_value(t: Tosa, value: Value) -> Value:
 
 
 def _beside_number(t: Tosa, value: Value, number: float) -> Value:
-    """``value`` in the type in which torch computes it with the Python number ``number``."""
+    """``value`` in the type in which torch computes an operator on it and the Python number ``number``."""
     if value.dtype in FLOATS:
         return value
     # a number that is known at run time only has no Python type: a size counts as int, others as float
@@ -111,5 +112,5 @@ def _common(left: DType, left_ranked: bool, right: DType, right_ranked: bool) ->
 
 
 def _sample(dtype: DType, ranked: bool) -> torch.Tensor:
-    """A tensor of that type for ``torch.result_type``; a tensor without axes (``ranked`` is false) promotes less."""
+    """A tensor of ``dtype`` for ``torch.result_type``: [1] if ``ranked``, else [], which promotes less."""
     return torch.empty((1,) if ranked else (), dtype=TORCH_DTYPES[dtype])

@@ -115,7 +115,7 @@ def _parameters(overload: OpOverload) -> tuple[tuple[str, Any], ...]:
 
 
 def _expect_arguments(indexes: Mapping[str, Bound], overload: OpOverload) -> Mapping[str, Bound]:
-    """``indexes`` as they are; raises TypeError if a key is no argument of the operator."""
+    """``indexes`` as it is; raises TypeError if one of its keys is no argument of the operator ``overload``."""
     unknown = indexes.keys() - {argument.name for argument in overload._schema.arguments}
     if unknown:
         raise TypeError(f"indexes of {overload._schema}: it has no argument {', '.join(sorted(unknown))}")
@@ -128,7 +128,10 @@ def has_rule(target: Any, on: type[Value] = Value) -> bool:
 
 
 def lowering_of(overload: OpOverload, on: type[Value] = Value) -> Callable[..., Any]:
-    """The function of an operator's rule, for rules that call it with a builder and all arguments."""
+    """The function of an operator's rule on operands of the kind ``on``, for another rule to call.
+
+    It takes a builder and all arguments of the schema, in order.
+    """
     return RULES[overload, on].function
 
 

@@ -70,16 +70,18 @@ def _any_short(arguments: Iterable[Any]) -> bool:
 
 
 def _rounds_once(operators: list[Operator], rounded_number: bool) -> bool:
-    """Whether ``operators`` round at most once, or are to stay in short floats because they have a product.
+    """Whether ``operators`` may stay in short floats: they round at most once, or have a matrix product or convolution.
 
     ``rounded_number``, whether a constant was rounded to short floats, counts as one rounding.
     """
-    # only operators with results of short floats round
-    kinds = [type(op) for op in operators if any(v.dtype in SHORT_FLOATS for v in op.outputs)]
     if not _PRODUCTS.isdisjoint(map(type, operators)):
         return True
+    # only operators with results of short floats round
+    kinds = [type(op) for op in operators if any(v.dtype in SHORT_FLOATS for v in op.outputs)]
     rounding = [kind for kind in kinds if kind not in _EXACT]
-    return len(rounding) + rounded_number <= 1 and _ACCUMULATING.isdisjoint(kinds) if rounding else True
+    if not rounding:
+        return True
+    return len(rounding) + rounded_number <= 1 and _ACCUMULATING.isdisjoint(kinds)
 
 
 def _applied_in_fp32(t: Tosa, function: Callable[..., Any], arguments: list[Any], val: Any) -> Any:

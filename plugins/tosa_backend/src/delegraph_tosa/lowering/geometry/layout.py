@@ -30,7 +30,7 @@ def channels_first(rank: int) -> tuple[int, ...]:
 
 
 def pair(numbers: int | Sequence[int]) -> Pair:
-    """(height, width) from an argument that may be one number for both, as an int or a list of one."""
+    """(height, width) from an argument of torch: two numbers, or one for both, as an int or as a list of one."""
     if isinstance(numbers, int):
         return numbers, numbers
     return (numbers[0], numbers[-1])
@@ -44,15 +44,18 @@ def numbers(argument: int | Sequence[int], count: int) -> tuple[int, ...]:
 
 
 def axis_of(dim: int, rank: int) -> int:
-    """The axis that ``dim``, which may be negative, names in a tensor of ``rank`` axes; 0 if the tensor has none."""
+    """The axis, counted from 0, for ``dim`` in a tensor of ``rank`` axes; negative dims count from the end.
+
+    0 for a tensor without axes, for which torch accepts the dims 0 and -1.
+    """
     return dim % rank if rank else 0
 
 
 def batched(t: Tosa, x: Value, rank: int) -> Value:
-    """x with a batch axis of size 1 if it has ``rank`` - 1 axes, which torch allows: [C,H,W] -> [1,C,H,W]"""
+    """x as a tensor of ``rank`` axes: without a batch axis, which torch allows, it gets one: [C,H,W] -> [1,C,H,W]"""
     return t.ranked(x, rank) if x.rank == rank - 1 else x
 
 
 def unbatched(t: Tosa, y: Value, x: Value) -> Value:
-    """The result ``y`` without the axis that ``batched`` added, if the operand ``x`` has no batch axis."""
+    """The result ``y`` without its batch axis of size 1 if the operand ``x`` has none: undoes ``batched``."""
     return t.reshape(y, y.shape[y.rank - x.rank :])

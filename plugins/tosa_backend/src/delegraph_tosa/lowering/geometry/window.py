@@ -35,11 +35,12 @@ class Window(NamedTuple):
 
     @property
     def reach(self) -> int:
-        """The distance from the first to the last element of a window, both included."""
+        """How many elements of the axis a window spans, from its first to its last one, with the gaps of dilation."""
         return self.dilation * (self.kernel - 1) + 1
 
     def count(self, size: int) -> int:
-        """How many windows torch makes of ``size`` elements."""
+        """How many windows torch makes of an axis of ``size`` elements."""
+        # elements, with padding, that are left behind the first window
         room = size + self.before + self.after - self.reach
         if not self.ceil:
             return room // self.stride + 1
@@ -58,7 +59,10 @@ class Window(NamedTuple):
 def windows(
     kernel: Ints, stride: Ints, padding: Ints, dilation: Ints | None = None, ceil: bool = False
 ) -> list[Window]:
-    """One window for each axis, with torch's symmetric padding; no ``dilation`` is 1, ``ceil`` is ceil_mode."""
+    """One window for each axis, from torch's arguments: padding is the same on both sides, ``ceil`` is ceil_mode.
+
+    A ``dilation`` of None is 1 for every axis.
+    """
     dilation = (1,) * len(kernel) if dilation is None else dilation
     return [Window(k, s, p, p, d, ceil) for k, s, p, d in zip(kernel, stride, padding, dilation, strict=True)]
 
@@ -73,12 +77,15 @@ def exact(t: Tosa, x: Value, axes: Sequence[Window], fill: float | None = None) 
     x, axes = _with_trailing_inside(t, x, axes, fill)
     size, pad = list(x.shape), []
     for axis, window in enumerate(axes, start=1):
+        # a window that begins behind the input has padding only; a start known at run time only is compared just for
+        # ceil_mode, which may make such a window
         start_of_last = (window.count(x.shape[axis]) - 1) * window.stride - window.before
         has_elements = (is_dynamic(start_of_last) and not window.ceil) or start_of_last < x.shape[axis]
         t.require(has_elements, "ceil_mode makes a window of padding only, for which TOSA has no value")
         trailing = window.trailing(x.shape[axis])
         if window.ceil and is_dynamic(trailing):
             x = _with_ceil_inside(t, x, axis, trailing, fill)
+        # a positive ``trailing`` is padding, a negative one cuts elements off the input
         pad += [window.before, 0 if is_dynamic(trailing) else max(trailing, 0)]
         size[axis] += trailing if is_dynamic(trailing) else min(trailing, 0)
     return t.slice(x, [0] * x.rank, size), tuple(pad)

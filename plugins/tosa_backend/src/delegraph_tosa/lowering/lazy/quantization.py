@@ -84,13 +84,16 @@ def fixed_point(ratios: Array, bits: int) -> tuple[Array, Array]:
     too small for this, its multiplier loses low bits. If a ratio is too large, it gets the largest multiplier, with
     which all results but 0 saturate.
     """
+    # ratio = fraction * 2**exponent with a fraction in [1/2, 1)
     fraction, exponent = np.frexp(ratios)
     multiplier = np.rint(np.ldexp(fraction, bits)).astype(np.int64)
     carried = multiplier >> bits  # 1 where the fraction was rounded up to 1
     multiplier, exponent = multiplier >> carried, exponent + carried
     shift = bits - exponent
+    # a ratio that is too small: the multiplier loses bits, rounded; 40 are more than it has
     lost = np.clip(shift - 62, 0, 40)
     multiplier = np.where(lost > 0, (multiplier + ((1 << lost) >> 1)) >> lost, multiplier)
+    # a ratio that is too large
     multiplier = np.where(shift < 2, (1 << bits) - 1, multiplier)
     return multiplier, np.clip(shift, 2, 62)
 
@@ -102,14 +105,18 @@ def multipliers(t: Tosa, ratio: Scale, bits: int) -> tuple[Value, Value]:
 
 
 def _make_multipliers(ratio: Scale, bits: int) -> tuple[Value, Value]:
-    """As ``multipliers``, without sharing. For a ratio with tensors, they are computed when the file is written."""
+    """As ``multipliers``, but makes new constants.
+
+    If the ratio has tensors, scales of channels, the constants are computed when the file is written and these are
+    read.
+    """
     dtype = DType.INT32 if bits == 31 else DType.INT16
     if not ratio.tensors:
         multiplier, shift = fixed_point(np.array([ratio.factor]), bits)
         return literal(multiplier, dtype, dtype.name.lower()), literal(shift, DType.INT8, np.int8)
 
     def loader(position: int, numpy_type: str) -> Any:
-        """A function that computes the multipliers (position 0) or the shifts (position 1)."""
+        """A function that computes the multipliers (``position`` 0) or the shifts (1) as an array of ``numpy_type``."""
         return lambda: fixed_point(_positive(ratio.elements()), bits)[position].astype(numpy_type)
 
     shape = (ratio.channels,)

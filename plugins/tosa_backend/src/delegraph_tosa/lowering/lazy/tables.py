@@ -45,6 +45,7 @@ class Interpolation(NamedTuple):
 
     def at_integers(self) -> Array:
         """The approximated result for each int16 [65536], in steps of the result."""
+        # the results of TABLE are 128 times the interpolated entries
         results = _table_results(self.first) / PIECE
         if self.rest is not None:
             results = results + _table_results(self.rest) / (PIECE << REST)
@@ -73,11 +74,15 @@ def interpolated(steps: Array, middles: Array, wanted: Array, zero_point: int) -
 
 
 def _candidates(steps: Array, middles: Array, unit: int) -> Iterator[Interpolation]:
-    """Approximations with one, two and three tables, in this order."""
+    """Approximations with one, two and three tables, in this order.
+
+    ``steps`` and ``middles`` are those of ``interpolated``, divided by ``unit``.
+    """
     first = np.clip(np.rint(steps), -32768, 32767).astype(np.int64)
     yield Interpolation(unit, first)
     rest = np.rint(np.clip(steps - first, -1, 1) * (1 << REST)).astype(np.int64)
     yield Interpolation(unit, first, rest)
+    # where an entry was clamped to int16, the line is not the function's: no bend is added there
     not_clamped = np.abs(steps - first) <= 1
     bends = np.where(not_clamped[1:] & not_clamped[:-1], middles - (steps[1:] + steps[:-1]) / 2, 0)
     # the most fraction bits with which the largest bend fits into 16 bits
@@ -89,14 +94,18 @@ def _candidates(steps: Array, middles: Array, unit: int) -> Iterator[Interpolati
 
 
 def _table_results(table: Array) -> Array:
-    """The result of TABLE for each int16 [65536]: interpolated entries times 128 (specification: TABLE)."""
+    """``table`` [513] -> the result of TABLE for each int16 [65536]: interpolated entries times 128 (specification)."""
+    # rows of 128 results: the entry at the row's start, and the distance from there
     base, place = table[:-1, None], np.arange(PIECE)
     result: Array = (base * PIECE + (table[1:, None] - base) * place).reshape(-1)
     return result
 
 
 def _is_near_enough(results: Array, wanted: Array, zero_point: int) -> bool:
-    """Whether a share EQUAL of the rounded results are the ``wanted`` integers, and all others are one step off."""
+    """Whether ``results``, rounded, are near enough to the integers ``wanted``, which include ``zero_point``.
+
+    A share of EQUAL has to be the same, and no result more than one step off.
+    """
     limits = np.iinfo(wanted.dtype)
     distance = np.abs(np.clip(np.floor(results + 0.5) + zero_point, limits.min, limits.max) - wanted)
     return bool(distance.max() <= 1 and (distance == 0).mean() >= EQUAL)
@@ -111,11 +120,13 @@ def table_sums(t: Tosa, q: Value, tables: Interpolation) -> tuple[Value, float]:
     first = looked_up(tables.first)
     if tables.rest is None:
         return first, tables.unit / PIECE
-    # both with REST fraction bits, of which the results of TABLE have 7
+    # a result of TABLE has 7 fraction bits more than its entries: bring both sums to REST fraction bits
     sums = t.add(t.left_shift(first, REST - 7), t.right_shift(looked_up(tables.rest), 7))
     if tables.bend is not None:
         place = t.bitwise_and(t.cast(q, DType.INT32), PIECE - 1)
+        # a parabola that is 0 at both entries and 64 * 64 = 2**12 in the middle
         arch = t.mul(place, t.sub(PIECE, place))
+        # of the product's bits + 7 + 12 fraction bits, REST remain
         sums = t.add(sums, t.mul(looked_up(tables.bend), arch, shift=tables.bits + 7 + 12 - REST))
     return sums, tables.unit / (1 << REST)
 

@@ -32,16 +32,17 @@ class Bytes(Lazy):
     __slots__ = ("held", "q")
 
     def __init__(self, q: Value, held: Value | None = None) -> None:
+        """``q`` is int8, each element 128 less than the uint8; ``held`` the int8 input with the bits of the uint8."""
         Value.__init__(self, q.type, q.constant)
         self.q, self.held = q, held
 
     @staticmethod
     def arriving(t: Tosa, held: Value) -> Bytes:
-        """The value of a uint8 input of the graph, given as ``held``, int8 with the same bits."""
+        """The value of a uint8 input of the graph; ``held`` is the input, an int8 tensor with the bits of the uint8."""
         return Bytes(_shifted_by_half(t, held, arrives=True), held)
 
     def leaving(self, t: Tosa) -> Value:
-        """The value as a result of the graph: int8 with the bits of the uint8."""
+        """The value as a result of the graph: a tensor int8 with the bits of the uint8."""
         return _shifted_by_half(t, self.q, arrives=False)
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
@@ -54,7 +55,10 @@ class Bytes(Lazy):
 
 
 def _shifted_by_half(t: Tosa, x: Value, arrives: bool) -> Value:
-    """If x ``arrives``, unsigned x - 128 as int8; else int8 x + 128 as unsigned. It is a RESCALE by 1."""
+    """Unsigned x - 128 as int8 if x ``arrives`` as an input, else int8 x + 128 as unsigned; by a RESCALE with ratio 1.
+
+    Unsigned numbers are in tensors of int8 with the same bits.
+    """
     # the zero point 128 of an unsigned number, in int8: -128 has the same bits
     zero, half = t.constant(0, DType.INT8), t.constant(-HALF, DType.INT8)
     points = (half, zero) if arrives else (zero, half)

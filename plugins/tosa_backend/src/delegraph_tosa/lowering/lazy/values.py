@@ -97,10 +97,14 @@ class Scaled(Lazy):
         inner = () if self.axis is None else (1,) * (self.rank - 1 - self.axis)
         for tensor in self.scale.tensors:
             product = t.mul(product, t.reshape(tensor, (*tensor.shape, *inner)))
+        # the whole scale is factor * tensors: a factor of 1 beside tensors needs no MUL
         return product if self.scale.factor == 1 and self.scale.tensors else t.mul(product, self.scale.factor)
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
-        """``size`` times the scale; inf for scales of channels and for int32 whose range is not known."""
+        """The largest distance from the zero point (``size``), times the scale.
+
+        It is inf for scales of channels, and for int32 whose range is not known.
+        """
         return self.size * self.scale.factor if not self.scale.tensors and self.size < 1 << 31 else math.inf
 
     def pointwise(self) -> Pointwise | None:
@@ -123,7 +127,7 @@ class Scaled(Lazy):
 
     @property
     def is_small(self) -> bool:
-        """Whether it is quantized as activations are: few bits, and one scale."""
+        """Whether the value is quantized as activations are: to int8 or int16, with one scale for all elements."""
         return self.q.dtype in SMALL and not self.scale.tensors
 
 
@@ -144,10 +148,11 @@ class Clamped(Lazy):
         self.of, self.low, self.high = of, low, high
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """The integers of ``of``, clamped to the integers of ``low`` and ``high``."""
+        """The integers of ``of`` in the quantization ``to``, clamped to the integers of ``low`` and ``high``."""
         low, high = range_of_type(to.dtype)
+        # int8 and int16 saturate; in int32 the scale of ``to`` may be too fine for elements of ``of``, which are as
+        # large as ``most``: these are clamped in a coarser scale first
         most = self.of.reach(t) if to.dtype not in SMALL else 0
-        # in the scale of ``to``, elements of ``of`` may need more than 32 bits: clamp them in a coarser scale first
         if to.scale * 2.0**30 < most < math.inf:
             step = most / 2.0**BITS
             coarse = self.integer(t, Quantization(step, 0, -(1 << BITS), 1 << BITS, to.dtype))
@@ -164,9 +169,9 @@ class Clamped(Lazy):
         return most if math.isinf(most) else min(most, max(abs(self.low), abs(self.high)))
 
     def on_grid(self, t: Tosa, of: Scaled) -> Scaled:
-        """The clamped integers of ``of`` in their own quantization.
+        """The integers of ``of``, clamped, in the quantization of ``of``.
 
-        Raises Unsupported if a limit lies between two integers, so that it would be rounded.
+        Raises Unsupported if a limit lies between two integers of this quantization, so that it would be rounded.
         """
         scale, (least, most) = of.scale.factor, range_of_type(of.q.dtype)
         limits = []
@@ -228,6 +233,7 @@ class Pointwise(Lazy):
     def _of_int16(self, t: Tosa, to: Quantization) -> Value:
         """The integers for a source of int16: by TABLEs if interpolation is near enough, else by a GATHER."""
         q = self.source.q
+        # the exact results for all integers, and the function, in steps of the result, at the entries and between them
         wanted = materialize(quantized(t, self.entries(t, SHORTS), to))
         steps, middles = (materialize(self.entries(t, at)).astype(np.float64) / to.scale for at in (KNOTS, MIDDLES))
         tables = interpolated(steps, middles, wanted, to.zero_point)
@@ -237,13 +243,13 @@ class Pointwise(Lazy):
         return Scaled(sums, Scale(to.scale * step)).integer(t, to)
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
-        """The largest absolute value among the results for all integers."""
+        """The largest absolute value among the function's results for all integers; those below ``least`` do not count."""
         domain = BYTES if self.source.q.dtype is DType.INT8 else SHORTS
         results = materialize(self.entries(t, domain))
         return float(np.abs(results, out=np.zeros_like(results), where=~(results < least)).max())
 
     def truth(self, t: Tosa) -> Value:
-        """The results of a function that returns bools: 0 and 1 are looked up and cast to bool."""
+        """The elements as bools, for a function that returns bools: 0 or 1 is looked up for each, and cast to bool."""
         q = self.source.q
         if q.dtype is DType.INT8:
             return t.cast(t.table(q, t.cast(self.entries(t, BYTES), DType.INT8)), DType.BOOL)
@@ -289,6 +295,7 @@ class Moved(Lazy):
         return self.move(t, self.of.integer(t, to))
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
+        """The largest absolute value in ``of``: moving elements makes no larger ones."""
         return self.of.reach(t, least)
 
     def real(self, t: Tosa) -> Value:
@@ -359,7 +366,10 @@ def integer(t: Tosa, value: Value, to: Quantization) -> Value:
 
 
 def reach(t: Tosa, value: Value, least: float) -> float:
-    """As ``Lazy.reach``, for any value; inf for floats that are computed at run time."""
+    """The largest absolute value of an element that is not below ``least``; inf for floats computed at run time.
+
+    The elements of a constant are read.
+    """
     if isinstance(value, Lazy):
         return value.reach(t, least)
     if value.constant is None:
@@ -405,23 +415,28 @@ def rescale(t: Tosa, x: Scaled, scale: float, zero_point: int, dtype: DType) -> 
         if not ratio.tensors:
             y.range = _rescaled(range_of(x.q), x.zero_point, ratio.factor, zero_point, dtype)
         return y
-    perms = [*[a for a in range(x.rank) if a != x.axis], x.axis]
-    last = t.transpose(x.q, perms)
-    y = t.rescale(last, *multipliers(t, ratio, 31), x.zero_point, zero_point, dtype)
-    return t.transpose(y, [perms.index(a) for a in range(x.rank)])
+    # make ``axis`` the last one, rescale, and restore the order
+    axis_last = [*[a for a in range(x.rank) if a != x.axis], x.axis]
+    transposed = t.transpose(x.q, axis_last)
+    y = t.rescale(transposed, *multipliers(t, ratio, 31), x.zero_point, zero_point, dtype)
+    return t.transpose(y, [axis_last.index(a) for a in range(x.rank)])
 
 
 def _rescaled(range: Range, before: int, ratio: float, after: int, dtype: DType) -> Range:
-    """The range of the results of a RESCALE of integers in ``range``. ``before`` and ``after`` are the zero points."""
+    """The range of the results (i - before) * ratio + after of a RESCALE to ``dtype``, for integers i in ``range``.
+
+    ``before`` and ``after`` are the zero points; ``ratio`` is positive.
+    """
     low, high = range_of_type(dtype)
     ends = [(end - before) * ratio + after for end in range]
     return max(math.floor(ends[0]), low), min(math.ceil(ends[1]), high)
 
 
 def operand(t: Tosa, value: Value, what: str) -> Scaled:
-    """``value`` as quantized integers of 8 or 16 bits.
+    """``value`` as quantized integers of 8 or 16 bits; a clamped value as its clamped integers.
 
-    Raises Unsupported if ``value`` is not quantized; the reason begins with ``what``, its name.
+    Raises Unsupported if ``value`` is not quantized, or is the result of operators that no quantize follows. The reason
+    begins with ``what``, the name of ``value``.
     """
     if isinstance(value, Scaled) and value.q.dtype in SMALL:
         return value

@@ -69,24 +69,27 @@ def _argument(node: Node, position: int, name: str, default: Any = None) -> Any:
 
 
 def _first_argument(node: Node, range: Range) -> ArgumentRanges:
-    """(self, ..): all elements of the first argument are in the result."""
+    """The first argument, for a call whose result has all its elements: they lie in the result's ``range``."""
     return [(node.args[0], range)]
 
 
 def _each_listed(node: Node, range: Range) -> ArgumentRanges:
-    """(tensors, ..): all elements of each tensor of a list are in the result, as in ``cat``."""
+    """Each tensor of the list that is the first argument, as in ``cat``: its elements lie in the result's ``range``."""
     return [(part, range) for part in node.args[0]]  # type: ignore[union-attr]
 
 
 def _operand_of_cast(node: Node, range: Range) -> ArgumentRanges:
-    """(self, ..): the range is the operand's too if the cast changes no element: its type holds all of the old type."""
+    """The operand of a cast: it lies in the result's ``range`` if the new type holds every number of the old type.
+
+    [] for any other cast, which may change elements.
+    """
     before, after = (DTYPES.get(_dtype(n)) for n in (node.args[0], node))  # type: ignore[arg-type]
     is_lossless = before in COUNTED and after in COUNTED and inside(range_of_type(before), range_of_type(after))
     return [(node.args[0], range)] if is_lossless else []
 
 
 def _source_of_copy(node: Node, range: Range) -> ArgumentRanges:
-    """(self, src): the source, if it has the type of the result."""
+    """The second argument of ``copy(self, src)``: it lies in the result's ``range`` if no cast changes its elements."""
     return [(node.args[1], range)] if _dtype(node) is _dtype(node.args[1]) else []  # type: ignore[arg-type]
 
 
@@ -120,9 +123,9 @@ def _operand_of_sum(x: Any, numbers: Range | None, sign: int, range: Range) -> A
 
 
 def _range_known_beforehand(argument: Any) -> Range | None:
-    """The range of an int, or of a bool tensor, or of an int64 tensor that does not depend on the program's inputs.
+    """The range of an int, of a bool tensor, or of an int64 tensor that does not depend on the program's inputs.
 
-    Such a tensor is for example an arange. None for anything else.
+    An arange is an int64 tensor of this kind. None for anything else.
     """
     if type(argument) is int:
         return argument, argument
@@ -209,11 +212,13 @@ class Part(NamedTuple):
 
 
 def _whole_from_parts(node: Node, bound: Range, parts: dict[Node, list[Part]]) -> ArgumentRanges:
-    """[(base, range)] for the tensor of which the call ``node`` returns a part, once all its parts are known; else [].
+    """[(base, range)] once the ranges of all parts of ``base`` are known; until then [].
 
-    ``bound`` is the range of this part, which is added to ``parts``, the parts of each tensor that are known so far.
+    ``base`` is the tensor of which the call ``node`` returns a part, ``bound`` the range of this part. The part is
+    added to ``parts``, the known parts of each tensor.
     """
     base, dim, positions = _TAKING[node.target](node)
+    # which part it is depends on sizes known at run time only
     if not positions:
         return []
     axis = dim % len(_shape(base))
@@ -231,27 +236,31 @@ Taken = tuple[Any, int, range]
 
 
 def _taken_by_select(node: Node) -> Taken:
+    """The one position that select(base, dim, index) returns."""
     arguments: Any = node.args
     base, dim, index = arguments
     return base, dim, _positions_from(base, dim, index, 1)
 
 
 def _taken_by_slice(node: Node) -> Taken:
+    """The positions that slice(base, dim, start, end, step) returns."""
     base, dim = node.args[0], _argument(node, 1, "dim", 0)
     ends = _argument(node, 2, "start"), _argument(node, 3, "end"), _argument(node, 4, "step", 1)
     return base, dim, _positions(base, dim, *ends)
 
 
 def _taken_by_narrow(node: Node) -> Taken:
+    """The positions that narrow(base, dim, start, length) returns."""
     arguments: Any = node.args
     base, dim, start, length = arguments
     return base, dim, _positions_from(base, dim, start, length)
 
 
 def _taken_by_getitem(node: Node) -> Taken:
-    """The part that one result of ``split`` or another call of ``_CUTTING`` is; ``node`` is its getitem."""
+    """The positions of one result of split, chunk or unbind (``_CUTTING``), which the getitem ``node`` picks."""
     arguments: Any = node.args
     call, index = arguments
+    # a result of another call: no positions
     if call.target not in _CUTTING:
         return call, 0, range(0)
     base, dim = call.args[0], _argument(call, _CUTTING[call.target], "dim", 0)
@@ -260,14 +269,20 @@ def _taken_by_getitem(node: Node) -> Taken:
 
 
 def _positions_from(base: Any, dim: int, start: Any, length: Any) -> range:
-    """``length`` positions from ``start`` on; empty if ``start`` or ``length`` is not an int."""
+    """``length`` positions along ``dim`` of ``base`` from ``start`` on, which may be negative.
+
+    Empty unless ``start`` and ``length`` are ints.
+    """
     known = type(start) is int and type(length) is int
     # if a negative ``start`` plus length is 0, the slice's end is None: 0 would be the first element
     return _positions(base, dim, start, (start + length) or None) if known and length else range(0)
 
 
 def _positions(base: Any, dim: int, start: Any, stop: Any, step: Any = None) -> range:
-    """The positions of the slice start:stop:step along ``dim``; none if one number is known at run time only."""
+    """The positions of the slice start:stop:step along ``dim`` of ``base``.
+
+    Empty if one of the numbers, or the size of the axis, is known at run time only.
+    """
     size = _shape(base)[dim]
     known = all(end is None or type(end) is int for end in (size, start, stop, step))
     return range(size)[start:stop:step] if known else range(0)

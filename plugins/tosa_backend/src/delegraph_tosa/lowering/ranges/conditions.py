@@ -34,7 +34,10 @@ def assumed(nodes: Sequence[Node], value_of: ValueOf) -> dict[Node, Range]:
 
 
 def _conjuncts(truth: Any, value_of: ValueOf) -> Iterator[tuple[Node, Range]]:
-    """(placeholder, range) for each comparison in ``truth``, if ``truth`` is true: comparisons joined by ``and``."""
+    """(placeholder, range) for each comparison that has to hold for ``truth`` to be true.
+
+    ``truth`` is the condition's result: a comparison, or several joined by ``and``; nothing follows from other calls.
+    """
     truth = _same_element(truth)
     if not isinstance(truth, Node):
         return
@@ -43,13 +46,15 @@ def _conjuncts(truth: Any, value_of: ValueOf) -> Iterator[tuple[Node, Range]]:
             yield from _conjuncts(part, value_of)
     elif truth.target in _COMPARISONS:
         left, right = map(_same_element, truth.args[:2])
+        # left <= right + below and left >= right + above; the same relation as bounds of ``right`` swaps and negates
+        # both
         below, above = _COMPARISONS[truth.target]
         yield from _bounds_of_left(left, right, below, above, value_of)
         yield from _bounds_of_left(right, left, _negated(above), _negated(below), value_of)
 
 
 def _negated(distance: int | None) -> int | None:
-    """-distance; None stays None. left <= right + d is right >= left - d."""
+    """-distance; None, no bound, stays None. left <= right + d is the same as right >= left - d."""
     return None if distance is None else -distance
 
 
@@ -89,7 +94,10 @@ def _is_one_integer(node: Node) -> bool:
 
 
 def _same_element(argument: Any) -> Any:
-    """The node that computed the element of ``argument``, which may be a view or a copy; not a Node: as it is."""
+    """The node that computed the element of ``argument``, a tensor of one element: views and copies are skipped.
+
+    An argument that is no node is returned as it is.
+    """
     while isinstance(argument, Node) and argument.target in _COPIES:
         argument = argument.args[0]
     return argument

@@ -30,9 +30,10 @@ def rows(table: str) -> Bound:
 
 
 def positions(tensor: str, dim: str, from_end: bool = False) -> Bound:
-    """Indices into the axis ``dim`` of ``tensor``, both names of arguments; into all elements if ``dim`` is None.
+    """Indices into the axis that the argument ``dim`` of a call names, of the argument ``tensor``.
 
-    ``from_end``: whether negative indices count from the end.
+    Both are given by name. If the call's ``dim`` is None, they are indices into all elements. ``from_end``: whether
+    negative indices count from the end.
     """
 
     def bound(argument: Arguments) -> Range:
@@ -43,17 +44,20 @@ def positions(tensor: str, dim: str, from_end: bool = False) -> Bound:
 
 
 def each_axis(tensor: str) -> Bound:
-    """For a list of index tensors: indices into the axis of ``tensor`` with the same position; -1 is the last one."""
+    """A list of ranges for a list of index tensors: the k-th tensor has indices into axis k of the argument ``tensor``.
+
+    Negative indices count from the end.
+    """
     return lambda argument: [_range_below(size, True) for size in _shape(argument(tensor))]
 
 
 def elements(tensor: str) -> Bound:
-    """Indices into all elements of ``tensor``, flattened; -1 is the last one."""
+    """Indices into all elements of the argument ``tensor``, flattened; negative ones count from the end."""
     return lambda argument: _range_below(math.prod(_shape(argument(tensor))), True)
 
 
 def beginnings(row: str) -> Bound:
-    """Positions in ``row`` at which its parts begin: 0 .. its size, where only an empty part can begin."""
+    """Positions in the argument ``row`` at which parts of it begin: 0 .. its size, where only an empty part begins."""
     return lambda argument: (0, range_of(math.prod(_shape(argument(row))))[1])
 
 
@@ -89,7 +93,11 @@ def labels(scores: str, ignored: str) -> Bound:
 
 
 def _range_below(size: Any, from_end: bool = False) -> Range:
-    """The indices of an axis of this size. An empty axis gets the index 0, since a Range cannot be empty."""
+    """The indices of an axis of ``size``, with those from the end (-size ..) if ``from_end``.
+
+    An empty axis gets the index 0, since a Range cannot be empty.
+    """
+    # of a size known at run time only, the largest that it can be
     _, most = range_of(size)
     return (-most if from_end else 0), max(most - 1, 0)
 

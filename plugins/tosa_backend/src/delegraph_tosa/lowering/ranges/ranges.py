@@ -66,7 +66,10 @@ def range_of(value: Value) -> Range:
 
 
 def _range_of_elements(value: Value) -> Range | None:
-    """The range of a constant's elements; None for computed values, and for weights of types not in ``READ``."""
+    """The range of a constant's elements, which are read; None for a computed value.
+
+    Elements of weights are read only for types in ``READ``, those of other constants for every type.
+    """
     is_read_weight = isinstance(value.constant, Deferred) and value.dtype in READ
     if not is_read_weight and not isinstance(value.constant, Literal):
         return None
@@ -145,7 +148,7 @@ def _size_range(size: int) -> Range:
 
 
 def _sum(operator: Operator) -> Range:
-    """REDUCE_SUM: the smallest and the largest element, times the size of the axis."""
+    """REDUCE_SUM: the smallest and the largest element, times the size of the axis, which may lie in a range itself."""
     shortest, longest = _size_range(operator.inputs[0].shape[operator.axis])  # type: ignore[attr-defined]
     low, high = range_of(operator.inputs[0])
     return min(low * shortest, low * longest), max(high * shortest, high * longest)
@@ -157,7 +160,10 @@ def _position(operator: Operator) -> Range:
 
 
 def _cast(operator: Operator) -> Range:
-    """CAST: the operand's range if it has integers or bools; infinite for floats, so that the type's range counts."""
+    """CAST: the operand's range if it has integers or bools; unlimited for floats.
+
+    An unlimited range does not fit into the result's type, for which ``result_range`` returns the range of the type.
+    """
     value = operator.inputs[0]
     return range_of(value) if value.dtype in COUNTED else (-math.inf, math.inf)  # type: ignore[return-value]
 
@@ -173,12 +179,13 @@ def _quotient(operator: Operator) -> Range:
 def _bits(operator: Operator) -> Range:
     """BITWISE_OR and BITWISE_XOR: no more bits than the longer operand, and negative only if an operand may be."""
     ranges = _operands(operator)
+    # ~low has the bits of a negative ``low`` beside the sign
     most = 1 << max(max(high, ~low).bit_length() for low, high in ranges)
     return (0 if min(low for low, _ in ranges) >= 0 else -most), most - 1
 
 
 def _masked(operator: Operator) -> Range:
-    """BITWISE_AND: at most an operand that is never negative, and not negative then; as ``_bits`` if both may be."""
+    """BITWISE_AND: from 0 to the largest integer of an operand that is never negative; without one as ``_bits``."""
     masks = [high for low, high in _operands(operator) if low >= 0]
     return (0, min(masks)) if masks else _bits(operator)
 

@@ -41,7 +41,10 @@ def dynamic(val: torch.Tensor, what: str, of: Node | None = None) -> Reason:
 
 
 def needs_sizes(text: str, wider: str = "TOSA-1.1+FP+INT+shape") -> Reason:
-    """The reason for a call that needs a target with the extension shape; the hint names ``wider``, such a target."""
+    """The reason ``text`` for a call that only a target that computes with sizes (EXT-SHAPE) takes.
+
+    ``wider`` is the name of a target with this extension: the hint advises to lower for it.
+    """
     hint = (
         f"lower for spec={wider}, which computes with sizes, or export with static sizes (without these"
         " dynamic_shapes), once for each size that you need (delegraph.lower_buckets)"
@@ -59,7 +62,10 @@ def data_dependent(text: str = f"the shape of its result depends on the data, an
 
 
 def int64_value(node: Node, why: str) -> Reason:
-    """The reason for an int64 input ``node`` of a delegate that may not fit into int32; ``why`` says which range."""
+    """The reason to refuse ``node``, an int64 input of a delegate that may not fit into int32.
+
+    ``why`` is the range of its integers, as a text.
+    """
     cast = "write .int() behind what makes it"
     if node.op == "placeholder":
         cast = f"{_give_other_dtype(node.name, torch.int32, '.int()')}; a mask can be bool"
@@ -68,9 +74,10 @@ def int64_value(node: Node, why: str) -> Reason:
 
 
 def _give_other_dtype(input: str, other: torch.dtype, cast: str) -> str:
-    """The hint to give the ``input`` (or buffer) the dtype ``other``.
+    """A part of a hint: the input (or buffer) named ``input`` should have the dtype ``other`` from the start.
 
-    A ``cast`` in the model would not help: no delegate takes the cast's operand, so the host computes the cast.
+    ``cast`` is a call such as ``.int()``. Written in the model, it would not help: no delegate takes the cast's
+    operand, so the host computes the cast.
     """
     name = str(other).removeprefix("torch.")
     return f"let {input} be {name} from the start ({input}{cast} in the model stays on the host)"
@@ -87,19 +94,22 @@ def cast_of_bytes(dtype: torch.dtype | None, input: str | None) -> Reason:
 
 
 def int64_result(text: str) -> Reason:
-    """The reason for an int64 that a delegate computes and that may not fit into int32; ``text`` says which."""
+    """The reason ``text`` for an int64 that a delegate computes and that may not fit into int32."""
     how = ".int() on its operands, or dtype=torch.int32 where it takes that"
     return Reason(text, hint=f"if its values fit into 32 bits, compute it in int32: {how}", cause="int64")
 
 
 def int64_carried(text: str) -> Reason:
-    """The reason for an int64 that a loop carries from one step to the next."""
+    """The reason ``text`` for an int64 that a loop carries from one step to the next and that no condition bounds."""
     hint = "if its values fit into 32 bits, start from int32 (dtype=torch.int32), or write while_loop with `i < n`"
     return Reason(text, hint=hint, cause="int64")
 
 
 def no_dtype(dtype: torch.dtype, what: str = "", of: Node | None = None) -> Reason:
-    """The reason for a tensor whose dtype TOSA lacks. ``what`` names it; ``of`` is its node if it is an operand."""
+    """The reason for a tensor whose dtype TOSA lacks.
+
+    ``what`` names the tensor ("" for no name). ``of`` is its node if it is an operand, None for a result or a constant.
+    """
     # a scale that is computed at run time is float64: the cause is dynamic quantization, not the type
     if of is not None and _is_chosen_scale(of):
         return scale_at_run_time()
@@ -126,25 +136,28 @@ def no_operand(dtype: torch.dtype) -> Reason:
 
 
 def within(what: str, why: str) -> str:
-    """The reason ``why`` of a call inside of ``what`` (a branch, a composite), with ``what`` before it and its hint."""
+    """``why``, the reason to refuse a call inside of ``what`` (a branch, a composite), with ``what`` before its text.
+
+    If ``why`` has a hint, the result has the same one.
+    """
     if not isinstance(why, Reason):
         return f"{what}: {why}"
     return Reason(f"{what}: {why}", hint=why.hint, cause=why.cause, unless=why.unless)
 
 
 def number_crosses(text: str) -> Reason:
-    """The reason for a Python number or a size that a branch or a loop takes or returns: they can be tensors only."""
+    """The reason ``text`` for a Python number or a size that a branch or loop takes or returns instead of a tensor."""
     return Reason(text, hint="let it be a tensor: torch.full((), number) in place of the number")
 
 
 def number_at_run_time(text: str) -> Reason:
-    """The reason for a number that is computed from sizes at run time and has to be a tensor for TOSA."""
+    """The reason ``text`` for a number that is computed from sizes at run time and has to be a tensor for TOSA."""
     hint = "compute it with tensors: torch.full((), x.shape[0]) in place of the size, and torch.log or the like of that"
     return Reason(f"{text}; TOSA takes and returns tensors", hint=hint, cause="number", unless="static")
 
 
 def undecided(text: str) -> Reason:
-    """The reason for a call whose rule needs a size at compile time that is known at run time only."""
+    """The reason ``text`` for a call whose rule needs to know a size at compile time that is known at run time only."""
     hint = (
         "export with static sizes (without these dynamic_shapes), once for each that you need (delegraph.lower_buckets)"
     )
@@ -152,23 +165,26 @@ def undecided(text: str) -> Reason:
 
 
 def by_size(text: str, instead: str) -> Reason:
-    """The reason for a call that takes other operators for each size. The hint is ``instead``, one that does not."""
+    """The reason ``text`` for a call that becomes different operators for each size, which is known at run time only.
+
+    ``instead`` is the hint: a call that becomes the same operators for every size.
+    """
     return Reason(text, hint=f"{instead}, or export with static sizes", cause="dynamic", unless="static")
 
 
 def untold_size(text: str) -> Reason:
-    """The reason for a partition that computes with a size that no shape of its inputs has."""
+    """The reason ``text`` for a partition that computes with a size that no shape of its inputs has."""
     hint = "delegate what is before it as well, or use there an input of the model that has this size, such as a mask"
     return Reason(text, hint=hint, cause="dynamic", unless="static")
 
 
 def too_large(text: str) -> Reason:
-    """The reason for a call that would put a large constant into the file."""
+    """The reason ``text`` for a call that would put a large constant into the file."""
     return Reason(text, hint="make it once, in the module's __init__, and register it as a buffer")
 
 
 def too_many_comparisons(text: str) -> Reason:
-    """The reason for sorting or searching too many elements: TOSA has to compare each element with each other one."""
+    """The reason ``text`` for sorting or searching too many elements: TOSA has to compare each with each other one."""
     hint = (
         "take the best alone, x.topk(k) of k up to 64, found one after the other; sort fewer elements, or sort"
         " before or after the model"
@@ -179,8 +195,9 @@ def too_many_comparisons(text: str) -> Reason:
 def other_target(spec: TosaSpec, text: str, ways: list[frozenset[str]]) -> Reason | str:
     """The reason ``text`` for a call that the target ``spec`` refuses, with a hint to another target that takes it.
 
-    ``ways`` are sets of profiles and extensions, any of which is enough. The hint names the target that adds the fewest
-    names to ``spec``. If ``ways`` is empty, or ``spec`` has one already, no target helps: the text has no hint.
+    ``ways`` are sets of names of profiles and extensions; a target that has all names of one set takes the call. The
+    hint recommends the target that adds the fewest names to ``spec``. There is no hint if no target helps: ``ways`` is
+    empty, or ``spec`` has all names of a set and still refuses the call.
     """
     if not ways or any(names <= spec.names for names in ways):
         return text
@@ -213,7 +230,10 @@ def _chooses_scale(target: Any) -> bool:
 
 
 def neither(in_integers: str, in_floats: str) -> str:
-    """The reason for a call on quantized values that is refused in integers and in floats, from both reasons."""
+    """The reason for a call on quantized values that is refused both in integers and in floats.
+
+    The arguments are the reasons of both refusals; the result has the hint of the first.
+    """
     text = f"in integers: {in_integers}; in floats: {in_floats}"
     if not isinstance(in_integers, Reason):
         return text
@@ -223,7 +243,8 @@ def neither(in_integers: str, in_floats: str) -> str:
 def at_border(spec: TosaSpec, node: Node, why: str) -> str:
     """``why`` with a hint, if ``node`` quantizes an input or dequantizes a result of the program; else ``why``.
 
-    On a target without floats the host computes these, unless the program takes and returns integers.
+    On a target without floats the host quantizes inputs and dequantizes results. The hint is a transform that makes the
+    program take and return integers instead.
     """
     name = node.target._schema.name if isinstance(node.target, torch._ops.OpOverload) else ""
     arrives = name == "quantized_decomposed::quantize_per_tensor" and node.all_input_nodes[0].op == "placeholder"

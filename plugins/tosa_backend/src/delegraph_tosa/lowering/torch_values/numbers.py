@@ -33,6 +33,7 @@ def number_of(val: torch.SymFloat | torch.SymBool) -> Any:
     expression, ranges = val.node.expr, val.node.shape_env.var_to_range
     if isinstance(val, torch.SymFloat):
         number = _float_of(expression, ranges)
+        # ``waits`` is false for UNKNOWN, and for a float without any size in it
         return number if waits(number) else UNKNOWN
     function, swapped, not_ = _RELATIONS.get(type(expression).__name__, ("", False, False))
     if not function:
@@ -44,7 +45,7 @@ def number_of(val: torch.SymFloat | torch.SymBool) -> Any:
 def _float_of(expression: Any, ranges: Any) -> Any:
     """A sympy expression as a number, a size or a ``Formula``; ``UNKNOWN`` if TOSA cannot compute a part of it.
 
-    ``ranges`` has the range of each symbol.
+    ``ranges`` has the range of each symbol. Classes of sympy are recognized by name, because importing sympy is slow.
     """
     name = type(expression).__name__
     if expression.is_Symbol or expression.is_integer:

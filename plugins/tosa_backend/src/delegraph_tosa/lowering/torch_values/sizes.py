@@ -90,13 +90,14 @@ def is_empty_tensor(val: torch.Tensor) -> bool:
 
 
 def depends_on_data(shape: Sequence[int | torch.SymInt]) -> bool:
-    """Whether a size depends on data (as of nonzero) and not only on shapes of inputs; such a size may be 0."""
+    """Whether a size in ``shape`` depends on data, as in nonzero's result, not only on shapes of inputs."""
     return is_dynamic_shape(shape) and any(free_unbacked_symbols(n) for n in shape)
 
 
 def shape_of_tensor(shape: Sequence[int | torch.SymInt]) -> tuple[int, ...]:
     """The shape of a fake tensor, with symbolic sizes as sizes of the TOSA graph."""
-    return tuple(shape) if all([type(n) is int for n in shape]) else tuple(map(size_of, shape))  # type: ignore[arg-type]
+    return tuple(shape) if all([type(n) is int for n in shape]) else tuple(map(size_of, shape))  # type:
+    ignore[arg - type]
 
 
 def _of_expression(expression: Any, ranges: Any) -> int:
@@ -125,10 +126,10 @@ def _of_expression(expression: Any, ranges: Any) -> int:
 
 
 def _scaled_size(product: Any, ranges: Any) -> int | None:
-    """The size that interpolate gives for a scale: ``size * scale``, rounded down.
+    """The sympy expression ``product``, as torch.nn.functional.interpolate records it, rounded down to a size.
 
-    None unless ``product``, a sympy expression, is ``scale * ToFloat(size)``: a float and one size. ``ranges``: of the
-    symbols in it.
+    It has to be ``scale * ToFloat(size)``, a float times one size; the result is None for any other expression.
+    ``ranges`` has the range of each symbol.
     """
     # sympy puts the number before the size
     if type(product).__name__ != "Mul" or [type(factor).__name__ for factor in product.args] != ["Float", "ToFloat"]:
@@ -167,7 +168,7 @@ def _ratio(scale: float, most: int) -> Fraction | None:
 
 
 def _symbol(one: Any, ranges: Any) -> int:
-    """The size for a sympy symbol, with torch's range for it, clamped to 0 .. LARGEST_SIZE."""
+    """The size for the sympy symbol ``one``, with torch's range for it, clamped to 0 .. LARGEST_SIZE."""
     range = ranges.get(one)
     if range is None:
         return symbol(str(one))

@@ -122,9 +122,13 @@ def finfo(dtype: DType) -> torch.finfo:
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """The elements as a numpy array of ``ARRAY_DTYPES``, where bf16 is uint16; no copy if the tensor is on the host."""
-    plain = tensor.detach().cpu().resolve_neg()
-    array: Array = (plain.view(torch.uint16) if plain.dtype is torch.bfloat16 else plain).numpy()
+    """The elements as a numpy array of the type in ``ARRAY_DTYPES``; no copy if the tensor is on the host.
+
+    numpy has no bf16: the array then has the 16 bits of each element as uint16.
+    """
+    # ``resolve_neg`` computes the elements of a tensor that torch only marked as negated
+    on_host = tensor.detach().cpu().resolve_neg()
+    array: Array = (on_host.view(torch.uint16) if on_host.dtype is torch.bfloat16 else on_host).numpy()
     return array
 
 
