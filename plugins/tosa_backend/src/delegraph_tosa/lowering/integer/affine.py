@@ -20,7 +20,10 @@ GAIN = 28
 
 
 def multiplied(t: Tosa, x: Scaled, by: Value, bias: Value | None = None) -> Scaled:
-    """x * by + bias, for constants that broadcast with x and with each other; None is no bias"""
+    """x * by + bias, where ``by`` and ``bias`` are constants that broadcast with x and each other; None is no bias.
+
+    Raises Unsupported if ``by`` or ``bias`` is no constant.
+    """
     return affine(t, _with_all_bits(t, x), by.shape, by, bias)
 
 
@@ -28,7 +31,8 @@ def sloped(t: Tosa, x: Scaled, shape: Shape, slopes: Value) -> Scaled:
     """x above 0 and x * slopes below, for constant slopes that broadcast with x in ``shape``"""
     y = _with_all_bits(t, x)
 
-    # the scale of the integer factors 1 and slope; it is computed when the file is written and the slopes are read
+    # the step of the integers for the factors 1 and slope, of which the largest factor has GAIN bits; it is computed
+    # when the file is written and the slopes are read
     def gain() -> float:
         return float(max(np.abs(real_elements(slopes)).max(), 1.0)) / 2.0**GAIN
 
@@ -39,13 +43,13 @@ def sloped(t: Tosa, x: Scaled, shape: Shape, slopes: Value) -> Scaled:
 
 
 def _with_all_bits(t: Tosa, x: Scaled) -> Scaled:
-    """x rescaled to integers of BITS bits, the most that a product in int32 allows."""
+    """x as int32 without zero point, rescaled so that the largest one has BITS bits, the most for a RESCALE."""
     step = x.scale.factor / 2.0 ** (BITS - x.size.bit_length())
     return Scaled(centred(t, x, step), Scale(step))
 
 
 def affine(t: Tosa, y: Scaled, shape: Shape, weight: Value | None, bias: Value | None) -> Scaled:
-    """y * weight + bias, for constants that broadcast with y in ``shape``; None leaves the step out.
+    """y * weight + bias, for constants that broadcast with y in ``shape``; a weight of None is 1, a bias of None is 0.
 
     The scale of the integer weight is large enough that neither the weight, nor the bias in the scale of the product,
     overflows. It is computed when the file is written (``gain``), because the constants are read only then. Raises
@@ -59,6 +63,7 @@ def affine(t: Tosa, y: Scaled, shape: Shape, weight: Value | None, bias: Value |
     def gain() -> Array:
         factors = np.ones(1) if weight is None else np.abs(real_elements(weight))
         offsets = np.zeros(1) if bias is None else np.abs(real_elements(bias))
+        # the bias has at most 29 bits in the scale of the product; 1e-30 avoids a scale of 0 if all constants are 0
         largest = max(factors.max(), offsets.max() / (y.scale.factor * 2.0**29), 1e-30)
         return np.array([largest / 2.0**GAIN], np.float32)
 

@@ -67,15 +67,18 @@ def rsub(t: Tosa, self: Any, other: Any, alpha: float) -> Any:
 
 
 def _sum(t: Tosa, left: Any, right: Any, alpha: float, sign: int) -> Any:
-    """left + sign * alpha * right, where one operand is lazy; NotImplemented if the call can be a TABLE."""
+    """left + sign * alpha * right, where at least one operand is lazy and ``sign`` is 1 or -1.
+
+    NotImplemented if the call is a function of one quantized value, which can be a TABLE.
+    """
     if _is_table(left, right):
         return NotImplemented
     first, second = left, _operand_times(t, right, alpha)
     # if one operand cannot be brought to a common scale (a mask, a float), it is added later, when the result's scale
     # is known
-    for x, other, signs in ((first, second, (1, sign)), (second, first, (sign, 1))):
+    for x, x_sign, other, other_sign in ((first, 1, second, sign), (second, sign, first, 1)):
         if isinstance(x, Lazy) and _has_no_common_scale(t, other):
-            return _shifted_by(t, x if signs[0] > 0 else times(t, x, -1), _operand_times(t, other, signs[1]))
+            return _shifted_by(t, x if x_sign > 0 else times(t, x, -1), _operand_times(t, other, other_sign))
     (x, y), step = aligned(t, [addend(t, first), addend(t, second)])
     return Scaled(t.add(x, y) if sign > 0 else t.sub(x, y), Scale(step))
 
@@ -85,17 +88,19 @@ def _has_no_common_scale(t: Tosa, value: Any) -> bool:
 
     A mask has numbers below ``HIDES``, such as -inf, for which the common scale would be too coarse.
     """
+    # a mask has a larger absolute value with the numbers below HIDES than without them
     return not isinstance(value, Lazy) or (value.reach(t) > value.reach(t, HIDES))
 
 
 def _shifted_by(t: Tosa, x: Lazy, by: Any) -> Lazy:
     """x + by, as a lazy value that is added when the scale of the result is known."""
     number = by if isinstance(by, Value) else t.constant(by, x.dtype, ())
+    # a trial run of the float rule gives the shape of the result
     return Shifted(x, number, lowering_of(aten.add.Tensor)(trial(), Value(x.type), Value(number.type), 1).shape)
 
 
 def _operand_times(t: Tosa, value: Any, factor: float) -> Any:
-    """``value`` * factor: a lazy value changes its scale, a tensor is multiplied by MUL, a number in Python."""
+    """``value`` * factor: a lazy value gets another scale, a computed tensor a MUL, a number is multiplied here."""
     if factor == 1:
         return value
     if isinstance(value, Lazy):
@@ -175,8 +180,9 @@ def _is_int16(x: Lazy) -> bool:
 
 
 def _gate(t: Tosa, self: Lazy) -> Scaled:
-    """clamp(x + 3, 0, 6) / 6 as int32; x + 3 has 29 bits"""
+    """The gate clamp(x + 3, 0, 6) / 6 of hardsigmoid and hardswish, as int32; x + 3 has 29 bits"""
     x = addend(t, self)
+    # both terms, x and 3, have at most BITS - 1 bits
     step = max(x.size * x.scale.factor, 3.0) / 2.0 ** (BITS - 1)
     three = round(3 / step)
     gate = limit(t, t.add(centred(t, x, step), three), 0, 2 * three)
@@ -184,7 +190,7 @@ def _gate(t: Tosa, self: Lazy) -> Scaled:
 
 
 def _product(t: Tosa, left: Scaled, right: Scaled) -> Scaled:
-    """left * right as int32. If that is too narrow, ``lost`` low bits of the products are rounded off."""
+    """left * right as int32. If a product may have more than BITS bits, its ``lost`` low bits are rounded off."""
     scale = left.scale.times(right.scale)
     # MUL of int8 or int16 returns int32
     if left.zero_point == right.zero_point == 0 and left.q.dtype is right.q.dtype and left.is_small:
@@ -221,7 +227,10 @@ def _register_comparison(packet: Any) -> None:
 
 
 def _comparable(t: Tosa, value: Any) -> Scaled:
-    """An operand as integers with a scale. A Python number x becomes sign(x) in the scale |x|; 0 has the scale 1."""
+    """An operand of a comparison as integers with a scale.
+
+    A Python number x becomes the integer 1, 0 or -1 (its sign) with the scale |x|; 0 gets the scale 1.
+    """
     if isinstance(value, Value):
         return addend(t, value)
     t.require(math.isfinite(value), f"comparing sums with {value} is not lowered")
@@ -233,10 +242,10 @@ for compare in (aten.eq, aten.ne, aten.gt, aten.ge, aten.lt, aten.le):
 
 
 def _register_choice(*overloads: Any, larger: bool) -> None:
-    """Register the rule of the element-wise maximum (``larger``) or minimum."""
+    """Register the rule of the element-wise maximum (if ``larger``) or minimum for the operators ``overloads``."""
 
     def choose(t: Tosa, pair: Sequence[Value]) -> Value:
-        """MAXIMUM or MINIMUM of two tensors, which take no integers but int32."""
+        """MAXIMUM or MINIMUM of two tensors of one type; smaller integers are compared as int32, and cast back."""
         left, right = (v if v.dtype is DType.FP32 else t.cast(v, DType.INT32) for v in pair)
         return t.cast((t.maximum if larger else t.minimum)(left, right), pair[0].dtype)
 

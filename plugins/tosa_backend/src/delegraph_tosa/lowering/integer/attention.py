@@ -42,7 +42,10 @@ class Widths(NamedTuple):
     total: int
 
     def of_weights(self, t: Tosa, count: int) -> int:
-        """How many bits weights may have if ``count`` of them are summed; raises Unsupported for too few bits."""
+        """How many bits weights may have if ``count`` of them are summed.
+
+        Raises Unsupported if that is over 7 bits fewer than ``weight``: the weights would be too coarse.
+        """
         bits = min(self.weight, self.total - math.ceil(math.log2(count)))
         t.require(bits >= self.weight - 7, f"attention to up to {count} positions has too large a sum")
         return bits
@@ -76,12 +79,14 @@ def scaled_dot_product_attention(
     builder = Accumulating(t, WIDE[q.q.dtype], q.zero_point, k.zero_point)
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     t.require(factor > 0, f"a scale of {factor} is not positive")
+    # query @ key.T as integers; ``factor`` only changes their scale
     products = batched_product(builder, q.q, transposed(t, keys))
     scores = Scaled(products, q.scale.times(k.scale).times(builder.unit).over(1 / factor))
     widths, count = WIDTHS[q.q.dtype], greatest(scores.shape[-1])
     bits = widths.of_weights(t, count)
     mask = lower_triangle(t, scores.shape) if is_causal else attn_mask
     weights = _weights(t, *_masked(t, scores, mask), bits)
+    # weights are not divided by their sum yet: the result is (weights @ values) / total
     y = _weighted_values(t, weights, values, v.zero_point, widths.lost(bits, count))
     total = t.reduce_sum(weights, weights.rank - 1)
     return _divided_by_sums(t, y, total, v.scale, widths.value, widths.lost(bits, count))
@@ -109,15 +114,15 @@ def _above_minus_infinity(t: Tosa, mask: Value) -> Value | None:
         true = t.constant(1, DType.BOOL, (1,) * mask.rank)
         return None if not any(parts) else mask.join(t, [true if part is None else part for part in parts])
     if isinstance(mask, Moved):
-        seen = _above_minus_infinity(t, mask.of)
-        return seen and mask.move(t, seen)
+        above = _above_minus_infinity(t, mask.of)
+        return above and mask.move(t, above)
     return None if isinstance(mask, Lazy) else t.greater(mask, -math.inf)
 
 
 def _weights(t: Tosa, scores: Scaled, seen: Value | None, bits: int) -> Value:
-    """scores int32 [*B,L,S] -> exp(score - largest of its row), int32 of ``bits`` bits, 0 where ``seen`` is false.
+    """scores int32 [*B,L,S] -> exp(score - largest of its row), int32 of ``bits`` bits.
 
-    ``seen`` of None is true everywhere.
+    The weight of a key is 0 where ``seen``, bool [*B,L,S], is false for it; a ``seen`` of None hides no key.
     """
     distance = Scaled(t.sub(scores.q, t.reduce_max(scores.q, scores.rank - 1)), scores.scale)
     weights = exp_of(t, distance, bits)
@@ -127,8 +132,9 @@ def _weights(t: Tosa, scores: Scaled, seen: Value | None, bits: int) -> Value:
 def _weighted_values(t: Tosa, weights: Value, values: Value, zero_point: int, lost: int) -> Value:
     """weights [*B,L,S], values [*B,S,V] -> [*B,L,V] in steps of 2**lost: weights @ (values - zero_point).
 
-    It is the sum of two products, one with the high bits of the weights, one with the low bits.
+    The result is the sum of two products, one with the high bits of the weights, one with the low bits.
     """
+    # weights = high * 2**LOWER + low, where low is from -2**(LOWER - 1) to 2**(LOWER - 1) - 1
     high = t.right_shift(t.add(weights, 1 << (LOWER - 1)), LOWER)
     low = t.sub(weights, t.left_shift(high, LOWER))
     sums = [
@@ -142,18 +148,20 @@ class Weighing(Accumulating):
     """A builder for a product of ``_weighted_values``: rescales sums of int48 to int32 without ``lost`` low bits."""
 
     def __init__(self, t: Tosa, values: Value, zero_point: int, lost: int) -> None:
+        """A builder that appends to the operators of ``t``; ``zero_point`` is that of ``values``, weights have 0."""
         super().__init__(t, WIDE[values.dtype], 0, zero_point)
         self._lost = lost
 
     def _narrow_sums(self, sums: Value, terms: int, left: Value, right: Value) -> Value:
-        """The sums in int32; see ``Accumulating``."""
+        """The sums in int32: int48 is divided by 2**lost and rounded. The other arguments are not needed for this."""
         return sums if sums.dtype is DType.INT32 else self._rescaled(sums, Scale(2.0**-self._lost))
 
 
 def _divided_by_sums(t: Tosa, y: Value, total: Value, scale: Scale, bits: int, lost: int) -> Lazy:
-    """(y << lost) / total in ``scale``; |y << lost| is less than total << bits.
+    """(y << lost) / total, integers in ``scale``, for |y << lost| less than total << bits.
 
-    y is shifted only once: by ``lost``, by the shift of the reciprocal, and back by the ``bits`` of the quotient.
+    n / total is (n << inverse.shift) * inverse.mantissa, divided by a power of two. y is shifted only once, by the sum
+    of three shifts: left by ``lost`` and by the shift of the reciprocal, right by ``bits``, so that the product fits.
     """
     inverse = reciprocal(t, t.maximum(total, 1))
     shifted = t.left_shift(y, t.maximum(t.sub(inverse.shift, bits - lost), 0))

@@ -41,27 +41,36 @@ class Averaged(Lazy):
     __slots__ = ("of", "pool", "settings", "windows")
 
     def __init__(self, of: Scaled, pool: Any, settings: tuple[Any, ...]) -> None:
+        """``of`` is the pool's input, ``pool`` the ATen operator, ``settings`` its arguments after the input."""
         self.of, self.pool, self.settings = of, pool, settings
+        # a trial run of the float rule gives the shape, and ``windows`` notes which operators it needs
         self.windows = Windows()
         super().__init__(self.average(self.windows, Value(of.type)).shape)
 
     def average(self, t: Tosa, x: Value) -> Value:
-        """The result of the float rule of ``pool``; with a builder for integers, averages or sums of integers."""
+        """The result of the float rule of ``pool`` for the input x, on the builder ``t``.
+
+        On ``Accumulating`` these are averages of the integers x, on ``Summing`` the sums of each window.
+        """
         result: Value = lowering_of(self.pool)(t, x, *self.settings)
         return result
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """The averages as integers, by AVG_POOL2D, by sums of windows, or by a matrix product (see the module)."""
+        """The averages as integers in the quantization ``to``.
+
+        They are computed by AVG_POOL2D if the quantization stays, by sums of windows if these have the same size, else
+        by a product with a matrix (see the module).
+        """
         before, after = (self.of.scale, self.of.zero_point, self.of.q.dtype), (Scale(to.scale), to.zero_point, to.dtype)
         if before == after and self.windows.are_averages:
-            # the quantization stays: AVG_POOL2D on the integers is the result
+            # both zero points of the AVG_POOL2D are the one of ``to``
             builder = Accumulating(t, DType.INT32, to.zero_point, to.zero_point)
             return limit(t, self.average(builder, self.of.q), to.low, to.high)
         sums = self._sums(t) if self.windows.are_equal else self._columns(t)
         return sums.integer(t, to)
 
     def _sums(self, t: Tosa) -> Scaled:
-        """The sums of windows of n elements, whose scale is divided by n: so they stand for averages."""
+        """The sums of windows of n elements, with a scale that is divided by n, so that they stand for averages."""
         builder = Summing(t, WIDE[self.of.q.dtype], self.of.zero_point, 0)
         sums = self.average(builder, self.of.q)
         return Scaled(sums, self.of.scale.times(builder.unit).over(builder.count))
@@ -80,6 +89,7 @@ class Averaged(Lazy):
             elements * windows <= MOST_ENTRIES, f"{windows} windows in {elements} elements are too large a matrix"
         )
         key = (self.pool, repr(self.settings), x.shape[-axes:])
+        # ``shares()`` computes the shares when the file is written, only once for both constants that need them
         shares = t.once(("shares", *key), lambda: cache(lambda: self._shares(x.shape[-axes:])))
         ones = t.once(("ones", dtype, *key), lambda: _ones_where_shared(shares, (1, elements, windows), dtype))
         builder = Accumulating(t, WIDE[dtype], self.of.zero_point, 0)
@@ -89,17 +99,25 @@ class Averaged(Lazy):
         return Scaled(sums, scale, axis=2).moved(t, lambda t, v: t.reshape(v, self.shape), self.shape)
 
     def _shares(self, size: Shape) -> Array:
-        """The share of each element in each window's average [elements, windows]: the averages of unit vectors."""
+        """The share of each element in each window's average, an array [elements, windows], for axes of ``size``.
+
+        Row e is the average of an input that is 1 at element e and 0 elsewhere.
+        """
         elements = math.prod(size)
         units = literal(np.eye(elements).reshape(elements, 1, *size), DType.FP32, np.float32)
         return materialize(self.average(trial(), units)).reshape(elements, -1)
 
     def real(self, t: Tosa) -> Value:
+        """The averages of the real numbers that ``of`` stands for, by the float rule."""
         return self.average(t, self.of.real(t))
 
 
 def _ones_where_shared(shares: Any, shape: Shape, dtype: DType) -> Value:
-    """The matrix of ``_columns``: 1 where an element belongs to a window, else 0. Computed when the file is written."""
+    """The matrix of ``_columns`` in ``shape``: 1 where an element belongs to a window, else 0.
+
+    ``shares`` returns the share of each element in each window, [elements, windows]. It is called when the file is
+    written.
+    """
     matrix = Value(Type(shape, dtype), Deferred(lambda: (shares() != 0).astype(ARRAY_DTYPES[dtype]).reshape(shape)))
     matrix.range = (0, 1)
     return matrix
@@ -109,14 +127,16 @@ class Windows(Tosa):
     """A builder on which the float rule of a pool is tried; it notes the padding and a division after the pool."""
 
     def __init__(self) -> None:
-        # share the graph and settings of a builder whose result is dropped
+        """A builder for a target that has nearly every operator; what it emits is discarded."""
         self.__dict__.update(trial().__dict__)
         self._pads: list[Shape] = []
+        """The padding of each AVG_POOL2D."""
         self._divides = False
+        """Whether the rule multiplies the averages."""
 
     @property
     def are_averages(self) -> bool:
-        """Whether one AVG_POOL2D computes the averages, and no division by another divisor follows."""
+        """Whether one AVG_POOL2D computes the averages: no second one, no division by another divisor than the size."""
         return len(self._pads) == 1 and not self._divides
 
     @property
@@ -153,10 +173,10 @@ class Summing(Accumulating):
 
 
 def _register_averages(*overloads: Any) -> None:
-    """Register the rule of each pool.
+    """Register the rules of the average pools ``overloads``.
 
     The windows of an adaptive pool follow from the size of its input. If this size is known at run time only, only an
-    output size of 1 is lowered: it is a mean.
+    output size of 1 is lowered: the average of all elements.
     """
     for overload in overloads:
 

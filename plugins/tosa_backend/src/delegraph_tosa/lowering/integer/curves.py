@@ -84,10 +84,10 @@ class Curve(Pointwise):
     def _pieces(self, t: Tosa, to: Quantization, width: int) -> Pieces | None:
         """Parabolas through both ends and the middle of each piece of 2**width integers.
 
-        None if they are not near enough.
+        None if they are not near enough to the function's results in the quantization ``to``.
         """
         start, most = range_of(self.source.q)
-        # the function is computed at ``samples`` places of each piece, 2**spacing integers apart
+        # ``count`` pieces; the function is computed at ``samples`` places of each, 2**spacing integers apart
         count, spacing = -(-(most - start + 1) >> width) or 1, min(width - PLACES, _spacing(self.source.q))
         samples = 1 << (width - spacing)
         places = range(start, start + (count << width) + 1, 1 << spacing)
@@ -101,6 +101,7 @@ class Curve(Pointwise):
         # the parabola with the values first, middle and ends at u = 0, 1/2 and 1
         c2 = 2 * first - 4 * middle + 2 * ends
         coefficients = np.stack([first, ends - first - c2, c2], 1)
+        # 1, u and u**2 at the samples of a piece, [3,samples]
         powers = (np.arange(samples) / samples) ** np.arange(3)[:, None]
         limits = least, highest
         distance = np.abs(np.clip(coefficients @ powers, *limits) - np.clip(by_piece, *limits))
@@ -113,7 +114,7 @@ class Curve(Pointwise):
         return float(np.abs(results, out=np.zeros_like(results), where=~(results < least)).max())
 
     def truth(self, t: Tosa) -> Value:
-        """The function's results as bools, looked up; raises Unsupported for a sum of more than 16 bits."""
+        """The results of a function that returns bools, looked up; Unsupported for a sum of more than 16 bits."""
         start, most = range_of(self.source.q)
         t.require(most - start < INT16_VALUES, SUM)
         values = materialize(self.entries(t, range(start, most + 1))).reshape(1, -1, 1)
@@ -122,13 +123,13 @@ class Curve(Pointwise):
 
 
 def _spacing(q: Value) -> int:
-    """s >= 0 such that the range of ``q`` has at most about 2**ALL_PLACES integers at a distance of 2**s."""
+    """The smallest s >= 0 with which every 2**s-th integer of the range of ``q`` makes at most 2**ALL_PLACES places."""
     start, most = range_of(q)
     return max(0, (most - start + 1).bit_length() - ALL_PLACES)
 
 
 def _is_near_enough(distance: Array, to: Quantization) -> bool:
-    """Whether all errors ``distance``, in steps, are at most 1/4, and 99 % (EQUAL) of them at most 1 %.
+    """Whether all errors ``distance``, in steps of ``to``, are at most 1/4 step, and 99 % (EQUAL) of them at most 1 %.
 
     A result with an error of 1 % of a step rounds to another integer in 1 % of cases. A result in int32 has FINE bits
     and is quantized to at most 16 bits later, so its step counts as 2**(FINE - 15).
@@ -139,6 +140,7 @@ def _is_near_enough(distance: Array, to: Quantization) -> bool:
 
 def _parabolas(t: Tosa, q: Value, pieces: Pieces, to: Quantization) -> Value:
     """q int32 [*S] -> integers [*S], by the parabola of the piece in which each element lies"""
+    # the largest coefficient gets COEFFICIENT bits
     fraction_bits = COEFFICIENT - math.ceil(math.log2(max(np.abs(pieces.coefficients).max(), 1)))
     table = np.rint(pieces.coefficients * 2.0**fraction_bits).astype(np.int64)[None]
     offset = t.sub(q, pieces.start)

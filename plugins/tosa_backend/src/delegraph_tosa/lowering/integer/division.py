@@ -35,9 +35,11 @@ class Quotient(Lazy):
     def integer(self, t: Tosa, to: Quantization) -> Value:
         """The quotient in the quantization ``to``; raises Unsupported unless this is int8 or int16."""
         t.require(to.dtype in (DType.INT8, DType.INT16), f"a quotient in {to.dtype} is not lowered")
+        # integers without zero points; in steps of ``to``, the quotient is n / d * ratio
         n, d = (centred(t, x, x.scale.factor) for x in (self.left, self.right))
         ratio = self.left.scale.factor / self.right.scale.factor / to.scale
         steps = _quotient_of_magnitudes(t, t.abs(n), t.abs(d), ratio)
+        # n ^ d is negative where the signs differ
         signed = t.select(t.greater(0, t.bitwise_xor(n, d)), t.sub(0, steps), steps)
         return t.cast(limit(t, t.add(signed, to.zero_point), to.low, to.high), to.dtype)
 
@@ -56,8 +58,11 @@ def _quotient_of_magnitudes(t: Tosa, n: Value, d: Value, ratio: float) -> Value:
     inverse = reciprocal(t, t.maximum(d, 1))
     fraction, e = math.frexp(ratio)
     product = t.mul(t.left_shift(n, a), inverse.mantissa, shift=31)
+    # minus 0.5, so that a fraction next to 1 does not become 2**31, which is no int32
     product = t.mul(product, round(fraction * 2**31 - 0.5), shift=31)
+    # the product is n / d * ratio with this many fraction bits
     fraction_bits = t.add(t.sub(a, inverse.shift), 29 - e)
     # at least 29 - MOST, so that the result has at most MOST bits; n / 0 gets the fewest, to be the largest number
     fraction_bits = t.select(t.equal(d, 0), 29 - MOST, t.minimum(t.maximum(fraction_bits, 29 - MOST), 31))
+    # add half of the last bit that remains, then drop the fraction bits
     return t.right_shift(t.add(product, t.left_shift(1, t.sub(fraction_bits, 1))), fraction_bits)

@@ -51,7 +51,8 @@ def inverse_root(t: Tosa, x: Value) -> Normalized:
     shift = t.right_shift(t.sub(t.clz(x), 1), 1)
     # x << 2 * shift in [2**29, 2**31): m in [1/4, 1) as Q31
     m = t.left_shift(x, t.left_shift(shift, 1))
-    # a line near 1 / sqrt(m), then Newton: y = y * (3/2 - m * y**2 / 2); the shift of 32 halves
+    # a line near 1 / sqrt(m), then Newton: y = y * (3/2 - m * y**2 / 2), where a shift of 32 in place of 31 halves. The
+    # line is less exact than in ``reciprocal``, so there is one iteration more
     y = t.sub(_in_q29(2.2), t.mul(m, _in_q29(1.24), shift=31))
     for _ in range(ITERATIONS + 1):
         square = t.mul(y, y, shift=FRACTION)
@@ -97,11 +98,13 @@ def exp_of(t: Tosa, x: Scaled, bits: int) -> Value:
     exp(x) = exp(k / 16) * exp(f), where k / 16 is x rounded down to a multiple of 1/16. A table has exp(k / 16), and a
     cubic gives exp(f) with an error of 1e-8.
     """
+    # below -LEAST the result is 0: the integers of x are clamped there, to have few bits
     q = t.maximum(x.q, -min(math.floor(LEAST / x.scale.factor), 2**30))
     # 16 * x with BETWEEN fraction bits: k, from -255 to 0, and f
     steps = rescale(t, Scaled(q, x.scale), 1 / (PLACES << BETWEEN), 0, DType.INT32)
     steps = t.maximum(steps, -255 << BETWEEN)
     index = t.cast(t.add(t.right_shift(steps, BETWEEN), 127), DType.INT8)
+    # the fraction of a step of 1/16 (4 bits) as Q29
     f = t.left_shift(t.bitwise_and(steps, (1 << BETWEEN) - 1), FRACTION - BETWEEN - 4)
     series: Value | int = _in_q29(_CUBIC[3])
     for coefficient in _CUBIC[2::-1]:
@@ -126,8 +129,10 @@ def logarithm(t: Tosa, x: Value, one: int) -> Scaled:
     """
     shift = t.sub(t.clz(x), 1)
     m = t.left_shift(x, shift)
+    # the upper 8 bits beside the sign, 128 .. 255, as index -128 .. -1 into a table of 256 entries
     upper = t.right_shift(m, 23)
     index = t.cast(t.sub(upper, 256), DType.INT8)
+    # c / 2**31 for each entry; m - c is then the lower 23 bits minus half of their range
     middles = (np.arange(256) + 128.5) / 256
     from_middle = t.sub(t.bitwise_and(m, (1 << 23) - 1), 1 << 22)
     f = t.mul(from_middle, looked_up(t, index, np.rint(2**22 / middles).astype(np.int64)), shift=22)

@@ -58,6 +58,7 @@ def _moved(overload: Any, t: Tosa, *arguments: Any) -> Any:
     """The rule for an operator of ``MOVES``: the rule for floats, with integers in place of the quantized operand."""
     (x,) = [a for a in arguments if isinstance(a, Lazy)]
 
+    # the rule for floats, applied to ``v`` in place of x
     def move(t: Tosa, v: Value) -> Any:
         return lowering_of(overload)(t, *[v if a is x else a for a in arguments])
 
@@ -100,9 +101,9 @@ ROW_BITS = 22
 
 
 def _rows_of_table(t: Tosa, x: Scaled, move: Any) -> Value:
-    """Rows of an int8 table [K,C] that has a scale for each row, as int32 with one scale.
+    """Rows that ``move`` takes from an int8 table x [K,C] that has a scale for each row, as int32 with one scale.
 
-    Each integer is multiplied by round(scale of its row / largest scale * 2**ROW_BITS).
+    Each integer, without the zero point, is multiplied by round(scale of its row / largest scale * 2**ROW_BITS).
     """
     t.require(x.q.dtype is DType.INT8, "its rows have scales of their own, which is lowered for int8 only")
 
@@ -121,7 +122,8 @@ def _rows_of_table(t: Tosa, x: Scaled, move: Any) -> Value:
 def _in_scale_of(x: Scaled, q: Value | None) -> Value | None:
     """The moved integers ``q`` as a value in the quantization of ``x``.
 
-    A result of another type holds positions and is returned as it is, and so is None, a result that is not lowered.
+    If ``q`` has another type than the integers of x, it holds positions (as of max) and is returned as it is. None, a
+    result that is not lowered, stays None.
     """
     return q if q is None or q.dtype is not x.q.dtype else Scaled(q, x.scale, x.zero_point)
 
@@ -129,8 +131,9 @@ def _in_scale_of(x: Scaled, q: Value | None) -> Value | None:
 def _moved_once_quantized(t: Tosa, x: Lazy, move: Any) -> Any:
     """The results of ``move`` as lazy values, which are moved when they are quantized.
 
-    A trial run of ``move`` gives their number and shapes. Positions cannot be lazy values: for one of several results
-    that holds positions, a target without floats returns None. Raises Unsupported for positions otherwise.
+    A trial run of ``move`` gives their number and shapes. Elements cannot be compared before they are quantized, so a
+    result that holds positions (as of topk) cannot be lazy. If it is one of several results, it is None (not lowered)
+    on a target without floats. Otherwise raises Unsupported, so that the call is computed in floats.
     """
     results = move(trial(), Value(x.type))
     if not isinstance(results, tuple):
@@ -146,7 +149,7 @@ def _moved_once_quantized(t: Tosa, x: Lazy, move: Any) -> Any:
 
 
 def _result_at(move: Any, position: int, t: Tosa, v: Value) -> Value:
-    """One of several results of ``move``."""
+    """The result number ``position`` of moving ``v``, for a ``move`` that returns several."""
     result: Value = move(t, v)[position]
     return result
 
@@ -195,15 +198,17 @@ def _joined(t: Tosa, tensors: Sequence[Value], join: Callable[[Tosa, list[Value]
 
 
 def _has_quantization_of(value: Value, first: Scaled) -> bool:
-    """Whether a value is quantized exactly as ``first`` is."""
+    """Whether ``value`` is quantized with the scale, zero point and type of ``first``."""
     quantization = isinstance(value, Scaled) and (value.scale, value.zero_point, value.q.dtype)
     return quantization == (first.scale, first.zero_point, first.q.dtype)
 
 
 def written(overload: Any, t: Tosa, *arguments: Any) -> Value:
     """The rule for an operator of ``WRITES``: the rule for floats, on integers of all operands in one quantization."""
+    # the operands that are quantized: lazy values are fp32 to torch; indices and masks are not
     positions = [k for k, a in enumerate(arguments) if isinstance(a, Value) and a.dtype is DType.FP32]
 
+    # the float rule, on ``parts`` in place of these operands
     def join(t: Tosa, parts: list[Value]) -> Value:
         replaced = dict(zip(positions, parts, strict=True))
         result: Value = lowering_of(overload)(t, *[replaced.get(k, a) for k, a in enumerate(arguments)])

@@ -243,7 +243,7 @@ class Pointwise(Lazy):
         return Scaled(sums, Scale(to.scale * step)).integer(t, to)
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
-        """The largest absolute value among the function's results for all integers; those below ``least`` do not count."""
+        """The largest absolute value among the results for all integers; those below ``least`` do not count."""
         domain = BYTES if self.source.q.dtype is DType.INT8 else SHORTS
         results = materialize(self.entries(t, domain))
         return float(np.abs(results, out=np.zeros_like(results), where=~(results < least)).max())

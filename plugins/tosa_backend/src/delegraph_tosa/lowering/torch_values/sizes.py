@@ -96,8 +96,7 @@ def depends_on_data(shape: Sequence[int | torch.SymInt]) -> bool:
 
 def shape_of_tensor(shape: Sequence[int | torch.SymInt]) -> tuple[int, ...]:
     """The shape of a fake tensor, with symbolic sizes as sizes of the TOSA graph."""
-    return tuple(shape) if all([type(n) is int for n in shape]) else tuple(map(size_of, shape))  # type:
-    ignore[arg - type]
+    return tuple(shape) if all([type(n) is int for n in shape]) else tuple(map(size_of, shape))  # type: ignore[arg-type]
 
 
 def _of_expression(expression: Any, ranges: Any) -> int:
