@@ -30,7 +30,10 @@ class ProgramCompatibility:
 
     @property
     def verdict(self) -> str | None:
-        """The worst verdict of all delegates: "cannot", then None (a runtime gives none), "rebuild", "runs"."""
+        """The worst verdict of all delegates. From the worst to the best: "cannot", None, "rebuild", "runs".
+
+        None: a runtime gives no verdict.
+        """
         verdicts = {None if answer is None else answer.verdict for _, answer in self.delegates}
         return next((v for v in ("cannot", None, "rebuild") if v in verdicts), "runs")
 
@@ -60,18 +63,19 @@ class ProgramCompatibility:
 def compatibility_of(
     header: BlobHeader, compile_specs: Sequence[CompileSpec], registry: Registry, device: str | None = None
 ) -> Compatibility | None:
-    """The answer of the runtime of the blob's backend about ``header``; None if it gives none.
+    """The answer of the runtime of the blob's backend about ``header``; None if the runtime gives none.
 
-    If there is no such runtime here, the blob cannot run, for that reason. A runtime of the plugin API before 2 is not
-    asked, since its method ``compatible`` may mean something else. ``device``: the device in question; None for this
-    host. Raises ContractViolation for an answer of another type.
+    If no runtime of the backend is installed, the answer is "cannot", with that reason. A runtime of the plugin API
+    before 2 is not asked, since its method ``compatible`` may mean something else. ``compile_specs``: those with which
+    the blob was compiled. ``device``: the device in question; None for this host. Raises ContractViolation for an
+    answer that is no Compatibility.
     """
     try:
         runtime = registry.runtime_for(header.backend_id)
         api = registry.spec(header.backend_id).api
     except DelegraphError as e:
         return Compatibility("cannot", f"{e.message}; {e.hint}" if e.hint else e.message)
-    if api < 2 or runtime.compatible is BackendRuntime.compatible:
+    if api < 2 or runtime.compatible is BackendRuntime.compatible:  # the base class's answer is None
         return None
     check_called_on_class(runtime, "compatible", ("header", "compile_specs", "device"))
     with AtWork(runtime, "compatible", f"a blob of {header.backend_id}", (), registry):

@@ -41,7 +41,7 @@ _TURN_OF_RUNTIME: WeakKeyDictionary[type[BackendRuntime], Turn] = WeakKeyDiction
 
 
 class Delegates:
-    """The delegates of a program, each loaded at most once.
+    """The delegates of one instance of a program, each loaded at most once.
 
     Delegates that keep state are loaded again for each instance (``fresh``). ``on_missing``: if a backend has no
     runtime, raise NoRuntime ("error") or run the original operators ("eager").
@@ -49,20 +49,21 @@ class Delegates:
 
     def __init__(self, registry: Registry, on_missing: OnMissingRuntime = "error") -> None:
         self.registry, self.on_missing = registry, on_missing
-        self._loaded: dict[LoweredBackendModule, LoadedDelegate] = {}
-        self._stateful: dict[LoweredBackendModule, LoadedDelegate] = {}
-        self._observers: dict[Any, Callable[..., Any]] = {}
+        self._loaded: dict[LoweredBackendModule, LoadedDelegate] = {}  # without state: all instances share this table
+        self._stateful: dict[LoweredBackendModule, LoadedDelegate] = {}  # of this instance alone
+        self._observers: dict[Any, Callable[..., Any]] = {}  # see ``observers``
 
     def fresh(self) -> Delegates:
-        """A table for another instance: it shares the delegates that keep no state, and loads the others anew."""
-        fresh = Delegates(self.registry, self.on_missing)
-        fresh._loaded, fresh._observers = self._loaded, self._observers
-        return fresh
+        """The delegates of another instance: those without state are shared, the others will be loaded anew."""
+        another = Delegates(self.registry, self.on_missing)
+        another._loaded, another._observers = self._loaded, self._observers
+        return another
 
     def observers(self, module: LoweredBackendModule | StoredDelegate) -> dict[Any, Callable[..., Any]]:
-        """The table in which observed delegates like that of ``module`` are kept.
+        """Module -> its delegate as the runtime's ``observe`` made it, for reuse by later observed runs.
 
-        An empty one if the module keeps state, so that it is never shared.
+        The table that all instances share or, for a module that keeps state, a new and empty one: the delegate of such
+        a module must not be reused.
         """
         return {} if isinstance(module, LoweredBackendModule) and module.state else self._observers
 
@@ -105,6 +106,7 @@ class LoadedDelegate:
 
     def __init__(self, module: LoweredBackendModule | StoredDelegate, delegates: Delegates) -> None:
         self._module, self._delegates = module, delegates
+        # a check for each output; None for a delegate from a file, whose types are not recorded
         self._checks = None if module.outputs is None else [_result_check(a) for a in module.outputs]
         self._turn = Turn("loading the same delegate")  # or the lock of a runtime that is not thread-safe
         self._run: Delegate | None = None
@@ -127,16 +129,17 @@ class LoadedDelegate:
         return self(*args)
 
     def _call(self, run: Delegate, args: tuple[Any, ...]) -> Any:
-        """Call the runtime. The first call, and each call after a suspicion, compares the inputs before and after.
+        """Call the runtime and check that it does not write to its inputs.
 
-        A call raises suspicion if torch counted a write to an input meanwhile. The count alone proves nothing: another
-        thread may have written to another part of the same memory. Raises ContractViolation if the call wrote to an
-        input.
+        Most calls only compare torch's counts of writes to the inputs before and after. Another count proves nothing,
+        since another thread may have written to another part of the same memory, but it raises a suspicion: the next
+        call then compares the inputs themselves, as the first call does. If a compared input was written, it gets its
+        values back, and ContractViolation is raised.
         """
         if not self._suspected:
-            before = versions(args)
+            counts = versions(args)
             results = run(*args)
-            self._suspected = versions(args) != before
+            self._suspected = versions(args) != counts
             return results
         copies = KeptInputs.of(args)
         results = run(*args)
@@ -172,13 +175,14 @@ class LoadedDelegate:
             with self._turn:
                 self._run = self._run or Executable(module.original_module, self._delegates)
                 return self._run
-        if not runtime.thread_safe:
+        if not runtime.thread_safe:  # one lock for all of its delegates, in all programs
             with _BUILDING:
                 self._turn = _TURN_OF_RUNTIME.setdefault(runtime, Turn(f"calling {runtime.__name__}"))
         with self._turn:
             if self._run is None:
                 if isinstance(module, StoredDelegate):
                     expect_compatible(module.header, module.compile_specs, registry)
+                # what errors say that the runtime was doing: while it loads, and in each later call
                 load, call = (AtWork(runtime, doing, *module.place, registry) for doing in ("load", "delegate"))
                 with load:
                     opened = self._open(runtime)(module.processed_bytes, module.compile_specs, module.named_data())
@@ -232,6 +236,7 @@ class Method:
 
     def __init__(self, program: ExportedProgram) -> None:
         self.program = program
+        # a call's arguments -> flat inputs, checked; flat results -> results in the user's structure
         self.arguments, self.pack = Arguments(program), packer(program.call_spec.out_spec)
         specs = list(enumerate(program.graph_signature.output_specs))
         self.inputs = user_inputs(program)
@@ -262,7 +267,7 @@ class Method:
         module, parameters = self.program.graph_module, self.parameters
         passed = set(parameters)
         constants = {n: constant_tensor(self.program, s) for n, s in placeholders(self.program) if n not in passed}
-        state = parameters[: len(parameters) - len(self.inputs)]
+        state = parameters[: len(parameters) - len(self.inputs)]  # the placeholders of written buffers
         return GraphCode(module, parameters, constants, result_layouts(module, state), watched)
 
     @cached_property
@@ -278,7 +283,8 @@ class Method:
     def returned(self) -> list[tuple[int, Layout | None]]:
         """Positions of the outputs that the caller gets, each with the layout that it must have.
 
-        The layout is None where no delegate had a part in the output.
+        The other outputs are new values of inputs and buffers. The layout is None if no delegate had a part in the
+        output: it then has the strides that torch computes.
         """
         pairs = zip(self.program.graph_signature.output_specs, output_layouts(self.program), strict=True)
         return [(k, layout) for k, (spec, layout) in enumerate(pairs) if spec.kind not in MUTATIONS]
@@ -298,9 +304,11 @@ class Executable:
     """
 
     def __init__(self, program: ExportedProgram | Method, delegates: Delegates | None = None) -> None:
+        """``delegates``: those of another instance, or new ones; None for a program that calls no delegate."""
         self._method = program if isinstance(program, Method) else Method(program)
         self.program = self._method.program
         self._delegates = delegates.fresh() if delegates is not None else None
+        # threads take turns only if a call leaves something behind for the next
         turn = Turn("calling the same program") if self._method.keeps_state else nullcontext()
         self._turn: AbstractContextManager[Any] = turn
         self._state: dict[str, torch.Tensor] = {}  # name of a written buffer -> its present value
@@ -326,7 +334,8 @@ class Executable:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the program. Writes new values to inputs and buffers; returns the results in the user's structure.
 
-        Raises InputError if arguments do not fit.
+        Raises InputError if arguments do not fit. If an operator fails and an input has a size for which torch did not
+        trace the program, the error becomes an InputError that says so (``failed_at``); other errors pass.
         """
         flat = self._method.arguments(args, kwargs)
         if self._method.written:
@@ -338,6 +347,7 @@ class Executable:
             try:
                 results = run(*self._state.values(), *flat)
             except (ArithmeticError, IndexError, RuntimeError, ValueError) as error:
+                # the errors above are those that operators raise for sizes that do not fit
                 if isinstance(error, DelegraphError) or not (input_error := failed_at(self.program, flat, error)):
                     raise
                 raise input_error from error
@@ -348,6 +358,7 @@ class Executable:
         with _BUILDING:
             if self._run is None:
                 for name, (tensor, layout) in self._method.initial.items():
+                    # ``__deepcopy__`` may have put a buffer there already, which stays
                     value = tensor.detach().clone()
                     self._state.setdefault(name, value if layout is None else arrange(value, layout))
                 self._run = self._function()
@@ -363,7 +374,10 @@ class Executable:
         return self._delegates(module)
 
     def _finish(self, results: Sequence[Any], flat: Sequence[Any]) -> list[Any]:
-        """Store the new values of inputs and buffers; returns the outputs that the caller gets."""
+        """Store the new values of inputs and buffers; returns the outputs that the caller gets.
+
+        ``results``: all outputs of the code. ``flat``: the inputs of the call, some of which may be written.
+        """
         for k, position in self._method.copied:
             flat[position].copy_(results[k])
         for k, name in self._method.stored:
@@ -382,7 +396,10 @@ class SuspiciousExecutable(Executable):
 
 
 def _check_strides(node: Node, value: torch.Tensor, reader: Node) -> None:
-    """Raise InputError if ``value`` lacks the strides recorded for the input ``node``, which ``reader`` depends on."""
+    """Raise InputError if ``value`` lacks the strides recorded for the input ``node``.
+
+    ``reader``: the operator whose result depends on these strides, for the error.
+    """
     layout = Layout.of(node.meta["val"])
     wanted = value.stride() if layout is None else layout.strides_for(value.shape)
     if not same_strides(value, wanted):

@@ -65,9 +65,10 @@ class LoadedProgram:
         return cast("Mapping[str, bytes | memoryview]", self._file.named_data(self._file.path))
 
     def compatible(self, device: str | None = None) -> ProgramCompatibility:
-        """Whether the delegates of the file run on this host, on ``device`` if one is named; nothing is loaded for it.
+        """Whether each delegate of the file can run on this host, or on ``device`` if named, as its runtime judges.
 
-        Raises OptionError if files of the format do not say which delegates they hold.
+        The delegates need not be loaded for this. Raises OptionError if files of the format do not say which delegates
+        they hold.
         """
         return self._file.compatible(device)
 
@@ -93,9 +94,10 @@ class FileFormat:
         return defines(self.kind, ability)
 
     def __getattr__(self, ability: str) -> Callable[..., Any]:
-        """The format's method ``ability``; errors in it name the plugin.
+        """The format's method ``ability``, such as ``file.serialize``; errors in it name the plugin.
 
-        Raises OptionError if the format does not define it.
+        Called for each attribute that this class does not have itself. Raises OptionError if the format does not define
+        the method.
         """
         if not self.defines(ability):
             raise OptionError("option-invalid", f"the format of {self.suffix} files has no {ability}")
@@ -112,8 +114,8 @@ class FileFormat:
     def contents(self, program: ProgramContents, options: Mapping[str, Any]) -> dict[str, bytes | Blob]:
         """File name -> contents, for all files of a program.
 
-        The name of the program's own file is ``""``; the others are written beside it. Raises ContractViolation if the
-        format returns something else than bytes and Blobs.
+        The name of the program's own file is ``""``; the others are written beside it. ``options``: those of ``save``.
+        Raises ContractViolation if the format returns something else than bytes and Blobs.
         """
         if self.defines("files"):
             contents, function = self.files(program, options), "files"
@@ -125,13 +127,14 @@ class FileFormat:
             if not isinstance(content, bytes) and not is_blob(content):
                 text = f"{self.kind.__name__}.{function} returned {type(content).__name__}, not bytes or a Blob"
                 raise ContractViolation("contract-violation", text)
-        work = self._work("write_to")
+        work = self._work("write_to")  # a Blob's code runs when it is written; errors in it name the plugin, too
         return {name: c if isinstance(c, bytes) else _AttributedBlob(c, work) for name, c in contents.items()}
 
     def save(self, program: ProgramContents, options: Mapping[str, Any]) -> int:
         """Write a program to the path, completely or not at all; returns the size of the file in bytes.
 
-        delegraph writes the bytes that a format serialized, because an error of the disk is not the plugin's fault.
+        ``options``: those of ``save``. Unless the format writes files itself, the format only makes the bytes and
+        delegraph writes them: an error of the disk then does not count as the plugin's.
         """
         if self.defines("write"):
             self.write(program, self.path, options)
@@ -148,7 +151,7 @@ class FileFormat:
         does not have.
         """
         bounds = self._bounds(runtime, limits)
-        try:
+        try:  # a file that is missing is the user's mistake, and not an error of the plugin that reads it
             self.path.open("rb").close()
         except OSError as e:
             raise InputError("input-invalid", f"cannot read {self.path}: {e.strerror or e}") from e
@@ -163,15 +166,19 @@ class FileFormat:
         return LoadedProgram(attributed, self)
 
     def compatible(self, device: str | None = None) -> ProgramCompatibility:
-        """What the runtimes of the file's delegates say of whether they run; see ``LoadedProgram.compatible``."""
+        """Whether each delegate in the file can run here, or on ``device``, as its runtime judges; nothing is loaded.
+
+        Raises OptionError if files of the format do not say which delegates they hold.
+        """
         blobs = self.blobs(self.path)
         answers = (compatibility_of(blob.header, blob.compile_specs, self.registry, device) for blob in blobs)
         return ProgramCompatibility(tuple(zip(blobs, answers, strict=True)))
 
     def _bounds(self, runtime: str | None, limits: Mapping[str, int | None]) -> dict[str, int]:
-        """``limits`` without those that are None.
+        """The limits of ``load`` that the user gave: ``limits`` without those that are None.
 
-        Raises OptionError for one that the function that reads the file does not take, or that is no natural number.
+        Raises OptionError for a limit that is no natural number, or that the format's ``read`` has no parameter for. A
+        ``runtime`` that executes the whole file has no limits.
         """
         bounds = {name: value for name, value in limits.items() if value is not None}
         for name, value in bounds.items():
@@ -192,14 +199,15 @@ class FileFormat:
     ) -> Callable[..., tuple[Any, ...]]:
         """A delegate in the file as a function, loaded at its first call.
 
-        A format's ``read`` calls this for each delegate. ``named_data`` None: it has none.
+        A format's ``read`` calls this for each delegate. ``named_data``: None if the delegate has none. ``header``:
+        None if the format keeps no facts about blobs; then it is made from the blob itself.
         """
         # imported late: a file that is only inspected needs no torch
         from .executor import Delegates, LoadedDelegate, StoredDelegate
 
         where = f"a delegate of {self.path}"
-        told = header or BlobHeader(backend_id, len(processed_bytes), bytes(processed_bytes[:BEGINNING]))
-        stored = StoredDelegate(backend_id, processed_bytes, list(compile_specs), dict(named_data or {}), where, told)
+        known = header or BlobHeader(backend_id, len(processed_bytes), bytes(processed_bytes[:BEGINNING]))
+        stored = StoredDelegate(backend_id, processed_bytes, list(compile_specs), dict(named_data or {}), where, known)
         return LoadedDelegate(stored, Delegates(self.registry))
 
 

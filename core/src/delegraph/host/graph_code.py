@@ -63,7 +63,9 @@ class GraphCode:
         watched: bool = False,
         inside: bool = False,
     ) -> None:
+        """Generate and compile the code; the class says what the parameters are."""
         self._module, self._layouts, self._watched, self._inside = module, layouts, watched, inside
+        # node -> the name of its value in the code
         self._names = {node: f"v{k}" for k, node in enumerate(module.graph.nodes)}
         # the globals of the code: objects, subgraphs and delegates by name
         self._bound: dict[str, Any] = {"arrange": arrange, "expect_rank": expect_rank}
@@ -106,8 +108,9 @@ class GraphCode:
 
         ``alive``: nodes whose values are local variables of the function so far, and so may be deleted.
         """
+        # later users overwrite earlier ones, so each node keeps its last
         last_user = {used: user for user in self._module.graph.nodes for used in user.all_input_nodes}
-        dying: dict[Node, list[Node]] = {}
+        dying: dict[Node, list[Node]] = {}  # user -> the nodes that it is the last to use
         for used, user in last_user.items():
             dying.setdefault(user, []).append(used)
         for node in self._module.graph.nodes:
@@ -131,12 +134,12 @@ class GraphCode:
         self._origins.append(node)
 
     def _fetch(self, node: Node) -> None:
-        """Give the object that a ``get_attr`` node fetches a name in the code.
+        """Give the object that a ``get_attr`` node fetches a name in the code. No line is written for the node.
 
-        A delegate or a subgraph becomes a function.
+        A delegate or a subgraph becomes a function under that name, when ``function`` binds the code.
         """
         value: Any = self._module
-        for part in str(node.target).split("."):
+        for part in str(node.target).split("."):  # the target is a path of attributes, such as ``body.lowered_0``
             value = getattr(value, part)
         name = self._names[node]
         if isinstance(value, LoweredBackendModule):
@@ -150,7 +153,10 @@ class GraphCode:
             self._bound[name] = value
 
     def _call(self, node: Node) -> str:
-        """The Python expression for a call."""
+        """The Python expression for a call.
+
+        Its result is given the layout that ``_layouts`` has for the node, and a squeeze whose rank matters is checked.
+        """
         if node.target is CALL_DELEGATE:
             module, *inputs = node.args
             # a runtime gets its inputs with the strides that the backend saw
@@ -180,6 +186,7 @@ class GraphCode:
             return f"[{items}]" if isinstance(value, list) else f"({items})"
         if isinstance(value, dict):
             return f"{{{', '.join(f'{self._bind(k)}: {self._text(v)}' for k, v in value.items())}}}"
+        # floats, for example, are bound: "nan" and "inf" are no expressions of Python
         return repr(value) if value is None or type(value) in (bool, int) else self._bind(value)
 
     def _bind(self, value: Any) -> str:
@@ -195,7 +202,10 @@ def is_observable(owner: Node) -> bool:
 
 
 def _watched(run: Function, watch: Watch, owner: Node, module: GraphModule) -> Function:
-    """``run``, the function of a subgraph, which also tells ``watch`` when a call of it begins and ends."""
+    """``run``, the function of the subgraph ``module``, which also tells ``watch`` when a call of it begins and ends.
+
+    ``owner``: the node that fetches the subgraph.
+    """
 
     def call(*inputs: Any) -> Any:
         watch.enter(owner, module, inputs)

@@ -33,11 +33,12 @@ class KeptInputs(NamedTuple):
 
     def put_back(self) -> list[int]:
         """Restore the inputs that were written; returns their positions."""
-        pairs = [(k, v, b) for k, (v, b) in enumerate(zip(self.inputs, self.before, strict=True)) if b is not None]
-        written = [(k, v, b) for k, v, b in pairs if not torch.equal(_bytes(v), _bytes(b))]
-        for _, value, before in written:
+        inputs = enumerate(zip(self.inputs, self.before, strict=True))
+        watched = [(position, value, before) for position, (value, before) in inputs if before is not None]
+        written = [entry for entry in watched if not torch.equal(_bytes(entry[1]), _bytes(entry[2]))]
+        for _, value, before in written:  # all are compared first: two inputs may share memory
             _fill(value, before)
-        return [k for k, _, _ in written]
+        return [position for position, _, _ in written]
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -48,6 +49,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def _fill(tensor: torch.Tensor, values: torch.Tensor) -> None:
     """Copy ``values`` into ``tensor``. Elements of an expanded tensor share memory, which is written once."""
+    # along a dimension of stride 0 all elements are one: only the first is written
     once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
     with torch.inference_mode():  # inference tensors can be written only in this mode
         tensor.detach()[once].copy_(values[once])

@@ -23,6 +23,7 @@ class ObservedExecutable(Executable):
     """A method in its initial state that passes every value that a call computes to ``observer``."""
 
     def __init__(self, executable: Executable, observer: Observer, delegates: Iterable[DelegateInfo]) -> None:
+        """``delegates``: what is known of the program's delegates; ``observer`` gets the entry of each."""
         super().__init__(executable._method, executable._delegates)
         self._observer = observer
         self._infos = {info.module: info for info in delegates}
@@ -41,7 +42,10 @@ class ObservedExecutable(Executable):
         return watched
 
     def _bind(self, module: LoweredBackendModule) -> Callable[..., Any]:
-        """The delegate of ``module``, which also passes the values inside of it to the observer."""
+        """The delegate of ``module``, which also passes the values inside of it to the observer.
+
+        An observer with a method ``spent`` is a ``Timer``: it gets the times of the delegate in place of the values.
+        """
         assert self._delegates is not None
         if spent := getattr(self._observer, "spent", None):
             return _Timed(module, self._delegates, partial(spent, self._infos[module]))
@@ -53,7 +57,7 @@ class _Observed(LoadedDelegate):
 
     def __init__(self, module: LoweredBackendModule, delegates: Delegates, tell: Callable[[Inside], None]) -> None:
         super().__init__(module, delegates)
-        self._tell, self._observes = tell, False
+        self._tell, self._observes = tell, False  # ``_observes``: the runtime has ``observe``; set when it loads
 
     def _open(self, runtime: type[BackendRuntime]) -> Callable[..., Any]:
         """The runtime's ``observe`` in place of its ``load``, if it has one."""
@@ -61,10 +65,11 @@ class _Observed(LoadedDelegate):
         return partial(self._observe, runtime) if self._observes else runtime.load
 
     def _observe(self, runtime: type[BackendRuntime], *parts: Any) -> Callable[..., Any]:
-        """The observed delegate. It is made once for all observed runs of a program, since making it is slow.
+        """What the runtime's ``observe`` returns for the delegate; ``parts`` are the arguments of ``observe``.
 
-        A runtime that is not thread-safe makes a new one each time: its next call may overwrite the values of an
-        earlier one.
+        The result is kept for all observed runs of a program, since making it is slow. A runtime that is not
+        thread-safe makes a new one for each run: if runs shared it, a call of one might overwrite the values that
+        another still reads.
         """
         observers = self._delegates.observers(self._module) if runtime.thread_safe else {}
         if self._module not in observers:
@@ -77,6 +82,7 @@ class _Observed(LoadedDelegate):
             return run
 
         def call(*args: Any) -> tuple[Any, ...]:
+            """Call the observed delegate; returns its outputs."""
             outputs, inside = self._checked(run(*args))
             self._tell(inside)
             return outputs
@@ -107,24 +113,29 @@ class _Timed(LoadedDelegate):
     def __init__(
         self, module: LoweredBackendModule, delegates: Delegates, tell: Callable[[float, Callable[[], Spent]], None]
     ) -> None:
+        """``tell``: is called after each call, with its seconds and a function that returns what its operators took."""
         super().__init__(module, delegates)
         self._tell, self._profiles = tell, False
 
     def _open(self, runtime: type[BackendRuntime]) -> Callable[..., Any]:
-        """The runtime's ``profile`` in place of its ``load``, if it has one that means what API 2 says."""
-        registry, own = self._delegates.registry, runtime.profile is not BackendRuntime.profile
-        self._profiles = own and registry.spec(self._module.backend_id).api >= 2
+        """The runtime's ``profile`` in place of its ``load``, if it defines ``profile``.
+
+        A runtime of the plugin API before 2 is loaded as usual: its ``profile``, if any, may mean something else.
+        """
+        registry, is_defined = self._delegates.registry, runtime.profile is not BackendRuntime.profile
+        self._profiles = is_defined and registry.spec(self._module.backend_id).api >= 2
         return runtime.profile if self._profiles else runtime.load
 
     def _wrap(self, run: Callable[..., Any]) -> Delegate:
         """``run`` as a function that returns the outputs only, and passes the times to ``tell``."""
 
         def call(*args: Any) -> tuple[Any, ...]:
+            """Call the delegate, and tell how long that took."""
             start = time.perf_counter()
             returned = run(*args)
             seconds = time.perf_counter() - start
             if not self._profiles:
-                self._tell(seconds, dict)
+                self._tell(seconds, dict)  # ``dict`` returns {}: nothing is known of its operators
                 return returned  # type: ignore[no-any-return]  # checked with the other results
             if not (isinstance(returned, tuple) and len(returned) == 2):
                 raise self._wrong(type(returned).__name__)
@@ -135,7 +146,11 @@ class _Timed(LoadedDelegate):
         return call
 
     def _read(self, spent: Any) -> Spent:
-        """What a delegate says that its operators took; ContractViolation if it is not what ``profile`` asks for."""
+        """What the operators of a delegate took. ``spent``: what a profiled call returned beside its outputs.
+
+        That is a mapping, or a function that returns the mapping: reading times may be slow, and is done only here.
+        Raises ContractViolation if the mapping is not what ``BackendRuntime.profile`` asks for.
+        """
         if callable(spent):
             runtime = self._delegates.registry.runtime_for(self._module.backend_id)
             with AtWork(runtime, "profile", *self._module.place, self._delegates.registry):

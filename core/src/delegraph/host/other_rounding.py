@@ -63,42 +63,56 @@ class OtherRounding(TorchDispatchMode):
             return self._pick(func, args, kwargs)
         returned = func(*args, **kwargs)
         if self._random is not None and isinstance(func, OpOverload):
-            name = func._schema.name.removeprefix("aten::").removesuffix("_")
-            views = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
-            if not views and name not in _MOVES:
+            name = func._schema.name.removeprefix("aten::").removesuffix("_")  # ``add_`` rounds as ``add`` does
+            returns_view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+            if not returns_view and name not in _MOVES:  # a view has the elements of its operand, and rounds nothing
                 pytree.tree_map_only(torch.Tensor, self._round, returned)
         return returned
 
     def _round(self, result: torch.Tensor) -> torch.Tensor:
-        """Change the last digits of each element in place. A number of few digits is mostly exact, and is kept."""
+        """Change the last digits of each element of ``result`` in place, and return it.
+
+        A number whose last bits are 0, such as a count or a half, is mostly exact and stays as it is.
+        """
         if result.dtype in _LAST_BITS and result.layout is torch.strided:
             integers, mask = _LAST_BITS[result.dtype]
-            few = (result.view(integers) & mask) == 0
-            result.mul_(torch.where(few, 1.0, 1 + self._size(result.dtype) * self._noise(result)).to(result.dtype))
+            is_exact = (result.view(integers) & mask) == 0
+            factors = torch.where(is_exact, 1.0, 1 + self._size(result.dtype) * self._noise(result))
+            result.mul_(factors.to(result.dtype))
         return result
 
     def _pick(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The result of ``func``, which returns positions, with elements that are about equal in another order."""
+        """The result of ``func``, one of ``_PICKS``, with elements that are about equal in another order.
+
+        ``func`` gets a copy of its operand in which these elements differ by a little. Values that it returns beside
+        the positions are read from the operand itself, which has the exact ones.
+        """
         schema = func._schema.arguments
         positional = zip((a.name for a in schema), args, strict=False)
+        # all arguments by name: defaults, then those that were passed
         arguments = {**{a.name: a.default_value for a in schema}, **dict(positional), **kwargs}
         source, dim = arguments["self"], arguments["dim"]
         returned = func(self._reordered(source, dim), *args[1:], **kwargs)
-        if isinstance(returned, torch.Tensor):
+        if isinstance(returned, torch.Tensor):  # argmax and argmin return positions only
             return returned
-        positions = returned[1]  # the values are those of the source
+        positions = returned[1]  # the others return (values, positions)
         keeps_dim = positions.dim() == source.dim()
         values = source.gather(dim, positions if keeps_dim else positions.unsqueeze(dim))
         return values if keeps_dim else values.squeeze(dim), positions
 
     def _reordered(self, source: torch.Tensor, dim: int | None) -> torch.Tensor:
-        """``source`` in float64, changed by so little that only elements that are about equal change their order."""
+        """``source`` in float64, changed by so little that only elements that are about equal change their order.
+
+        ``dim``: the dimension along which elements are compared; None: all elements are compared.
+        """
         wide = source.double()
         finite = wide.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs()
         largest = float(finite.max()) if finite.numel() else 0.0
-        if largest > 2**50 and not source.is_floating_point():  # float64 does not hold the difference
+        if largest > 2**50 and not source.is_floating_point():  # float64 cannot hold such an integer plus a quarter
             return source
-        limit = 2 * largest or 1.0  # stands for infinities, which are equal to each other, too
+        # infinities are equal to each other, too: they become a number beyond all finite ones, which can be changed
+        limit = 2 * largest or 1.0
+        # two integers that differ stay in order: each is changed by at most a quarter
         step = self._size(source.dtype) * limit if source.is_floating_point() else 0.25
         return wide.nan_to_num(nan=torch.nan, posinf=limit, neginf=-limit) + step * self._noise(wide, dim)
 
@@ -106,11 +120,12 @@ class OtherRounding(TorchDispatchMode):
         """Factors between -1 and 1 for the elements of ``like``.
 
         For rounding they are random, with absolute values of at least 0.5. For order they rise along ``dim`` (None:
-        along all elements).
+        along all elements), or fall if ``sign`` is -1.
         """
         if self._random is not None:
             wide = torch.float64 if like.dtype is torch.float64 else torch.float32
-            noise = torch.rand(like.shape, generator=self._random, dtype=wide) - 0.5
+            noise = torch.rand(like.shape, generator=self._random, dtype=wide) - 0.5  # -0.5 to 0.5
+            # adding a half away from 0 leaves no factor so small that nothing would be rounded otherwise
             return self._sign * (noise + 0.5 * noise.sign()).to(like.device)
         size = like.numel() if dim is None or like.dim() == 0 else like.shape[dim]
         rising = torch.linspace(-self._sign, self._sign, size, dtype=torch.float64, device=like.device)
@@ -119,6 +134,6 @@ class OtherRounding(TorchDispatchMode):
         return rising.reshape([-1 if d == dim % like.dim() else 1 for d in range(like.dim())])
 
     def _size(self, dtype: torch.dtype) -> float:
-        """The relative change of a result of this type; at least one last digit."""
+        """By which share of itself a result of this type may change: that of its tolerance, at least one last digit."""
         tolerance = TOLERANCES.get(str(dtype).removeprefix("torch."), 0.0)
         return max(self._share * tolerance, torch.finfo(dtype).eps)

@@ -65,7 +65,10 @@ class OutputStatistics(NamedTuple):  # no frozen dataclass, which takes thrice a
 
 
 def compare(name: str, got: Any, wanted: Any) -> OutputStatistics:
-    """Compare the value ``got`` with eager's, ``wanted``; ``name`` is the name of the output."""
+    """Compare the value ``got`` with eager's, ``wanted``; ``name`` is the name of the output.
+
+    Values of different shapes differ in all elements: the error is infinite. See ``OutputStatistics`` for the figures.
+    """
     dtype = str(wanted.dtype).removeprefix("torch.") if isinstance(wanted, torch.Tensor) else type(wanted).__name__
     if not all(isinstance(v, (torch.Tensor, bool, int, float, complex)) for v in (got, wanted)):
         return OutputStatistics(name, (), 0.0, 0.0, int(type(got) is not type(wanted) or got != wanted), dtype)
@@ -77,7 +80,7 @@ def compare(name: str, got: Any, wanted: Any) -> OutputStatistics:
     if isinstance(got, torch.Tensor) and got.dtype is torch.int64 is wanted.dtype:
         error = error.maximum((got != wanted).to(error.dtype))
     value, largest, mismatched = b, _largest(error), 0
-    if not math.isfinite(largest):  # else everything is finite
+    if not math.isfinite(largest):  # otherwise all elements are finite, and this can be left out
         same = (a == b) | (a.isnan() & b.isnan())
         both_finite = a.isfinite() & b.isfinite()
         error, value = (torch.where(both_finite, x, 0.0) for x in (error, b))
@@ -101,6 +104,7 @@ def divide_error(error: float, largest: float) -> float:
 def decibels(signal: float, noise: float) -> float | None:
     """The ratio of two norms in dB; None if it is 0, infinite or NaN."""
     ratio = signal / noise if noise else math.inf
+    # norms are roots of sums of squares, hence 20 and not 10
     return 20 * math.log10(ratio) if 0 < ratio < math.inf else None
 
 

@@ -46,16 +46,20 @@ def expect_rank(value: torch.Tensor, node: Node) -> torch.Tensor:
 
 
 def _droppable(node: Node) -> list[int]:
-    """The dynamic dimensions that a squeeze drops if their size is 1."""
+    """The dynamic dimensions that the squeeze ``node`` drops if their size is 1, counted from 0."""
     operand: Any = node.args[0]
     shape = operand.meta["val"].shape
+    # without an argument, a squeeze drops each dimension of size 1
     argument: Any = node.args[1] if len(node.args) > 1 else range(len(shape))
     dims = [argument] if isinstance(argument, int) else argument
     return sorted(d % len(shape) for d in dims if shape and isinstance(shape[d], torch.SymInt))
 
 
 def _is_counted_on(node: Node, inside: bool) -> bool:
-    """Whether a user of ``node``, direct or through element-wise operators, relies on its rank."""
+    """Whether a user of ``node``, direct or through element-wise operators, relies on the rank of its value.
+
+    ``inside``: the graph is a branch or loop body, whose outputs must have the recorded rank.
+    """
     seen, waiting = {node}, [node]
     while waiting:
         for user in waiting.pop().users:
@@ -71,13 +75,15 @@ def _is_counted_on(node: Node, inside: bool) -> bool:
 def failed_at(program: ExportedProgram, inputs: Sequence[Any], error: Exception) -> InputError | None:
     """An InputError that explains ``error``, if an input has a size for which torch did not trace the program.
 
-    None if all sizes are at least 2, so that the error has another cause.
+    That is a size of 0 or 1 where the program takes different sizes. None if there is no such size, so that ``error``
+    has another cause. ``inputs``: those of the call that raised ``error``.
     """
     for node, value in zip(user_inputs(program), inputs, strict=True):
         recorded = node.meta.get("val")
         for dim, size in enumerate(recorded.shape if isinstance(recorded, torch.Tensor) else ()):
             if isinstance(size, torch.SymInt) and value.shape[dim] < 2:
                 text = f"input {node.name} has size {value.shape[dim]} in dimension {dim}, and torch traced the program"
+                # the first 200 characters: torch's errors may go on with traces of its own code
                 text += f" for sizes of at least 2 there: {type(error).__name__}: {str(error).strip()[:200]}"
                 return InputError("input-invalid", text, hint=_HINT)
     return None

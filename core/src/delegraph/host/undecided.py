@@ -32,9 +32,9 @@ def settle(
 ) -> tuple[OutputStatistics, ...]:
     """Compare outputs that differ once more, with the nearest result that any run of eager returns.
 
-    Returns ``found`` with these comparisons. ``got`` and ``eager`` are the results that ``found`` compares.
-    ``run(mode)`` calls eager again, with other rounding: up to twelve times, but only four if a difference has another
-    cause.
+    Returns ``found``, in which such comparisons replace those of the outputs concerned. ``got`` and ``eager`` are the
+    results that ``found`` compares. ``run(mode)`` calls eager again, with other rounding: up to twelve times, but only
+    four if some difference is not one of rounding. ``found`` stays as it is if results differ in shape or type.
     """
     gots, eagers = (list(map(_tensor_of, pytree.tree_leaves(v))) for v in (got, eager))
     if any(a.shape != b.shape or a.dtype != b.dtype for a, b in zip(gots, eagers, strict=True)):
@@ -77,10 +77,11 @@ def _items(shapes: Sequence[torch.Size]) -> list[tuple[int, list[int]]]:
         if not prod(shape):
             continue
         own_sizes = shape[:-1] if len(shape) > 2 else shape
-        shared = [shape[:n] for n in range(1, len(shape) + 1) if prod(shape[:n]) > 1]
-        common = [lead for lead in shared for j, other in enumerate(shapes) if j != k and other[: len(lead)] == lead]
+        # leading sizes that stand for several items; a single item cannot change places
+        leading = [shape[:n] for n in range(1, len(shape) + 1) if prod(shape[:n]) > 1]
+        common = [lead for lead in leading for j, other in enumerate(shapes) if j != k and other[: len(lead)] == lead]
         group_by_sizes.setdefault(max(common, key=len, default=own_sizes), []).append(k)
-    return [(prod(lead), outputs) for lead, outputs in group_by_sizes.items()]
+    return [(prod(sizes), outputs) for sizes, outputs in group_by_sizes.items()]
 
 
 class _Items:
@@ -100,16 +101,18 @@ class _Items:
         gots: Sequence[torch.Tensor],
         eagers: Sequence[torch.Tensor],
     ) -> None:
+        """See the class. Nothing is known of other runs yet: ``_nearest`` is eager's first run."""
         self._places, self._listed = grouped
         self._found = [found[k] for k in self._listed]
         self._got, self._eager = self._rows(gots), self._rows(eagers)
         self._nearest = [rows.clone() for rows in self._eager]
         self._distance = self._between(self._got, self._eager)
-        self.differs = self._distance > 1
+        self.differs = self._distance > 1  # beyond the tolerance
         self._varies = torch.zeros_like(self.differs)
-        changed = self.differs.nonzero().flatten().tolist()
+        differing = self.differs.nonzero().flatten().tolist()
         elements = sum(rows.numel() for rows in self._got)
-        self._counted = changed if len(changed) * elements <= _COUNTED else []
+        # counting compares each differing item with all items, which takes too long for large outputs
+        self._counted = differing if len(differing) * elements <= _COUNTED else []
         self._ours, self._theirs = self._count(self._got), self._count(self._eager)
 
     def _rows(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -121,7 +124,7 @@ class _Items:
         return torch.stack(list(map(_distance, ours, theirs, self._found))).amax(0)
 
     def _count(self, among: Sequence[torch.Tensor]) -> torch.Tensor:
-        """For each place that differs, how many of the items in ``among`` equal our item there."""
+        """For each place in ``_counted``, how many items in ``among`` equal our item there; 0 for other places."""
         counts = torch.zeros(self._places, dtype=torch.int64)
         for place in self._counted:
             our_item = [rows[place].expand_as(rows) for rows in self._got]
@@ -131,7 +134,8 @@ class _Items:
     def consider(self, run: Sequence[torch.Tensor]) -> None:
         """Take another run of eager, ``run``, into account.
 
-        Where it differs from the first run and is nearer to ours, its items replace the nearest ones.
+        Where an item of ``run`` differs from that of the first run and is nearer to ours than the nearest so far, it
+        becomes the nearest.
         """
         rows = self._rows(run)
         varies = self.differs & (self._between(rows, self._eager) > 1)
@@ -159,7 +163,11 @@ class _Items:
         return bool((self.differs & ~self._varies).any())
 
     def settled(self, gots: Sequence[torch.Tensor]) -> Iterator[tuple[int, OutputStatistics]]:
-        """Position and figures of each output in which runs of eager differ, compared with the nearest items."""
+        """(position, figures) of each output for which another run of eager is nearer; compared with the nearest items.
+
+        ``gots``: our outputs. Places where we repeat an item are compared with eager's first run, and so count as
+        different.
+        """
         for nearest, eager in zip(self._nearest, self._eager, strict=True):
             nearest[self._repeats] = eager[self._repeats]
         for k, found, nearest, eager in zip(self._listed, self._found, self._nearest, self._eager, strict=True):
@@ -169,9 +177,12 @@ class _Items:
 
 
 def _distance(ours: torch.Tensor, theirs: torch.Tensor, found: OutputStatistics) -> torch.Tensor:
-    """For each place, the largest difference between two results, in units of what the tolerance accepts."""
+    """For each place, the largest difference between two results, in units of what the tolerance accepts.
+
+    Both are [places, elements of one item]. ``found``: the figures of the output, for its tolerance.
+    """
     same = (ours == theirs) | (ours.isnan() & theirs.isnan())
-    # where nothing is tolerated, as for integers, any difference is far above 1
+    # where nothing is tolerated, as for integers, any difference counts as at least 1e-30 / 1e-31, which is above 1
     error = (_wide(ours) - _wide(theirs)).abs().nan_to_num(torch.inf, torch.inf).clamp_min(1e-30)
     accepted = found.max_abs_value * TOLERANCES.get(found.dtype, 0.0)
     return torch.where(same, 0.0, error / (accepted or 1e-31)).amax(1)

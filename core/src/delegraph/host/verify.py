@@ -68,6 +68,10 @@ class Verification:
 
 
 def _worst(column: Sequence[OutputStatistics]) -> OutputStatistics:
-    """The worst figures in ``column``, one output in several runs, with the remark of any run."""
+    """The worst figures in ``column``, which has those of one output in several runs.
+
+    If the worst run has no remark, the result has the first remark of another run.
+    """
+    # first runs that do not agree, then those with most mismatched elements, then those with the largest error
     worst = max(column, key=lambda o: (not o.agrees(), o.mismatched, o.relative_error))
     return worst._replace(remark=worst.remark or next(filter(None, (o.remark for o in column)), ""))

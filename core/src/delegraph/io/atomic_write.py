@@ -46,7 +46,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes | Blob) -> None:
         descriptor = None if old is None else _open_descriptor(target, old)
         if old is None or (stat.S_ISREG(old.st_mode) and descriptor is None):
             _replace(Path(os.path.realpath(target)), old, content)
-        else:
+        else:  # a device, a pipe, or a descriptor of this process
             with open(target if descriptor is None else os.dup(descriptor), "wb") as file:
                 _write_content(content, file)
     except OSError as e:
@@ -54,7 +54,10 @@ def write_whole(path: str | os.PathLike[str], content: bytes | Blob) -> None:
 
 
 def expect_writable(path: str | os.PathLike[str]) -> None:
-    """Raise WriteError for each reason why ``write_whole`` would fail that can be checked without writing."""
+    """Raise WriteError if ``write_whole`` would fail, as far as that can be told without writing.
+
+    That is the case for a folder, without permission to write, and if there is no folder for the file.
+    """
     target = as_path(path)
     try:
         old = _status(target)
@@ -86,6 +89,7 @@ def _open_descriptor(target: Path, status: os.stat_result) -> int | None:
     opened a second time, later prints would overwrite the content.
     """
     match = _DESCRIPTOR.fullmatch(os.fspath(target))
+    # 1 and 2 are stdout and stderr
     for descriptor in (int(match[1]),) if match else (1, 2):
         with contextlib.suppress(OSError):  # the descriptor is closed
             if os.path.samestat(os.fstat(descriptor), status):
@@ -94,10 +98,15 @@ def _open_descriptor(target: Path, status: os.stat_result) -> int | None:
 
 
 def _replace(target: Path, old: os.stat_result | None, content: bytes | Blob) -> None:
-    """Write the content to a temporary file, then replace ``target`` by it. ``old``: status of the existing target."""
+    """Write the content to a temporary file, then replace ``target`` by that.
+
+    ``old``: status of the existing target; None if there is none. A target with several hard links, or with another
+    owner than new files get, is not replaced: the content is copied into it. The temporary file is gone at the end.
+    """
     if old is not None and not os.access(target, os.W_OK):
         raise PermissionError(None, "no permission to write to it")  # a rename does not check the target's permissions
     _remove_leftovers(target.parent)
+    # from the mode of a new file, the system takes away the bits of the umask
     mode = 0o666 if old is None else stat.S_IMODE(old.st_mode) & 0o777
     file = _open_unnamed(target.parent, mode) or _open_named(target.parent, mode)
     try:
@@ -116,14 +125,14 @@ def _replace(target: Path, old: os.stat_result | None, content: bytes | Blob) ->
                 file.close()  # Windows cannot rename an open file; elsewhere the lock is held until after the rename
             _move(file, target)
     finally:
-        if not isinstance(file.name, int):
+        if not isinstance(file.name, int):  # the name of a file without a name is its descriptor
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(file.name)
 
 
 def _move(file: BinaryIO, target: Path) -> None:
-    """Give the finished temporary file, with or without a name, the target's name."""
-    if not isinstance(file.name, int):
+    """Give the finished temporary file, with or without a name, the target's name; an existing target is replaced."""
+    if not isinstance(file.name, int):  # ``open`` keeps the descriptor, an int, as the name of a file without one
         return os.replace(file.name, target)
     folder = os.open(target.parent, os.O_RDONLY)
     try:
@@ -153,7 +162,8 @@ def _reserve(file: BinaryIO, size: int) -> None:
     """
     if sys.platform != "linux" or size < _RESERVED:
         return
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = ctypes.CDLL(None, use_errno=True)  # Python has no ``fallocate``
+    # KEEP_SIZE: blocks are reserved, but the file's size only grows as it is written
     failed = libc.fallocate(file.fileno(), _FALLOC_FL_KEEP_SIZE, ctypes.c_long(0), ctypes.c_long(size))
     if failed and ctypes.get_errno() == errno.ENOSPC:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -182,7 +192,11 @@ def _open_unnamed(folder: Path, mode: int) -> BinaryIO | None:
 
 
 def _open_named(folder: Path, mode: int) -> BinaryIO:
-    """Open a new file with a temporary name, locked for as long as it is open."""
+    """Open a new file with a temporary name, locked for as long as it is open where the file system has locks.
+
+    The lock tells other processes that the file is in use (``_remove_leftovers``). One of them may lock and remove the
+    file between its creation and its lock here; then another file is made.
+    """
     while True:
         name = folder / _temporary_name()
         file = open(name, "w+b", opener=lambda path, _: os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode))
@@ -204,7 +218,7 @@ def _temporary_name() -> str:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files that are not locked: the processes that wrote them were killed."""
+    """Remove from ``folder`` the temporary files that are not locked: the processes that wrote them were killed."""
     for name in filter(_TEMPORARY.fullmatch, os.listdir(folder)):
         with contextlib.suppress(OSError):  # it is locked, belongs to another user, or is gone by now
             descriptor = os.open(folder / name, os.O_RDWR)

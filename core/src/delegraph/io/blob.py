@@ -31,9 +31,10 @@ class Blob(Protocol):
 
 
 class TensorBlob:
-    """A Blob of the elements of a tensor, in C order."""
+    """A Blob of the elements of a tensor, in C order. The tensor must not be written until the blob is."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
+        """Keep a reference to ``tensor``, and what shows later whether it was written; copies nothing."""
         from .weights import state_of  # imported late, so that blobs of bytes need no torch
 
         self._tensor, self._state = tensor, state_of(tensor)
@@ -111,7 +112,11 @@ def stream(data: bytes | Blob, take: Callable[[memoryview], None]) -> None:
 
 
 def equal(ours: bytes | Blob, theirs: bytes | Blob) -> bool:
-    """Whether both have the same bytes. Blobs are compared by digest, or not read at all if they share memory."""
+    """Whether both have the same bytes.
+
+    Blobs are compared by the digests of their bytes, so that neither is joined. They are not read at all if they are
+    one object, of different lengths, or blobs of the same memory.
+    """
     if isinstance(ours, bytes) and isinstance(theirs, bytes):
         return ours == theirs
     if ours is theirs or len(ours) != len(theirs):
@@ -139,6 +144,7 @@ class _Sink(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
+        """Pass ``data``, any object with a buffer, to ``take``; returns the number of bytes."""
         view = memoryview(data)
         if view.nbytes:  # an empty one cannot be cast
             self._take(view.cast("B"))

@@ -31,6 +31,7 @@ def printable(shown: str, kept: str = "") -> str:
     """``shown`` with an escape in place of each character that does not print; characters in ``kept`` stay."""
     if shown.isprintable():
         return shown
+    # the escape is that of Python's literals: "\n" becomes a backslash and an n
     return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in shown)
 
 

@@ -29,6 +29,7 @@ def root(data: bytes | bytearray | memoryview, identifier: str, what: str) -> Ta
     ``identifier`` is the four-character file identifier that the file must have; ``what`` names the file in errors.
     """
     buffer = Buffer(memoryview(data).cast("B"), what)
+    # a flatbuffer begins with the offset of its root table (4 bytes), and the identifier
     if buffer.size < 8:
         raise buffer.damaged(f"it has {buffer.size} bytes and no header")
     if bytes(buffer.data[4:8]) != identifier.encode():
@@ -46,10 +47,11 @@ class Buffer:
     """
 
     def __init__(self, data: memoryview, what: str) -> None:
+        """``what`` names the file in errors, such as "TOSA file"."""
         self.data, self.size, self.what = data, len(data), what
-        self._allowance = self.size
-        self._strings: dict[int, str] = {}
-        self._copies: dict[int, bytes] = {}
+        self._allowance = self.size  # how many elements may still be read
+        self._strings: dict[int, str] = {}  # by position
+        self._copies: dict[int, bytes] = {}  # by position
 
     def damaged(self, why: str) -> FormatError:
         """The FormatError for this file; ``why`` says what is damaged."""
@@ -75,7 +77,10 @@ class Buffer:
         return position + offset
 
     def vector(self, position: int, width: int, where: str) -> tuple[int, int]:
-        """(position of the first element, number of elements) of a vector whose elements have ``width`` bytes."""
+        """(position of the first element, number of elements) of a vector whose elements have ``width`` bytes.
+
+        At ``position`` stands the number of elements, in 4 bytes; the elements follow.
+        """
         count: int = self.read(_U32, position, where)
         if count * width > self.size - position - 4:
             raise self.damaged(f"{where} has {count} elements and reaches beyond the end of the file")
@@ -111,11 +116,16 @@ class Table:
     __slots__ = ("_buffer", "_fields", "_vtable", "position", "where")
 
     def __init__(self, buffer: Buffer, position: int, where: str) -> None:
+        """Check the table at ``position`` and its vtable. ``where`` names the table in errors.
+
+        A table begins with the distance back to its vtable (4 bytes). The vtable has its own length and the table's
+        (2 bytes each), then for each field the distance from the table's beginning to the field's value (2 bytes).
+        """
         buffer.spend(1, where)
         self._buffer, self.position, self.where = buffer, position, where
         self._vtable = position - buffer.read(_I32, position, where)
         length: int = buffer.read(_U16, self._vtable, f"the vtable of {where}")
-        self._fields = (length - _FIRST_FIELD) // 2
+        self._fields = (length - _FIRST_FIELD) // 2  # how many fields the vtable knows
         if length < _FIRST_FIELD or length % 2 or self._vtable + length > buffer.size:
             raise self.damaged("its vtable has a wrong length")
 
@@ -131,7 +141,10 @@ class Table:
         self._buffer.spend(count, self.where)
 
     def _slot(self, field: int, width: int) -> int | None:
-        """The position of a field's inline value; None if the field is absent."""
+        """The position of a field's value in the table, which has ``width`` bytes; None if the field is absent.
+
+        A field is absent if the vtable ends before it, or has 0 for it.
+        """
         if field >= self._fields:
             return None
         offset: int = _U16.unpack_from(self._buffer.data, self._vtable + _FIRST_FIELD + 2 * field)[0]
@@ -153,7 +166,10 @@ class Table:
         return bool(value)
 
     def _target(self, field: int, name: str) -> tuple[int, str] | None:
-        """(position to which a field's offset leads, name of that place for errors); None if the field is absent."""
+        """(position of what a field refers to, name of that place for errors); None if the field is absent.
+
+        The field's value is an offset of 4 bytes, which leads there.
+        """
         slot = self._slot(field, 4)
         where = f"{self.where}, {name}"
         return None if slot is None else (self._buffer.follow(slot, where), where)
@@ -204,11 +220,14 @@ class Table:
         return (Table(self._buffer, *element) for element in self._elements(field, name))
 
     def _elements(self, field: int, name: str) -> Iterator[tuple[int, str]]:
-        """(position, name of the place for errors) of each element of a vector of offsets; none if it is absent."""
+        """(position, name of the place for errors) of what each element of a vector of offsets leads to.
+
+        Yields nothing if the field is absent.
+        """
         target = self._target(field, name)
         if target is None:
             return
-        start, count = self._buffer.vector(target[0], 4, target[1])
+        start, count = self._buffer.vector(target[0], 4, target[1])  # an offset has 4 bytes
         self._buffer.spend(count, target[1])
         for i in range(count):
             label = f"{name} {i}"

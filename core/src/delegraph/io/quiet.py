@@ -33,23 +33,25 @@ _FILTER = ("ignore", _Inside(), Warning, None, 0)
 def quietly() -> Iterator[None]:
     """A block without this thread's warnings, and without log messages below ERROR from torchao and torch's pytree.
 
-    Afterwards, levels are restored, and so are level and handlers of the root logger, which imported packages may have
-    set. torchao, which quantizing and ExecuTorch import, logs which of its GPU kernels do not load, and warns about its
-    own calls. ``warnings.catch_warnings`` cannot be used: filters belong to the process, so two threads that use it at
-    once could restore each other's filters and silence all warnings for good.
+    When the last thread has left such a block, the levels of these loggers are restored, and so are level and handlers
+    of the root logger, which imported packages may have set.
+
+    torchao, which quantizing and ExecuTorch import, logs which of its GPU kernels do not load, and warns about its own
+    calls. ``warnings.catch_warnings`` cannot be used: filters belong to the process, so two threads that use it at once
+    could restore each other's filters and silence all warnings for good.
     """
     thread = threading.get_ident()
     with _LOCK:
-        if not _inside:
+        if not _inside:  # the first thread to enter
             _restores.append(_quiet_log())
         _inside.append(thread)
-        _filters().insert(0, _FILTER)
+        _filters().insert(0, _FILTER)  # each time, since another block may have replaced the list meanwhile
     try:
         yield
     finally:
         with _LOCK:
             _inside.remove(thread)
-            if not _inside:
+            if not _inside:  # the last thread to leave
                 _filters()[:] = [f for f in _filters() if f is not _FILTER]
                 _restores.pop()()
 
@@ -60,7 +62,10 @@ def _filters() -> Any:
 
 
 def _quiet_log() -> Callable[[], None]:
-    """Let torchao and torch's pytree log errors only. Returns a function that restores them and the root logger."""
+    """Let torchao and torch's pytree log errors only.
+
+    Returns a function that gives these loggers their levels back, and the root logger its level and handlers of now.
+    """
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)
     noisy = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]

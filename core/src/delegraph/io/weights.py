@@ -60,27 +60,36 @@ def state_of(tensor: torch.Tensor) -> State:
     version = None if tensor.is_inference() else tensor._version
     if not tensor.is_cpu or tensor.numel() == 0 or why_no_bytes(tensor) is not None:
         return State(version, tensor.shape)
+    # the elements of other tensors do not lie side by side: only the first can be compared
     place, size = tensor.data_ptr(), tensor.nbytes if tensor.is_contiguous() else tensor.itemsize
-    ends = min(size, _SAMPLED)
-    return State(version, tensor.shape, place, size, _string_at(place, ends), _string_at(place + size - ends, ends))
+    sampled = min(size, _SAMPLED)
+    first, last = _string_at(place, sampled), _string_at(place + size - sampled, sampled)
+    return State(version, tensor.shape, place, size, first, last)
 
 
 def is_written(tensor: torch.Tensor, before: State) -> bool:
-    """Whether ``tensor`` was written since ``state_of`` returned ``before``, as far as a ``State`` can tell."""
+    """Whether ``tensor`` was written since ``state_of`` returned ``before``, as far as a ``State`` can tell.
+
+    It was if torch's count of writes, the shape, or the bytes at either end are different now.
+    """
     version, shape, place, size, first, last = before
     if (version is not None and tensor._version != version) or tensor.shape != shape:
         return True
     if not size or tensor.data_ptr() != place:  # the elements may have moved without a change
         return state_of(tensor)[4:] != before[4:]  # only the bytes at both ends
-    ends = len(first)
-    return _string_at(place, ends) != first or _string_at(place + size - ends, ends) != last
+    sampled = len(first)
+    return _string_at(place, sampled) != first or _string_at(place + size - sampled, sampled) != last
 
 
 def memory_of(tensor: torch.Tensor) -> Iterator[memoryview]:
-    """The bytes of ``tensor`` in C order: one view of its memory if that is contiguous, otherwise copied pieces."""
+    """The bytes of ``tensor`` in C order: one view of its memory if that is possible, otherwise copied pieces.
+
+    A view is possible for a contiguous tensor on the CPU. A copied piece is some rows of at most _PIECE bytes together,
+    or a single row.
+    """
     tensor = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
     plain = tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-    rows = max(1, len(tensor) if plain else _PIECE * len(tensor) // max(1, tensor.nbytes))
+    rows = max(1, len(tensor) if plain else _PIECE * len(tensor) // max(1, tensor.nbytes))  # rows of one piece
     for piece in torch.split(tensor, rows):
         elements = piece.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
         # one element is contiguous whatever its stride, but can be seen as bytes at stride 1 only
