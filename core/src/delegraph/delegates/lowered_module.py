@@ -191,6 +191,7 @@ class LoweredBackendModule(torch.nn.Module):
         return {k: join(store.buffers[e.buffer_index]) for entries in tables for k, e in entries.items()}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the delegate. If ``whole`` is set, the arguments and results are those of the whole program."""
         if self.whole is not None:
             return self.whole(partial(CALL_DELEGATE, self), args, kwargs)
         return CALL_DELEGATE(self, *args, **kwargs)

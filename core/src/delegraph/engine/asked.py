@@ -44,6 +44,7 @@ class Asked:
     """
 
     def __init__(self) -> None:
+        """Nothing is stored yet: every question is answered by None."""
         self._kept: dict[tuple[str, str], tuple[ExportedProgram, Partitioner, frozenset[int]]] = {}
         self._lock = threading.Lock()
 

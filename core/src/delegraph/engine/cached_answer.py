@@ -50,6 +50,7 @@ class Answers:
             # The answer may be wrong, which the caller checks, or right and no JSON. Neither is cached.
             self._lookups.say(f"an answer of {name} is not cached: {e}")
             return result
+        # an entry has a header and parts of bytes; an answer has no such part
         self._lookups.keep(key, packed(key, [{"partitioner": name, "torch": torch.__version__}, *rows], ()))
         return result
 
@@ -103,21 +104,27 @@ def _rows(program: ExportedProgram, before: list[set[str]], result: PartitionRes
 
 
 def _read(key: str, data: bytes, program: ExportedProgram) -> PartitionResult:
-    """The inverse of ``_rows``: the answer in ``data``; puts the metadata on the nodes. Raises FormatError."""
+    """The inverse of ``_rows``: the answer in ``data``, the entry with the key ``key``, about ``program``.
+
+    Puts the tags and metadata of the answer on the nodes of ``program``. Raises FormatError if the entry is damaged;
+    then no node is changed.
+    """
     header, _ = unpacked(key, data)
     nodes: list[Node] = list(program.graph.nodes)
     try:
         _, tags, types, refusals, metas = header
         specs = {
-            t: DelegationSpec(b, [CompileSpec(k, bytes.fromhex(v)) for k, v in settings]) for t, b, settings in tags
+            tag: DelegationSpec(backend_id, [CompileSpec(key, bytes.fromhex(value)) for key, value in settings])
+            for tag, backend_id, settings in tags
         }
         boundary = {nodes[k].name: DTYPES[dtype] for k, dtype in types}
         reasons = [Refusal(nodes[k], _reason(text, more, nodes), final) for k, text, final, more in refusals]
-        puts = [(unplain(tag), {k: unplain(v) for k, v in more.items()}) for tag, more in metas]
-        pairs = list(zip(nodes, puts, strict=True))  # only now, when everything was read, is anything put on nodes
-        for node, (tag, more) in pairs:
+        # for each node, its tag (None if it has none) and its new metadata
+        added = [(unplain(tag), {key: unplain(value) for key, value in meta.items()}) for tag, meta in metas]
+        pairs = list(zip(nodes, added, strict=True))  # only now, when everything was read, are nodes changed
+        for node, (tag, meta) in pairs:
             node.meta.pop(_TAG, None)
-            node.meta |= more if tag is None else {**more, _TAG: tag}
+            node.meta |= meta if tag is None else {**meta, _TAG: tag}
     except DelegraphError:
         raise
     except Exception as e:

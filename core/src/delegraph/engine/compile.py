@@ -40,6 +40,7 @@ class _Call:
         may_refuse: bool,
         cache: Lookups | None,
     ) -> None:
+        """A call that no thread has begun. The class describes the parameters."""
         self.backend, self._work, self._registry, self._may_refuse = backend, work, registry, may_refuse
         self._cache = cache
         self._first = threading.Lock()
@@ -59,7 +60,7 @@ class _Call:
         try:
             if self._cache is None:
                 compile_work(self.backend, self._work, self._registry, self._may_refuse)
-            else:
+            else:  # with a cache, each call compiles a single partition
                 self._cache.compile(self._work[0], self._registry, self._may_refuse)
             self.outcome.set_result(None)
         except BaseException as e:  # the caller gets it with the outcome

@@ -74,6 +74,7 @@ class Lookups:
     """
 
     def __init__(self, cache: Cache) -> None:
+        """Begin a lowering with ``cache``, in which nothing was looked up yet."""
         self.cache, self._remote = cache, cache.remote
         self._said: dict[str, None] = {}  # notes, each once
         self.found, self.stored = [list[str]() for _ in range(2)]  # keys: lists, as threads append to them

@@ -45,6 +45,7 @@ class Composites:
     """
 
     def __init__(self) -> None:
+        """No call was decomposed yet."""
         self._decomposed: list[Composite] = []
         self._replaced_by: dict[Node, Node] = {}
 

@@ -61,7 +61,7 @@ def compute_constants(plan: Plan, taken_too: bool) -> str:
         value = values.of(node)
         if value is not None and value.nbytes + sum(v.nbytes for v in replaced) <= TOGETHER:
             constant = add_constant(program, value, f"{node.name}_computed")
-            values.by_node[constant] = value
+            values.by_node[constant] = value  # calls of which it is an operand now can be computed, too
             _replace(node, constant)
             replaced.append(value)
     if not replaced:

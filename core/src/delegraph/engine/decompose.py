@@ -46,6 +46,7 @@ class Decomposer:
     """
 
     def __init__(self, watched: bool = True, answers: Answers | None = None) -> None:
+        """``watched``: check that partitioners change only tags. ``answers``: earlier answers; None for no cache."""
         self.tracer, self._watched, self._answers = Tracer(), watched, answers
         self._useless: set[Any] = set()  # keys of calls whose decomposition did not help
 
@@ -90,6 +91,7 @@ class Decomposer:
         attempted: set[Node] = set()
         while True:
             answer = ask(program, partitioner, self._watched, self._answers)
+            # calls that are not decomposed: tried before, or refused for good
             settled = attempted.union(r.node for r in answer.result.refusals if r.final)
             # ``ON_HOST``: it checks something, and was left to the host on purpose
             refused = [n for n in _calls(program) if n not in answer.tags and ON_HOST not in n.meta]
@@ -220,6 +222,7 @@ class _KeepsByAsking:
     """
 
     def __init__(self, support: Support, program: ExportedProgram | None = None) -> None:
+        """If ``program`` is given, let ``support`` begin with it and ask about all of its calls, in graph order."""
         self._support = support
         self._known: dict[Node, bool] = {}
         if program is not None:
@@ -228,7 +231,7 @@ class _KeepsByAsking:
                 self(node)
 
     def __call__(self, node: Node) -> bool:
-        """Whether the backend takes the call ``node``."""
+        """Whether the backend takes the call ``node``; of a call that unpacks results, the call that makes them."""
         if node.target is operator.getitem:
             return self(node.args[0])  # type: ignore[arg-type]
         if node not in self._known:
@@ -307,6 +310,7 @@ class _Attempt(Inlining):
     """
 
     def __init__(self, node: Node, decomposition: Decomposition, attempts: _Attempts) -> None:
+        """Insert ``decomposition`` before ``node``, and ask the backend of ``attempts`` about each of its calls."""
         super().__init__(node, decomposition)
         self.complete, self.gains = True, False
         self._constant: set[Node] = set()

@@ -36,6 +36,7 @@ class Elsewhere:
         time_limit: float | None = None,
         memory_limit: int | None = None,
     ) -> None:
+        """Check the user's choices, which the class describes; no process is started yet."""
         if isolation not in (None, "process"):
             raise OptionError("option-invalid", f"isolation is 'process' or None, not {isolation!r}")
         for name, limit in (("time_limit", time_limit), ("memory_limit", memory_limit)):
@@ -45,6 +46,7 @@ class Elsewhere:
         self._given = executor, isolation is not None, time_limit, memory_limit  # the arguments of ``Workers``
         # foreign: an object that takes calls, and is not known to run them in threads of this process
         is_foreign = not isinstance(executor, type) and callable(getattr(executor, "submit", None))
+        # every backend compiles elsewhere if the user asks for isolation or a limit, or gives a foreign executor
         self._of_all = any(v not in (None, False) for v in self._given[1:])
         self._of_all |= is_foreign and not isinstance(executor, ThreadPoolExecutor)
         self._workers: Any = None
@@ -52,10 +54,12 @@ class Elsewhere:
         self._blocks = 0  # how many ``with`` blocks of this object are open
 
     def __enter__(self) -> Elsewhere:
+        """Begin a block; blocks may be nested."""
         self._blocks += 1
         return self
 
     def __exit__(self, *_: object) -> None:
+        """End a block; the end of the outermost one ends the processes."""
         self._blocks -= 1
         if self._workers is not None and not self._blocks:
             self._workers.close()
@@ -66,6 +70,7 @@ class Elsewhere:
 
         The processes load the backends while this one still exports the program.
         """
+        # all of them, or those that declare to be isolated
         entries = [name for name in names if self._of_all or self._registry.spec(name).isolated]
         if entries or self._of_all:
             self._begun().prepare([self._registry.full_name(name) for name in entries])

@@ -70,6 +70,7 @@ class _Build:
     """
 
     def __init__(self, plan: Plan, partition: Partition) -> None:
+        """Build the graph of ``partition``: placeholders of constants, then of inputs, its calls, and its outputs."""
         self.graph, self.partition = Graph(owning_module=plan.program.graph_module), partition
         self.env: dict[Node, Node] = {}
         specs = dict(placeholders(plan.program)) if partition.constants else {}  # placeholder -> its spec

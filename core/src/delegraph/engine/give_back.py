@@ -43,15 +43,16 @@ def give_back(plan: Plan, refused: Sequence[Work]) -> None:
 
 
 def _tags_left(node: Node, tags: tuple[str | None, ...], gone: Collection[str]) -> tuple[str | None, ...]:
-    """The tags of ``node`` without the partitions in ``gone``: first None if the host computes it as well.
+    """The ``tags`` of ``node`` without those of partitions in ``gone``, which the compiler refused.
 
-    If other partitions still have copies of a constant call, the host now computes the call as well: those partitions
-    are compiled already, so none of them can get another output to provide the value.
+    Only a call on constants has several tags: each partition computes it by itself. If it loses one of them, the host
+    computes it as well, which None in the first place says: the partitions that are left are compiled already, so none
+    of them can get another output to provide the value. A placeholder is not computed, and never gets None.
     """
     remaining = tuple(tag for tag in tags if tag is not None and tag not in gone)
-    # a call that lost a partition, or that the host computed as well before (None is not in ``remaining``)
-    lost_some = node.op != "placeholder" and len(remaining) < len(tags)
-    return (None, *remaining) if remaining and lost_some else remaining
+    # shorter also if None was among the tags: then the host goes on computing the call
+    for_host_too = node.op != "placeholder" and len(remaining) < len(tags)
+    return (None, *remaining) if remaining and for_host_too else remaining
 
 
 def _reason(work: Work) -> Reason:

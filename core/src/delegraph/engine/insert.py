@@ -67,6 +67,7 @@ class _HostProgram:
     """
 
     def __init__(self, plan: Plan, dropped: Collection[Node], names: Iterator[str]) -> None:
+        """Begin the host's graph with copies of the placeholders that stay with the host."""
         self.plan, self.dropped = plan, dropped
         self.graph = Graph(owning_module=plan.program.graph_module)
         self.env: dict[Node, Node] = {}

@@ -218,8 +218,9 @@ def _plan_all(lowering: Lowering, method: str, program: ExportedProgram) -> Plan
         lowering.notes.append(f"{method}: {computed}")
         plan = _plan(lowering, method, rebuild(plan.program))
     if lowering.whole:
+        # The one delegate is called with all inputs of the program, in their order; not with those that the export
+        # fixed, such as None or a text.
         inputs = [n for n in user_inputs(plan.program) if isinstance(n.meta.get("val"), VARYING)]
-        # the one delegate is called with all inputs of the program, in their order
         for partition in plan.partitions:
             partition.inputs = inputs
     return plan

@@ -21,6 +21,7 @@ class Snapshot:
     """
 
     def __init__(self, program: ExportedProgram, earlier: Snapshot | None = None) -> None:
+        """Record the nodes, recorded values, subgraphs and tensors of ``program``, and the state of each tensor."""
         self._program, self._graph = program, _Nodes(program.graph)
         self._values = [(n, n.meta.get("val")) for n in program.graph.nodes]
         modules = program.graph_module.named_modules()
@@ -78,6 +79,7 @@ class _Nodes:
     """The nodes of a graph, their targets and their arguments, in columns that compare quickly."""
 
     def __init__(self, graph: Graph) -> None:
+        """Record the nodes of ``graph`` in order, what each one calls or fetches, and its arguments."""
         nodes = list(graph.nodes)
         fetches = [(n.graph.owning_module, str(n.target)) for n in nodes if n.op == "get_attr"]
         # the attributes by identity: another object under the same name is a change
@@ -85,6 +87,7 @@ class _Nodes:
         self.arguments = [n.args for n in nodes], [n.kwargs for n in nodes]
 
     def __eq__(self, other: object) -> bool:
+        """Whether two graphs, or one graph at two times, have the same nodes with the same targets and arguments."""
         if not isinstance(other, _Nodes) or self.calls != other.calls:
             return False
         pairs = zip(self.arguments, other.arguments, strict=True)

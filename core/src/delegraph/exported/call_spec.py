@@ -35,6 +35,7 @@ class TensorCheck:
     """
 
     def __init__(self, dtype: torch.dtype, sizes: Sequence[Any], device: str | None = None) -> None:
+        """Prepare the check of a tensor with this dtype and these sizes, on ``device`` (None: any but meta)."""
         self.dtype, self.sizes, self.device = dtype, tuple(sizes), device
         # a fixed shape is compared at once, in one step; None if a size is symbolic
         self._shape = self.sizes if all(isinstance(d, int) for d in self.sizes) else None
@@ -96,7 +97,7 @@ class Arguments:
         Raises InputError if the structure, an argument or a size is not what the program was exported for.
         """
         if self._plain and len(args) == self._count and (kwargs.keys() == self._names.keys()):
-            # as many arguments as the program takes, and of the same names: the structure is right
+            # no argument contains others, and their number and names are right: no structure has to be walked
             flat = [*args, *(kwargs[name] for name in self._names)]
         else:
             flat = flat_arguments(self._spec, args, kwargs, self._arguments)
@@ -161,6 +162,7 @@ def wrong_input(name: str, wanted: Any, shape: str, value: Any) -> InputError:
     if isinstance(wanted, torch.Tensor):
         device = f" on {wanted.device}" if wanted.device.type != "cpu" else ""
         requirement = f"is to be {wanted.dtype} of shape {shape}{device}"
+    # a frequent mistake: a numpy array in place of a tensor
     hint = "torch.from_numpy(array)" if isinstance(value, np.ndarray) and isinstance(wanted, torch.Tensor) else None
     return InputError("input-invalid", f"input {name} {requirement}; it is {_describe(value)}", hint=hint)
 

@@ -77,6 +77,7 @@ class ConstantValues:
     """
 
     def __init__(self, tensor_of: Callable[[Node], torch.Tensor | None], largest: int | None = LARGEST) -> None:
+        """Nothing is computed yet. ``tensor_of``: node -> its tensor, None if it is no constant; ``largest``: bytes."""
         self._tensor_of, self._largest = tensor_of, largest
         self.by_node: dict[Node, Any] = {}
 

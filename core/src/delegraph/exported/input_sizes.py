@@ -67,6 +67,7 @@ class InputSizes:
     """
 
     def __init__(self, program: ExportedProgram) -> None:
+        """Collect the conditions on the inputs of ``program``, and compile them into the function ``fits``."""
         places, self._inputs = list(_symbolic_places(program)), user_inputs(program)
         self._sources = _sources(places)
         self._conditions = [

@@ -32,10 +32,11 @@ def expect_written_apart(inputs: Sequence[Node], flat: Sequence[Any], written: S
 def overlapping(tensors: Mapping[Key, torch.Tensor]) -> Iterator[tuple[Key, Key]]:
     """Pairs of keys whose tensors' address ranges overlap. No other two tensors can share memory."""
     spans = [(span, key) for key, tensor in tensors.items() if (span := addresses(tensor)) is not None]
+    # In order of first addresses, an earlier tensor overlaps the present one if it ends after the present one begins.
+    # ``reaching``: the end and the key of each earlier tensor that does.
     reaching: list[tuple[int, Key]] = []
     for (first, end), key in sorted(spans, key=lambda pair: pair[0]):
-        # in order of first addresses, an earlier tensor overlaps this one if it ends after this one begins
-        reaching = [(last, other) for last, other in reaching if last > first]
+        reaching = [(other_end, other) for other_end, other in reaching if other_end > first]
         yield from ((other, key) for _, other in reaching)
         reaching.append((end, key))
 

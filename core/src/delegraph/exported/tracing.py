@@ -23,6 +23,7 @@ class Turn:
     """
 
     def __init__(self, work: str | None = None) -> None:
+        """``work``: what a thread does while it holds the lock, for an error; None if a fork can interrupt nothing."""
         self._lock, self._work = threading.RLock(), work
         self._torn = False  # a fork interrupted the work
         _turns.add(self)
@@ -65,6 +66,7 @@ _turns: WeakSet[Turn] = WeakSet()
 
 
 def _after_fork() -> None:
+    """Make the locks usable in the forked process."""
     for turn in _turns:
         turn.after_fork()
 

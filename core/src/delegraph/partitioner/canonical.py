@@ -26,6 +26,7 @@ class AllNodePartitioner(Partitioner):
     """
 
     def __init__(self, backend_id: str, compile_specs: Sequence[CompileSpec] = ()) -> None:
+        """``backend_id``: the backend's name. ``compile_specs``: the settings for it."""
         super().__init__()
         self.delegation_spec = DelegationSpec(backend_id, compile_specs)
 
@@ -63,6 +64,7 @@ class PatternPartitioner(CapabilityPartitioner):
         grouped: bool = True,
         **options: Any,
     ) -> None:
+        """``why_not`` decides about calls in no pattern; by default they all stay on the host, for that reason."""
         support = _PatternSupport(patterns, why_not)
         groups = (lambda program: support.lists) if grouped else None
         super().__init__(support, backend_id, compile_specs, groups=groups, **options)
@@ -75,6 +77,7 @@ class _PatternSupport(Predicate):
     """
 
     def __init__(self, patterns: NodeLists, otherwise: WhyNot) -> None:
+        """A check without a program yet; ``begin`` fills the lists of calls that match ``patterns``."""
         super().__init__(self._why_not_taken)
         self._patterns, self._otherwise = patterns, otherwise
         self.lists: list[Sequence[Node]] = []

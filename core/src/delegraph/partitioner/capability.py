@@ -34,6 +34,7 @@ class Predicate:
     """A ``Support`` made of a plain ``why_not(node)``. Deterministic calls on constants alone count as constant."""
 
     def __init__(self, why_not: WhyNot) -> None:
+        """``why_not``: a function that returns why a node is not taken; None if it is. ``begin`` gives the program."""
         self.why_not = why_not
         self._constant: set[Node] = set()
 
@@ -88,6 +89,7 @@ class CapabilityPartitioner(Partitioner):
         non_compute_ops: Collection[OpOverload] = (),
         spec: Mapping[Any, Any] = MappingProxyType({}),
     ) -> None:
+        """The class describes the parameters. Raises OptionError if an operator in one of the lists is no overload."""
         super().__init__(spec)
         self.support: Support = support if isinstance(support, Support) else Predicate(support)
         self.delegation_spec = DelegationSpec(backend_id, compile_specs)
@@ -131,6 +133,7 @@ class _Search:
     """
 
     def __init__(self, partitioner: CapabilityPartitioner, program: ExportedProgram) -> None:
+        """Ask the backend about each call of ``program`` by itself; ``parts`` then forms partitions of the calls."""
         self.partitioner, self.support = partitioner, partitioner.support
         self.calls = [n for n in program.graph.nodes if n.op == "call_function"]
         self.refused: dict[Node, str] = {}
@@ -198,11 +201,14 @@ class _Search:
         return [flatten(part, groups.position) for part in parts], kept_out
 
     def _why_not(self, node: Node) -> str | None:
-        """Why a call stays on the host; None if the backend takes it."""
+        """Why a call stays on the host; None if the backend takes it.
+
+        The refusal of an additional check, or because of a tensor, is recorded as final.
+        """
         if node.target is CALL_DELEGATE:
             return "a delegate already"
         if node.target is operator.getitem:
-            producer: Any = node.args[0]
+            producer: Any = node.args[0]  # the call whose results ``node`` unpacks: both go the same way
             if producer.op != "call_function" or producer.target is CALL_DELEGATE:
                 return "unpacks a value that the host makes"
             return self.refused.get(producer)

@@ -52,6 +52,7 @@ class DontPartitionModule:
         """Why ``node`` stays on the host; None if no module around it has the class or path."""
         stack = node.meta.get("nn_module_stack", {}).values()  # (path, class) of each module around the call
         names = [kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}" for _, kind in stack]
+        # compared in full if the wanted class is given in full, else by the last part of the name
         classes = names if "." in (self.module_name or "") else [name.rpartition(".")[2] for name in names]
         by_class = _reason(classes, [self.module_name], self.exact, "module")
         return by_class or _reason([path for path, _ in stack], [self.instance_name], self.exact, "module")

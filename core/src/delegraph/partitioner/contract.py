@@ -32,6 +32,7 @@ class DelegationSpec(_DelegationSpec):
     __slots__ = ()
 
     def __new__(cls, backend_id: str, compile_specs: Sequence[CompileSpec] = ()) -> DelegationSpec:
+        """``compile_specs`` becomes a tuple if it can be iterated; a wrong type is kept for the later error."""
         specs: Any = tuple(compile_specs) if isinstance(compile_specs, Iterable) else compile_specs
         return super().__new__(cls, backend_id, specs)
 
@@ -58,6 +59,7 @@ class Reason(str):
     def __new__(
         cls, text: str, *, hint: str = "", cause: str = "", of: Node | None = None, unless: Unless | None = None
     ) -> Reason:
+        """The text ``text`` with the fields that the class describes."""
         reason = super().__new__(cls, text)
         reason.hint, reason.cause, reason.of, reason.unless = str(hint), str(cause), of, unless
         return reason

@@ -25,6 +25,7 @@ class Groups:
     """
 
     def __init__(self, groups: Iterable[Iterable[Node]], calls: Sequence[Node], largest: int | None = None) -> None:
+        """Merge ``groups`` that overlap. ``calls``: the calls of the program, in graph order."""
         self.largest = largest
         self.position = {n: k for k, n in enumerate(calls)}
         calls_by_group = [self._calls(group) for group in groups]

@@ -27,6 +27,7 @@ class WrappingPartitioner(Partitioner):
     """
 
     def __init__(self, inner: Partitioner, backend_id: str, compile_specs: Sequence[CompileSpec] = ()) -> None:
+        """``backend_id``: the backend that gets the partitions of ``inner``; ``compile_specs``: settings to append."""
         if not isinstance(inner, Partitioner):
             text = f"WrappingPartitioner for {backend_id!r} wraps a partitioner, not {inner!r}"
             hint = "delegraph.get_partitioner(name, **options) makes that of an installed backend"

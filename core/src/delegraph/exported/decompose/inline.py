@@ -29,6 +29,7 @@ class Inlining:
     """
 
     def __init__(self, node: Node, decomposition: Decomposition) -> None:
+        """Insert the calls of ``decomposition`` before ``node``, and after them a node that uses their results."""
         self.node, self.graph, self.calls = node, node.graph, list[Node]()
         self._previous, self.single = node.prev, decomposition.single
         results = decomposition.results

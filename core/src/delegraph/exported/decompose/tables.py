@@ -100,7 +100,7 @@ def _batch_norm(
     eps: float,
     *_: Any,
 ) -> tuple[Tensor, ...]:
-    """Batch norm that writes no statistics, as one of two core operators.
+    """Batch norm that writes no statistics, as one of two core operators. ``_``: further arguments, without effect.
 
     Raises NotImplementedError if it would write them: in training, with running statistics.
     """

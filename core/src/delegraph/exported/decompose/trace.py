@@ -104,6 +104,7 @@ class Tracer:
     """
 
     def __init__(self) -> None:
+        """A tracer that knows no call yet, and no program, which ``begin`` gives it."""
         self.failures: list[str] = []
         self._known: dict[Hashable, Decomposition | None] = {}
         self._constants: ConstantValues | None = None
@@ -340,6 +341,7 @@ def _as_function(node: Node, how: Decompose) -> Callable[..., Any]:
     places = [k for k, leaf in enumerate(flat) if isinstance(leaf, Node)]
 
     def call(*values: Any) -> Any:
+        """What ``how`` returns for the arguments of ``node``, with ``values`` in the places of its operands."""
         filled = list(flat)
         for place, value in zip(places, values, strict=True):
             filled[place] = value

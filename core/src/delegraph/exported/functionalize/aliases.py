@@ -45,21 +45,24 @@ class Aliases:
     """
 
     def __init__(self, nodes: Iterable[Node], written: Collection[Node], state: Collection[Node]) -> None:
-        """Find the families among ``nodes`` and place their members; raises Unproven if that fails.
+        """Find the families among ``nodes``, and enter how the members of each one share memory.
 
-        ``written``: the nodes that some call writes. ``state``: placeholders of parameters and buffers.
+        A family is a group of nodes that may share memory, of which one is written. ``nodes``: in graph order.
+        ``written``: the nodes that some call writes. ``state``: placeholders of parameters and buffers. Raises Unproven
+        if it cannot be told how a member shares memory.
         """
         self.source: dict[Node, Node] = {}
         self.name_of: dict[Node, Node] = {}
         self.root_of: dict[Node, Node] = {}
         self._state = state
         for family in families(nodes, written):
-            owners: dict[int, Node] = {}  # storage -> the root of the tensors in it
+            root_in: dict[int, Node] = {}  # storage -> the root of the tensors in it
             for node in family:
                 self._enter(node)
+                # a second root in a storage is only allowed if both are names of one buffer
                 for storage in storages(node.meta.get("val")) if self._has_own_storage(node) else ():
-                    if owners.setdefault(storage, self.root_of[node]) is not self.root_of[node]:
-                        self._join_by_storage(node, owners[storage])
+                    if root_in.setdefault(storage, self.root_of[node]) is not self.root_of[node]:
+                        self._join_by_storage(node, root_in[storage])
 
     def _enter(self, node: Node) -> None:
         """Enter ``node`` as a tensor of its own, a second name of an argument, or a view of its first argument.
@@ -71,11 +74,11 @@ class Aliases:
         inputs = [*aliased_arguments(node), *node.all_input_nodes] if node.op == "call_function" else []
         candidates = dict.fromkeys(inputs)
         base = next((n for n in candidates if n in self.root_of and self._shares(node, n)), None)
-        if base is None:
+        if base is None:  # a tensor of its own
             self.name_of[node] = self.root_of[node] = node
-        elif _is_same_tensor(node, base):
+        elif _is_same_tensor(node, base):  # a second name
             self.name_of[node], self.root_of[node] = self.name_of[base], self.root_of[base]
-        elif base is node.args[0]:
+        elif base is node.args[0]:  # a view
             self.name_of[node], self.root_of[node] = node, self.root_of[base]
             self.source[node] = self.name_of[base]
         else:
@@ -90,6 +93,7 @@ class Aliases:
             return True
         if not isinstance(node.target, OpOverload) or base not in aliased_arguments(node):
             return False
+        # In-place calls and list views always share memory with an aliased argument; others are tried out.
         return bool(effects(node.target).writes) or node.target in LIST_VIEWS or _shares_when_called(node, base)
 
     def _has_own_storage(self, node: Node) -> bool:
@@ -101,15 +105,15 @@ class Aliases:
         # A list of tensors that are no views has no one storage; each tensor is looked at where it is unpacked.
         return node in self.source or isinstance(node.meta.get("val"), torch.Tensor)
 
-    def _join_by_storage(self, node: Node, owner: Node) -> None:
-        """Make ``node`` a second name of ``owner``, whose storage it shares.
+    def _join_by_storage(self, node: Node, root: Node) -> None:
+        """Make ``node`` a second name of ``root``, with which it shares a storage.
 
         Raises Unproven unless both are placeholders of the same parameter or buffer.
         """
-        both_state = node in self._state and owner in self._state
-        if not (both_state and _geometry(node) == _geometry(owner)):
-            raise Unproven(f"{node.name} shares memory with {owner.name} in a way that is not known")
-        self.name_of[node] = self.root_of[node] = owner
+        both_state = node in self._state and root in self._state
+        if not (both_state and _geometry(node) == _geometry(root)):
+            raise Unproven(f"{node.name} shares memory with {root.name} in a way that is not known")
+        self.name_of[node] = self.root_of[node] = root
 
 
 def families(nodes: Iterable[Node], written: Collection[Node]) -> list[list[Node]]:

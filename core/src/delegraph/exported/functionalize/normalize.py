@@ -180,6 +180,7 @@ class _Copy:
     """A copy of a graph without wrappers that switch gradients on or off. ``_copies``: node -> what replaces it."""
 
     def __init__(self, module: GraphModule) -> None:
+        """Copy the graph of ``module`` into ``graph``."""
         self.graph = Graph(owning_module=module)
         self._copies: dict[Node, Any] = {}
         self._copy_graph(module)

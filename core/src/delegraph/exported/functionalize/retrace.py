@@ -186,6 +186,7 @@ class _Interpreter(torch.fx.Interpreter):
     """
 
     def __init__(self, program: ExportedProgram, layouts: Mapping[Node, Layout]) -> None:
+        """``layouts``: node of ``program`` -> the layout that its value has to get."""
         super().__init__(program.graph_module)
         self._layouts_to_restore = layouts
 

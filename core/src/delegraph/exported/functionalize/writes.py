@@ -100,6 +100,7 @@ class _Rewrite:
     """
 
     def __init__(self, graph: Graph, aliases: Aliases, writers: dict[Node, list[Node]], mutations: Mutations) -> None:
+        """Begin before the first node of ``graph``, when nothing is written yet. The class describes the fields."""
         self.graph, self.aliases, self.writers, self.mutations = graph, aliases, writers, mutations
         self.version: dict[Node, int] = {}
         self.value: dict[Node, tuple[int, Node]] = {}
@@ -137,11 +138,15 @@ class _Rewrite:
             self._restore_order(node)
 
     def _version(self, node: Node) -> int:
-        """How often the memory of ``node`` was written so far."""
+        """How often the memory of ``node``, a tensor that is written somewhere or a view of one, was written so far."""
         return self.version.get(self.aliases.root_of[node], 0)
 
     def _current(self, node: Node) -> Node:
-        """The node that holds the present value of ``node``. Takes a view again if it is out of date."""
+        """The node that holds the present value of ``node``: ``node`` itself if its memory was not written yet.
+
+        If ``node`` is a view that was taken before the last write, the view is taken again of the present value of its
+        source, before the node that is visited.
+        """
         if node not in self.aliases.root_of or not self._version(node):
             return node
         name = self.aliases.name_of[node]
@@ -155,7 +160,10 @@ class _Rewrite:
         return value
 
     def _enter_view(self, node: Node) -> None:
-        """Record that the view ``node`` is up to date, since it was just taken of a present value."""
+        """Record that the view ``node`` is up to date, since it was just taken of a present value.
+
+        Nothing is recorded before the first write: until then every view is up to date.
+        """
         if self._version(node):
             self._allow_any_strides(node, node)
             self.value[node] = (self._version(node), node)
@@ -192,15 +200,16 @@ class _Rewrite:
     def _read_by_place(self, node: Node, member: Node, size: Any, stride: Any, offset: Any) -> None:
         """Let ``node`` show the present memory of ``member`` with these sizes, strides and offset.
 
-        ``offset`` counts from the start of the storage, whatever part of it ``member`` shows. The new value of the root
-        has a storage of its own, which starts with its first element. Raises Unproven if an element is not one of the
-        root's.
+        ``offset`` counts elements from the start of the storage, whatever part of it ``member`` shows. The present
+        value of the root, the tensor that ``member`` is a view of, has a storage of its own, which starts with its
+        first element. Raises Unproven unless ``node`` shows only elements of the root, whose places must be known.
         """
         root = self.aliases.root_of[member]
         val, shown = root.meta["val"], member.meta["val"]
         same_elements = (val.dtype, val.is_conj(), val.is_neg()) == (shown.dtype, shown.is_conj(), shown.is_neg())
         numbers = (*size, *stride, offset, val.storage_offset())
         is_known = same_elements and is_packed(val) and all(isinstance(n, int) for n in numbers)
+        # the number of the first element that is shown; -1 stands for "not known"
         first = offset - val.storage_offset() if is_known else -1
         if first < 0 or first + sum((d - 1) * s for d, s in zip(size, stride, strict=True)) >= val.numel():
             raise Unproven(f"{member.name} shows memory in a way that is not known")
@@ -209,12 +218,12 @@ class _Rewrite:
     def _restore_order(self, reader: Node) -> None:
         """Give the operands of ``reader`` the order in memory that was recorded for them, by copies."""
         # Most kernels give their result the order of their operands. So the order of a new value, which may differ from
-        # the recorded one, is passed on to everything computed from it. Only calls that see memory notice.
+        # the recorded one, is passed on to everything computed from it (``moved``). Only calls that see memory notice.
         for root in dict.fromkeys(memory_root(operand) for operand in reader.all_input_nodes if _is_tensor(operand)):
             order = dense_order(root.meta["val"])
             if root in self.moved and root.op == "call_function" and order:
                 # Permute so that the outermost dimension in memory is the first, copy contiguously, permute back.
-                # ``order`` lists the innermost first. The users are listed now, since the permutation becomes one.
+                # ``order`` lists the innermost first. The users are listed now: the permutation will be a user, too.
                 users, outer_first = list(root.users), order[::-1]
                 permuted = self._insert_permuted(root, outer_first)
                 packed = self._insert_packed(permuted.next, permuted)

@@ -117,6 +117,7 @@ class ConstantsRead:
     """
 
     def __init__(self, rows: Sequence[Any], buffers: Sequence[memoryview]) -> None:
+        """``rows``: those of ``written_constants``. ``buffers``: the bytes of each memory, by its number."""
         self._rows, self._buffers = rows, buffers
         self._memories: dict[int, torch.Tensor] = {}
         self._used_addresses: set[int] = set()

@@ -70,6 +70,8 @@ class _Reader:
     """
 
     def __init__(self, structure: list[Any], beside: list[Any] | None, tensor: Callable[[Any], torch.Tensor]) -> None:
+        """Read the tables that the graphs refer to. Raises FormatError if torch has another default dtype here."""
+        # version, default dtype, symbols, targets of calls, types of values, constants, signature, graphs
         _, default, symbols, targets, types, _, self._signature, self._graphs = structure
         if DTYPES[default] is not torch.get_default_dtype():
             text = f"the form was written where the default dtype was {default}; it is {torch.get_default_dtype()} here"

@@ -70,6 +70,7 @@ class SymbolsWritten:
     """
 
     def __init__(self, vals: Iterable[Any]) -> None:
+        """Number the symbols that stand alone in ``vals``, the recorded values of a program in graph order."""
         self.numbers: dict[sympy.Symbol, int] = {}  # in order of the numbers
         self._environment: Any = None
         for number in _symbolic_numbers(vals):
@@ -156,6 +157,7 @@ class SymbolsRead:
     """
 
     def __init__(self, table: Sequence[Any], environment: ShapeEnv, names: Sequence[str] | None) -> None:
+        """Create all symbols of ``table`` in ``environment``, with their ranges, examples and relations."""
         rows, relations = table
         self._environment, self._symbols = environment, list[sympy.Symbol]()
         self.constraints: dict[sympy.Symbol, ValueRanges[Any]] = {}

@@ -95,6 +95,7 @@ class TypesWritten:
     """
 
     def __init__(self, symbols: SymbolsWritten) -> None:
+        """An empty table. ``symbols`` numbers the symbols in sizes."""
         self.rows: list[Any] = []
         self._symbols = symbols
         self._known = dict[Any, int]()  # key of a type -> number of its row

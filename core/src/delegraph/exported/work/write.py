@@ -55,6 +55,7 @@ class _Writer:
     """Fills the tables of a form in one walk over all graphs. ``node``: the node at which the walk is."""
 
     def __init__(self, program: ExportedProgram) -> None:
+        """Find the graphs of ``program`` and number the symbols of its sizes; the tables are still empty."""
         self.program = program
         self.node: Node | None = None
         self._graphs = _graphs(program.graph_module)
