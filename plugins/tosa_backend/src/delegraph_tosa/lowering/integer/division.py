@@ -44,6 +44,7 @@ class Quotient(Lazy):
         return t.cast(limit(t, t.add(signed, to.zero_point), to.low, to.high), to.dtype)
 
     def real(self, t: Tosa) -> Value:
+        """left / right of the real numbers, computed in floats."""
         result: Value = lowering_of(torch.ops.aten.div.Tensor)(t, self.left.real(t), self.right.real(t))
         return result
 

@@ -25,20 +25,24 @@ aten = torch.ops.aten
 def normalized(t: Tosa, x: Scaled, axes: Sequence[int], eps: float, centre: bool) -> Scaled:
     """(x - mean) / sqrt(variance + eps) over ``axes``, or x / sqrt(mean square + eps) without ``centre``; int32.
 
-    With n elements, c = n * x - sum (or n * x) is exact, and sum(c**2) = n**3 * variance. ``lost`` low bits of the
-    squares are rounded off, so that their sum has 31 bits. If n**3 * eps needs more bits than that, 2 * ``extra`` more
-    are rounded off; this makes the inverse root 2**extra times as large, which the scale of the result undoes. Raises
-    Unsupported if c has more than 31 bits.
+    With n elements, c = n * x - sum (without ``centre``, n * x) is exact, and sum(c**2) is n**3 * variance (or mean
+    square). So the result is sqrt(n) * c / sqrt(sum(c**2) + n**3 * eps). ``lost`` low bits of the squares are rounded
+    off, so that their sum has 31 bits. If n**3 * eps needs more bits than that, 2 * ``extra`` more are rounded off;
+    this makes the inverse root 2**extra times as large, which the scale of the result undoes. Raises Unsupported if c
+    has more than 31 bits.
     """
     n = math.prod([x.shape[a] for a in axes])
     low, high = range_of(x.q)
     bits = math.ceil(math.log2(n * (high - low if centre else x.size)))
     t.require(bits < 31, f"a norm over {n} elements has more than 32 bits")
+    # subtracting the mean removes the zero point too
     q = t.sub(t.cast(x.q, DType.INT32), 0 if centre else x.zero_point)
     c = t.mul(q, n)
     if centre:
         c = t.sub(c, reduced(t, q, t.reduce_sum, axes, True))
+    # an even number, so that the root loses a whole number of bits
     lost = 2 * max(0, (2 * bits + math.ceil(math.log2(n)) - 29) // 2)
+    # n**3 * eps in steps of the squares that have lost their low bits
     offset = eps * n**3 / x.scale.factor**2 / 2.0**lost
     extra = max(0, math.ceil((math.log2(max(offset, 1)) - 29) / 2))
     squares = t.mul(c, c, shift=min(lost + 2 * extra, 62))
@@ -49,6 +53,7 @@ def normalized(t: Tosa, x: Scaled, axes: Sequence[int], eps: float, centre: bool
     if left < 0:
         c, left = t.right_shift(c, -left), 0
     y = t.mul(t.left_shift(c, t.add(inverse.shift, left)), inverse.mantissa, shift=FRACTION)
+    # -29.5: the powers of two in ``inverse_root`` and in the shifts of c and of the product
     return Scaled(y, Scale(math.sqrt(n) * 2.0 ** (-29.5 - extra)))
 
 

@@ -47,27 +47,32 @@ class Accumulating(Tosa):
     def __init__(
         self, t: Tosa, dtype: DType, left: int, right: int, weight: Value | None = None, bias: Value | None = None
     ) -> None:
+        """A builder that appends to the operators of ``t``, and sums products in ``dtype`` (int32 or int48).
+
+        ``left`` and ``right`` are the zero points of a product's operands. ``weight`` is the right operand, if it may
+        be padded; ``bias`` is the constant that is part of the sums, None if there is none.
+        """
         self.__dict__.update(t.__dict__)
         self.sums, self._left, self._right, self._bias = dtype, left, right, bias
         self._of_weight = set() if weight is None else {weight}
 
     def emit(self, cls: type[Operator], inputs: Sequence[Value], fold: bool = True, **attributes: Any) -> Value:
-        """As in the base class; also notes results that are computed from the weight."""
+        """As in the base class; also notes results that are computed from the weight, for ``pad``."""
         result = super().emit(cls, inputs, fold, **attributes)
         if inputs[0] in self._of_weight:
             self._of_weight.add(result)
         return result
 
     def zero(self, value: Value) -> Value:
-        """The left operand's zero point."""
+        """The zero point of the left operand, as a constant [1] of the type of ``value``."""
         return self.constant(self._left, value.dtype)
 
     def zeros(self, left: Value, right: Value) -> tuple[Value, Value]:
-        """Both zero points."""
+        """The zero points of both operands of a product, as constants [1] of their types."""
         return self.constant(self._left, left.dtype), self.constant(self._right, right.dtype)
 
     def pad(self, x: Value, padding: Sequence[int], number: Operand = 0) -> Value:
-        """Padding by 0 becomes padding by the zero point."""
+        """As in the base class, but a padding with 0 becomes one with the zero point, which stands for 0.0."""
         zero_point = self._right if x in self._of_weight else self._left
         return super().pad(x, padding, zero_point if number == 0 else number)
 
@@ -76,6 +81,7 @@ class Accumulating(Tosa):
 
     def _convolution(self, cls: type[Operator], x: Value, weight: Value, *settings: Any) -> Value:
         """As in the base class, with the sums narrowed to int32."""
+        # the number of products in each sum: the kernel's size, times the input channels unless it is depthwise
         terms = math.prod(weight.shape[:2] if cls is tosa.DEPTHWISE_CONV2D else weight.shape[1:])
         return self._narrow_sums(super()._convolution(cls, x, weight, *settings), terms, x, weight)
 
@@ -85,16 +91,18 @@ class Accumulating(Tosa):
         return self._narrow_sums(sums, math.prod(weight.shape[1:]), x, weight)
 
     def _narrow_sums(self, sums: Value, terms: int, left: Value, right: Value) -> Value:
-        """The sums as int32: a RESCALE of int48 rounds off the low bits that do not fit, int32 stays as it is.
+        """The sums of products of ``left`` and ``right`` as int32, with ``terms`` products in each sum.
 
-        ``terms`` is the number of products in a sum. Other operators do not take int48. The RESCALE is by a power of
-        two: for int48 a multiplier has 15 bits, and any other one would be too coarse for int16 results.
+        int32 stays as it is. No other operator takes int48, so a RESCALE rounds off the low bits that do not fit, and
+        ``unit`` becomes the power of two by which it divides. Another ratio would be too coarse for int16 results: for
+        int48 a multiplier has 15 bits. Raises Unsupported if the sums may have more than 48 bits.
         """
         if sums.dtype is not DType.INT48:
             return self._bounded(sums, terms, left, right)
         self.require(self.terms in (None, terms), "its sums have different lengths")
         self.terms, bits = terms, math.ceil(math.log2(greatest(terms))) + _bits(left) + _bits(right)
         self.require(bits < 48, f"sums of up to {greatest(terms)} products have more than 48 bits")
+        # the largest sum of products; a bias comes on top, which is known only when the file is written
         products = 2.0**bits
         if self._bias is None:
             self.unit = Scale(_unit(products))
@@ -104,7 +112,10 @@ class Accumulating(Tosa):
         return self._rescaled(sums, Scale(1.0, (down,)))
 
     def _bounded(self, sums: Value, terms: int, left: Value, right: Value) -> Value:
-        """The sums, with the range that ``terms`` products can have as ``Value.range``; None if there is a bias."""
+        """``sums``; sets their range to what ``terms`` products of ``left`` and ``right`` can add up to.
+
+        The range is not known (None) if there is a bias, or if it exceeds 31 bits.
+        """
         most = (
             greatest(terms)
             * _largest_distance(left, self._left)
@@ -115,7 +126,7 @@ class Accumulating(Tosa):
         return sums
 
     def _rescaled(self, sums: Value, ratio: Scale) -> Value:
-        """int48 times ``ratio``, as int32."""
+        """The int48 ``sums`` times ``ratio`` as int32, by a RESCALE with multipliers of 15 bits."""
         return self.rescale(sums, *multipliers(self, ratio, 15), 0, 0, DType.INT32)
 
     def no_bias(self, x: Value) -> Value:
@@ -135,7 +146,10 @@ class Accumulating(Tosa):
 def _sums_and_scale(
     t: Tosa, overload: Any, x: Scaled, weight: Scaled, bias: Value | None, *settings: Any
 ) -> tuple[Value, Scale]:
-    """The result of the float rule of ``overload`` on the integers of x, weight and bias, and its scale."""
+    """The result of the float rule of ``overload`` on the integers of x, weight and bias, and its scale.
+
+    ``bias`` is a constant, quantized or not, or None. ``settings`` are the operator's arguments after the bias.
+    """
     sums = WIDE[x.q.dtype]
     scale = x.scale.times(weight.scale)
     steps = bias_in_steps(t, bias, scale, sums)
@@ -249,16 +263,18 @@ def _as_int4(t: Tosa, weight: Value) -> Value:
 
 def _convolution(t: Tosa, overload: Any, x: Scaled, weight: Scaled, bias: Value | None, *settings: Any) -> Lazy:
     """A convolution of quantized values. A constant bias is part of the operator; any other is added to its sums."""
+    # the bias that the operator takes; None if there is none, or if it is computed at run time
     folded = bias if bias is None or bias.constant is not None else None
     y, scale = _sums_and_scale(t, overload, x, weight, folded, *settings)
+    # the axis of the channels: 1, or 0 for an input without batch axis
     axis = y.rank - (weight.rank - 1)
     return _with_bias(t, Scaled(y, scale, axis=axis), None if folded is bias else bias, axis)
 
 
 def _with_bias(t: Tosa, y: Scaled, bias: Value | None, axis: int) -> Lazy:
-    """y + bias, where ``bias`` [O] lies along ``axis``; None is no bias.
+    """y + bias, where ``bias`` [O] has a number for each element of ``axis``; None is no bias.
 
-    Raises Unsupported if y has a scale for each channel.
+    Raises Unsupported if there is a bias and y has a scale for each channel.
     """
     if bias is None:
         return y
@@ -278,7 +294,7 @@ def _real_elements_fp32(value: Value, shape: Shape) -> Array:
 
 
 def _register_convolutions(*overloads: Any) -> None:
-    """Register the rules of convolutions."""
+    """Register the rules of the convolutions ``overloads``; ``of`` binds each rule to its operator."""
     for overload in overloads:
 
         def convolved(
@@ -297,7 +313,7 @@ _register_convolutions(
 
 
 def _register_products(*overloads: Any) -> None:
-    """Register the rules of matrix products."""
+    """Register the rules of the matrix products ``overloads``; ``of`` binds each rule to its operator."""
     for overload in overloads:
 
         def multiplied(t: Tosa, self: Value, other: Value, of: Any = overload) -> Lazy:
@@ -333,7 +349,7 @@ _register_products(aten.matmul.default, aten.mm.default, aten.bmm.default)
 
 
 def _register_transposed(*overloads: Any) -> None:
-    """Register the rules of transposed convolutions."""
+    """Register the rules of the transposed convolutions ``overloads``; ``of`` binds each rule to its operator."""
     for overload in overloads:
 
         def spread(
@@ -341,7 +357,7 @@ def _register_transposed(*overloads: Any) -> None:
         ) -> Lazy:
             """input [N,C,*S], weight [C,O/groups,*K], bias [O] -> [N,O,*S']"""
             x, w = operand(t, input, "its input"), _kernel(t, weight, 1)
-            groups = settings[3]
+            groups = settings[3]  # after stride, padding and output_padding
             w = Scaled(w.q, _scale_of_groups(t, w.scale, groups), w.zero_point, w.axis)
             return _convolution(t, of, x, w, bias, *settings)
 

@@ -34,10 +34,12 @@ class Resizing(Tosa):
     weight = 1
 
     def __init__(self, t: Tosa) -> None:
+        """A builder that appends to the operators of ``t``."""
         self.__dict__.update(t.__dict__)
 
     def resize(self, x: Value, scale: Shape, offset: Shape, border: Shape, mode: ResizeMode) -> Value:
-        """RESIZE, with int48 sums rescaled to int32; raises Unsupported if they may not fit."""
+        """RESIZE, with int48 sums as int32; raises Unsupported if they may not fit. Sets ``weight``."""
+        # bilinear weights add up to scale_y_n * scale_x_n
         self.weight = scale[0] * scale[2]
         y = super().resize(x, scale, offset, border, mode)
         if y.dtype is not DType.INT48:
@@ -62,6 +64,7 @@ class Weighing(Tosa):
     weighs_integers = True
 
     def __init__(self, t: Tosa) -> None:
+        """A builder that appends to the operators of ``t``."""
         self.__dict__.update(t.__dict__)
 
     def mul(self, left: Any, right: Any, shift: int = 0) -> Value:
@@ -79,7 +82,7 @@ ROOM = 4
 def _by_weighted_sums(overload: Any, t: Tosa, self: Value, *settings: Any) -> Lazy:
     """[N,C,*S] -> [N,C,*S'], by weighted sums of int32"""
     x = operand(t, self, "its input")
-    # elements get BITS - ROOM bits, so that the sums have at most BITS
+    # elements get BITS - ROOM bits, so that the weighted sums have at most BITS
     step = x.scale.factor / 2.0 ** (BITS - ROOM - x.size.bit_length())
     y: Value = lowering_of(overload)(Weighing(t), centred(t, x, step), *settings)
     y.range = -(1 << BITS), 1 << BITS
@@ -92,9 +95,11 @@ def _by_resize(overload: Any, t: Tosa, self: Value, *settings: Any) -> Lazy:
     builder = Resizing(t)
     try:
         y: Value = lowering_of(overload)(builder, x.q, *settings)
+    # discard what was emitted before the refusal
     except Unsupported:
         del t.operators[start:]
         return _by_weighted_sums(overload, t, x, *settings)
+    # the rule made no RESIZE, but moved or repeated elements
     if y.dtype is x.q.dtype:
         return Scaled(y, x.scale, x.zero_point)
     # RESIZE has multiplied the zero point by the weight as well

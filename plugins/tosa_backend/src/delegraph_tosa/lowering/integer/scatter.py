@@ -24,8 +24,9 @@ aten = torch.ops.aten
 def _added_at_indices(overload: Any, t: Tosa, *arguments: Any, count: int) -> Lazy:
     """The float rule of ``overload``, on int32 with one scale for all operands, in which the sum at any position fits.
 
-    ``count`` is the largest number of values that are added at one position.
+    ``count`` is the largest number of values that are added at one position; the element that is there comes on top.
     """
+    # the operands with numbers to add: lazy values, and floats, which ``integer`` converts
     positions = [k for k, a in enumerate(arguments) if isinstance(a, Value) and a.dtype is DType.FP32]
     quantized = {k: addend(t, arguments[k]) for k in positions if isinstance(arguments[k], Lazy)}
     most = (count + 1) * max(reach(t, arguments[k], -math.inf) for k in positions)

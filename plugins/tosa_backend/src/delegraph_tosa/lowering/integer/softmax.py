@@ -46,10 +46,12 @@ class Softmax(Lazy):
         return Scaled(shares, Scale(2.0**-FRACTION)).integer(t, to)
 
     def real(self, t: Tosa) -> Value:
+        """The softmax of the real numbers that ``of`` stands for, by the float rule."""
         result: Value = lowering_of(aten.softmax.int)(t, self.of.real(t), self.axis, None)
         return result
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
+        """The largest absolute value: a softmax is at most 1."""
         return 1.0
 
 
@@ -82,13 +84,17 @@ def logits(t: Tosa, x: Lazy) -> Scaled:
 def exponentials(t: Tosa, x: Scaled, axis: int, bits: int) -> Value:
     """exp(x - the largest x along ``axis``), int32 of at most ``bits`` bits; the sum along the axis is below 2**30"""
     bits, distance = min(_bits_in_sum(t, x, axis), bits), _distance_from_largest(t, x, axis)
+    # distances of int8 are -255 .. 0: one table lookup each, with -128 as the first index
     if x.q.dtype is DType.INT8:
         return looked_up(t, t.cast(t.add(distance, 127), DType.INT8), exp_table(x.scale.factor, bits))
     return exp_of(t, Scaled(distance, x.scale), bits)
 
 
 def _bits_in_sum(t: Tosa, x: Value, axis: int) -> int:
-    """How many bits each exponential may have if the sum along ``axis`` has 30; raises Unsupported for less than 15."""
+    """How many bits each exponential may have if their sum along ``axis`` has 30.
+
+    Raises Unsupported if these are fewer than 15.
+    """
     count = greatest(x.shape[axis])
     room = 30 - math.ceil(math.log2(count))
     t.require(room >= 15, f"a softmax over up to {count} elements has too large a sum")
@@ -111,6 +117,7 @@ def _logarithm_of_sum(t: Tosa, x: Scaled, axis: int) -> tuple[Scaled, Scaled]:
     """(d, ln(sum(exp(d)))), where d is x minus the largest x along ``axis``."""
     distance, bits = Scaled(_distance_from_largest(t, x, axis), x.scale), min(_bits_in_sum(t, x, axis), 23)
     total = logarithm(t, t.reduce_sum(exp_of(t, distance, bits), axis), exp_one(bits))
+    # the largest element is exp(0) = 1, so the sum is from 1 to N, and its logarithm from 0 to log(N)
     total.q.range = (-1, math.ceil(math.log2(greatest(x.shape[axis])) + 1) << LOG_FRACTION)
     return distance, total
 

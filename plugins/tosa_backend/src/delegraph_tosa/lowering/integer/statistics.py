@@ -33,6 +33,7 @@ def cumsum(t: Tosa, self: Lazy, dim: int, dtype: torch.dtype | None) -> Lazy:
     t.require(dtype in (None, torch.float32), f"a sum in {dtype} is not lowered")
     x = addend(t, self)
     count = x.shape[axis_of(dim, x.rank)] if x.rank else 1
+    # the scale in which the sum of all N elements has at most 30 bits
     step = x.scale.factor * 2.0 ** lost_in_sum(t, x.size, count, 30)
     most = math.ceil(x.size * x.scale.factor / step) * greatest(count)
     sums = scanned(t, centred(t, x, step), dim, t.add, 0)
@@ -55,7 +56,8 @@ def sum_of_squares(t: Tosa, c: Value, axes: Sequence[int], keepdim: bool) -> Sca
 
 
 def root(t: Tosa, x: Scaled) -> Scaled:
-    """The square root of x int32 >= 0, as x * (1 / sqrt(x)), with 13.5 fraction bits."""
+    """The square root of x int32 >= 0 as int32, with 13.5 fraction bits: x * (1 / sqrt(x)), by ``inverse_root``."""
+    # sqrt(x) = (x << shift) * mantissa / 2**(15.5 + 29); the MUL divides by 2**31, so 13.5 bits remain
     inverse = inverse_root(t, t.maximum(x.q, 1))
     y = t.mul(t.left_shift(x.q, inverse.shift), inverse.mantissa, shift=31)
     y.range = 0, 1 << FRACTION
@@ -95,9 +97,10 @@ def _moments(
 
 
 def _register_overloads(name: str, rooted: bool, pick: Callable[[tuple[Lazy, Lazy]], Any]) -> None:
-    """Register rules for the three overloads of var, std, var_mean or std_mean.
+    """Register rules for the three overloads of the operator ``name``: var, std, var_mean or std_mean.
 
-    ``pick`` takes the result of ``_moments`` and returns the operator's result.
+    ``pick`` takes the result of ``_moments``, with standard deviations if ``rooted``, and returns the operator's
+    result.
     """
     packet = getattr(aten, name)
 
@@ -129,11 +132,12 @@ def linalg_vector_norm(t: Tosa, self: Lazy, ord: float, dim: Dims, keepdim: bool
     t.require(ord in (1, 2, math.inf), f"a norm of order {ord} has no rule of its own")
     t.require(dtype in (None, torch.float32), f"a norm in {dtype} is not lowered")
     x = addend(t, self)
+    # integers without zero point: real = scale * c
     c = centred(t, x, x.scale.factor)
     axes = axes_of(dim, x.rank)
     if ord == 2:
         total = sum_of_squares(t, c, axes, keepdim)
-        # times scale^2: the squares are of integers
+        # squares of real numbers are scale**2 times those of integers: the scale is divided by scale**-2
         return root(t, Scaled(total.q, total.scale.over(x.scale.factor**-2)))
     absolute = Scaled(t.abs(c), x.scale)
     if ord == 1:

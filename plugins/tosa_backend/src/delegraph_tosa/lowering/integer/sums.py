@@ -35,6 +35,7 @@ def addend(t: Tosa, value: Value) -> Scaled:
         raise refused("one of its operands is a float")
     most = value.reach(t)
     t.require(most < math.inf, "one of its operands is quantized by nothing before")
+    # 1e-30 avoids a scale of 0 for a value that is 0 everywhere
     return in_steps(t, value, max(most, 1e-30) / 2.0**FINE)
 
 
@@ -80,11 +81,16 @@ class Shifted(Lazy):
     __slots__ = ("by", "of")
 
     def __init__(self, of: Lazy, by: Value, shape: tuple[int, ...]) -> None:
+        """``of`` and ``by`` broadcast to ``shape``."""
         super().__init__(shape)
         self.of, self.by = of, by
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """The sum of both operands in a scale in which sums within the result's range fit into int32, rescaled."""
+        """The sum in the quantization ``to``.
+
+        Both operands are brought to int32 in a scale in which the largest number of ``of`` and the result's range fit
+        together; numbers of ``by`` beyond that are clamped. Their sum is rescaled.
+        """
         most = self.of.reach(t) + (self.by.reach(t, HIDES) if isinstance(self.by, Lazy) else 0)
         t.require(most < math.inf, "one of its operands is quantized by nothing before")
         step = to.scale
@@ -94,17 +100,25 @@ class Shifted(Lazy):
         return Scaled(t.add(x, by), Scale(step)).integer(t, to)
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
-        """The sum of both reaches."""
+        """The largest absolute value of ``of`` plus that of ``by``; elements below ``least`` do not count.
+
+        If ``least`` is HIDES, numbers of a mask computed at run time are taken to be above it.
+        """
         return self.of.reach(t, least) + (
             _reach_unless_hiding(t, self.by) if least == HIDES else reach(t, self.by, least)
         )
 
     def real(self, t: Tosa) -> Value:
+        """The sum of the real numbers, computed in floats."""
         return t.add(real(t, self.of), real(t, self.by))
 
 
 def _reach_unless_hiding(t: Tosa, by: Value) -> float:
-    """The reach of ``by`` without numbers below HIDES; -HIDES, a guess, for floats that are computed at run time."""
+    """The largest absolute value in ``by``, without numbers below HIDES.
+
+    For floats that are computed at run time this is a guess, -HIDES. In the support check, which cannot read constants,
+    it is 0 for a constant.
+    """
     if isinstance(by, Lazy):
         return by.reach(t, HIDES)
     if by.constant is None:
