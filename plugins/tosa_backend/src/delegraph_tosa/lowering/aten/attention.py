@@ -38,6 +38,7 @@ def scaled_dot_product_attention(
     """
     t.require(dropout_p == 0, f"attention with dropout of {dropout_p} draws random numbers, which TOSA cannot")
     key, value = (repeated(t, v, query) if enable_gqa else v for v in (key, value))
+    # a width known at run time only gives a formula, which ``math.sqrt`` does not take
     width = query.shape[-1]
     factor = scale if scale is not None else 1 / (width**0.5 if is_dynamic(width) else math.sqrt(width))
     scores = batched_product(t, t.mul(query, factor), transposed(t, key))

@@ -59,6 +59,7 @@ def in_groups(
 def _split(t: Tosa, x: Value, axis: int, count: int) -> list[Value]:
     """``count`` equal pieces along ``axis``."""
     axis %= x.rank
+    # the size of a piece, and where each piece starts
     size = list(x.shape)
     size[axis] //= count
     starts = [[0] * axis + [k * size[axis]] + [0] * (x.rank - axis - 1) for k in range(count)]
@@ -78,8 +79,8 @@ def joined(t: Tosa, values: Sequence[Value], axis: int) -> Value:
 def named_padding(name: str, kernel: Numbers, stride: Numbers, dilation: Numbers) -> list[Window]:
     """One window for each axis, with the padding that torch calls ``name``.
 
-    "valid" is no padding. "same" gives as many outputs as inputs; an odd number of elements has the extra one at the
-    end.
+    "valid" is no padding. "same" is as much as gives as many outputs as inputs; if that is an odd number of elements,
+    the end gets one more than the beginning.
     """
     total = [d * (k - 1) if name == "same" else 0 for k, d in zip(kernel, dilation, strict=True)]
     rows = zip(kernel, stride, total, dilation, strict=True)

@@ -52,7 +52,8 @@ def _transform_of_real(t: Tosa, x: Value, axis: int, count: int, scale: float) -
     """x [*A,N,*B] -> the first ``count`` terms of its transform along ``axis``, as (real, imaginary) [*A,count,*B,2]"""
     order = _axis_last(x.rank, axis)
     cosine, sine = _waves(x.shape[axis], count)
-    # the kernel is cos - i sin; 0 - sine has no -0.0
+    # the transform sums x * (cos - i sin): the matrix has columns for real and imaginary parts by turns, [N, count *
+    # 2]. 0 - sine, unlike -sine, has no -0.0
     rows = _times_matrix(t, t.transpose(x, order), np.stack((cosine, 0 - sine), -1).reshape(len(cosine), -1), scale)
     parts = t.reshape(rows, (*rows.shape[:-1], count, 2))
     return t.transpose(parts, [*(order.index(a) for a in range(x.rank)), x.rank])
@@ -64,7 +65,8 @@ def _transform_of_complex(t: Tosa, parts: Value, axis: int, forward: bool, scale
     order = _axis_last(rank, axis)
     cosine, sine = _waves(size, size)
     sine = sine if forward else -sine
-    # [2j:2j+2, 2k:2k+2] is the product with cos - i sin, of a row (real, imaginary): [[cos, -sin], [sin, cos]]
+    # rows and columns are real and imaginary parts by turns. So for input j and output k there is a 2x2 block, which
+    # multiplies a row (real, imaginary) by cos - i sin: [[cos, -sin], [sin, cos]]
     matrix = np.stack((np.stack((cosine, -sine), -1), np.stack((sine, cosine), -1)), 1).reshape(2 * size, 2 * size)
     moved = t.transpose(parts, [*order, rank])
     rows = _times_matrix(t, t.reshape(moved, (*moved.shape[:-2], 2 * size)), matrix, scale)
@@ -86,7 +88,10 @@ def _inverse_to_real(t: Tosa, parts: Value, axis: int, size: int, scale: float) 
 
 
 def _normalization_factor(sizes: Sequence[int], normalization: int) -> float:
-    """The factor of a transform over N = prod(sizes) elements. ATen's 0 means 1, 1 is 1 / sqrt(N), 2 is 1 / N."""
+    """The factor of a transform over N = prod(sizes) elements.
+
+    ATen's ``normalization`` is 0 for a factor of 1, 1 for 1 / sqrt(N), and 2 for 1 / N.
+    """
     return float(math.prod(sizes) ** (-normalization / 2))
 
 
@@ -134,6 +139,7 @@ def _normalization(norm: str | None, forward: bool) -> int:
 
     "forward" and "backward" name the direction that is divided by N; the other one gets 0.
     """
+    # the transform is divided by N (2) if ``norm`` names its own direction, else not (0)
     return 1 if norm == "ortho" else 2 * ((norm == "forward") == forward)
 
 

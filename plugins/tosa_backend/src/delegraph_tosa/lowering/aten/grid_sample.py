@@ -34,6 +34,7 @@ class Grid:
     """
 
     def __init__(self, t: Tosa, sizes: Sequence[int], padding: int, corners: bool) -> None:
+        """``sizes`` are those of the input's axes in torch's order; ``padding`` is ZEROS, BORDER or REFLECTION."""
         self.t, self.sizes, self.padding, self.corners = t, sizes[::-1], padding, corners
 
     def place(self, coordinate: Value, size: int) -> Value:
@@ -58,6 +59,7 @@ class Grid:
         t, span = self.t, high - low
         if span == 0:
             return t.mul(place, 0)
+        # ``reflections`` whole spans from ``low``, and the rest beyond them
         distance = t.abs(t.sub(place, low))
         reflections = t.floor(t.mul(distance, 1 / span))
         rest = t.sub(distance, t.mul(reflections, span))
@@ -129,17 +131,17 @@ def _four_neighbours(g: Grid, place: Value, size: int) -> list[Tap]:
 
 
 def _spline(t: Tosa, share: Value) -> list[Value]:
-    """The weights of four neighbours by Keys' cubic convolution, a = -0.75.
+    """The weights of four neighbours by Keys' cubic convolution with torch's parameter a = -0.75.
 
     ``share`` s is the position between the second and the third neighbour, from 0 to 1. The distances of the four are
     1 + s, s, 1 - s and 2 - s.
     """
 
-    # for a distance x below 1: (a + 2) x^3 - (a + 3) x^2 + 1
+    # for a distance x up to 1: (a + 2) x^3 - (a + 3) x^2 + 1 = 1.25 x^3 - 2.25 x^2 + 1
     def inner(x: Value) -> Value:
         return t.add(t.mul(t.mul(t.sub(t.mul(x, 1.25), 2.25), x), x), 1)
 
-    # for a distance x from 1 to 2: a x^3 - 5 a x^2 + 8 a x - 4 a
+    # for a distance x from 1 to 2: a x^3 - 5 a x^2 + 8 a x - 4 a = -0.75 x^3 + 3.75 x^2 - 6 x + 3
     def outer(x: Value) -> Value:
         return t.add(t.mul(t.sub(t.mul(t.add(t.mul(x, -0.75), 3.75), x), 6), x), 3)
 
@@ -171,6 +173,7 @@ def _index_of_place(g: Grid, places: Sequence[Value]) -> Value:
     """
     t = g.t
     flat: Value | None = None
+    # the grid has the last axis first: reversed, the axes come in the order in which flat indices count
     for place, size in reversed(list(zip(places, g.sizes, strict=True))):
         index = t.cast(t.clamp(place, 0, size - 1), DType.INT32)
         flat = index if flat is None else t.add(t.mul(flat, size), index)

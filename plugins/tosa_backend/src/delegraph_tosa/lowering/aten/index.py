@@ -65,7 +65,8 @@ def from_start(t: Tosa, index: Value, size: int) -> Value:
 def addresses(shape: Shape) -> Range:
     """The range of addresses, flat indices into all elements of a tensor of ``shape``.
 
-    GATHER needs the elements along one axis, whose size is at most LARGEST_SIZE.
+    GATHER reads from an axis that has all elements, and TOSA has no axis longer than LARGEST_SIZE. So sizes known at
+    run time only, whose product could be larger, are small enough whenever the file runs.
     """
     return 0, min(size_range(math.prod(shape))[1], LARGEST_SIZE) - 1
 
@@ -122,6 +123,7 @@ def rows_of(t: Tosa, x: Value, indices: Sequence[Value | None]) -> Rows:
     x = t.transpose(x, order)
     batch, after = x.shape[: len(lead)], x.shape[len(lead) + len(axes) :]
     sizes = x.shape[len(lead) : len(lead) + len(axes)]
+    # the indexed axes become one, of which ``place`` selects rows; every batch n uses the same places
     place = _joint_index(t, [index for index in indices if index is not None], sizes)
     n, count = math.prod(batch), math.prod(place.shape)
     places = t.tile(t.reshape(place, (1, count)), (n, 1))
@@ -193,6 +195,7 @@ def take_along_dim(t: Tosa, self: Value, indices: Value, dim: int | None) -> Val
         x, place, axis = t.reshape(self, (math.prod(self.shape),)), t.reshape(indices, (math.prod(indices.shape),)), 0
     else:
         axis = axis_of(dim, self.rank)
+        # all axes but ``axis`` broadcast
         others = np.broadcast_shapes(*[(*v.shape[:axis], 1, *v.shape[axis + 1 :]) for v in (self, indices)])
         sized = [(*others[:axis], v.shape[axis], *others[axis + 1 :]) for v in (self, indices)]
         x, place = expanded(t, self, sized[0]), expanded(t, indices, sized[1])

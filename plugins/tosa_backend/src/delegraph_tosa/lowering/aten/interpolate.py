@@ -66,7 +66,7 @@ def linear(axis: Axis, corners: bool) -> list[Tap]:
 
 
 def cubic(axis: Axis, corners: bool) -> list[Tap]:
-    """The four input elements around an output's centre, weighted by the cubic kernel."""
+    """The four input elements around an output's centre, weighted by the cubic kernel with torch's a = -0.75."""
     places = axis.places(corners)
     first = np.floor(places)
     share = places - first
@@ -74,7 +74,10 @@ def cubic(axis: Axis, corners: bool) -> list[Tap]:
 
 
 def _spline(x: Any, a: np.float32) -> Any:
-    """Keys' cubic convolution kernel at distance x, with the parameter ``a``."""
+    """Keys' cubic convolution kernel at distance x >= 0, with the parameter ``a``.
+
+    (a + 2) x^3 - (a + 3) x^2 + 1 up to 1, a x^3 - 5 a x^2 + 8 a x - 4 a up to 2, and 0 beyond.
+    """
     inner = ((a + 2) * x - (a + 3)) * x * x + 1
     outer = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
     return np.where(x <= 1, inner, np.where(x < 2, outer, 0)).astype(f32)
@@ -86,9 +89,10 @@ def _linear_kernel(x: Any) -> Any:
 
 
 def _filtered(width: float, weight: Callable[[Any], Any]) -> Kind:
-    """The kind of interpolation with antialias: an output averages all input elements under the filter.
+    """A kind of interpolation with antialias: each output is an average of all input elements under a filter.
 
-    ``weight`` is the filter as a function of the distance, 0 from ``width`` / 2 on. Downsampling widens it by the step.
+    ``weight`` is the filter as a function of the distance from the output's centre, 0 from ``width`` / 2 on. If there
+    are fewer outputs than inputs, the filter is widened by the step, the number of input elements per output.
     """
 
     def taps(axis: Axis, corners: bool) -> list[Tap]:
@@ -164,6 +168,7 @@ Antialias is missing: its number of taps depends on the sizes.
 
 def _weighted(t: Tosa, x: Value, axis: int, taps: list[Tap]) -> Value:
     """x [*A,N,*B] -> [*A,N',*B], the weighted sum of the taps along ``axis``"""
+    # a tap that reads every element at its own position is x itself
     identity = np.arange(x.shape[axis])
     total: Value | None = None
     for positions, weights in taps:

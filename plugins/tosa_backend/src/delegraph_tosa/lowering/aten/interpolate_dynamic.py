@@ -84,18 +84,19 @@ def cubic(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
     first = t.floor(places)
     share = t.sub(places, first)
     rest = t.sub(1, share)
+    # the distances of the four are 1 + share, share, 1 - share and 2 - share
     weights = _outer(t, t.add(share, 1)), _inner(t, share), _inner(t, rest), _outer(t, t.add(rest, 1))
     return [Tap(t.clamp(t.add(first, k), 0, axis.size - 1), w) for k, w in zip((-1, 0, 1, 2), weights, strict=True)]
 
 
 def _inner(t: Tosa, x: Value) -> Value:
-    """Keys' cubic convolution kernel at a distance x from 0 to 1."""
+    """Keys' cubic convolution kernel at a distance x from 0 to 1: (a + 2) x^3 - (a + 3) x^2 + 1."""
     a = SHARPNESS
     return t.add(t.mul(t.mul(t.sub(t.mul(x, a + 2), a + 3), x), x), 1)
 
 
 def _outer(t: Tosa, x: Value) -> Value:
-    """Keys' cubic convolution kernel at a distance x from 1 to 2."""
+    """Keys' cubic convolution kernel at a distance x from 1 to 2: a x^3 - 5 a x^2 + 8 a x - 4 a."""
     a = SHARPNESS
     return t.sub(t.mul(t.add(t.mul(t.sub(t.mul(x, a), 5 * a), x), 8 * a), x), 4 * a)
 

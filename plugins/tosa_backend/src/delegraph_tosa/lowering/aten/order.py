@@ -84,7 +84,7 @@ def argmin(t: Tosa, self: Value, dim: int | None, keepdim: bool) -> Value:
 
 
 def extreme(t: Tosa, x: Value, dim: int, keepdim: bool, largest: bool) -> Pair:
-    """x [*A,N,*B] -> its extreme along ``dim``, and the index of that"""
+    """x [*A,N,*B] -> the largest (or smallest) elements along ``dim``, and their indices; both [*A,*B] or [*A,1,*B]"""
     if x.rank == 0:
         return x, t.constant(0, DType.INT64, ())
     axis, wide = axis_of(dim, x.rank), comparable(t, x)
@@ -167,7 +167,7 @@ def places(t: Tosa, x: Value, descending: bool, count: int) -> Value:
     is_at_place = t.equal(place, converted(t, counted(t, count, (1, 1, count)), DType.INT32))
     positions = t.reduce_sum(t.select(is_at_place, converted(t, counted(t, size, (1, size, 1)), DType.INT32), 0), 1)
     index = converted(t, t.reshape(positions, (rows, count)), DType.INT64)
-    # changes no index: it tells the range analysis that indices are below the size
+    # MINIMUM changes no index: it only tells the range analysis that indices are below the size
     return t.minimum(index, size - 1)
 
 

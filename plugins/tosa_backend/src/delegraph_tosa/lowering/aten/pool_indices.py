@@ -46,6 +46,7 @@ def _table(sizes: Sequence[int], taps: list[list[list[int]]]) -> Any:
     ``taps`` has the windows' positions for each axis. A window with fewer elements repeats its last position.
     """
     strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
+    # one row for each window, a choice of positions for each axis: the flat positions of all their combinations
     rows = [[sum(map(int.__mul__, place, strides)) for place in product(*window)] for window in product(*taps)]
     longest = max(map(len, rows))
     return np.array([row + row[-1:] * (longest - len(row)) for row in rows])
@@ -78,6 +79,7 @@ def _with_indices(t: Tosa, x: Value, axes: list[Window]) -> tuple[Value, Value |
     values = max_pooled(t, image, image_axes)
     lead = x.shape[: x.rank - len(axes)]
     values = t.reshape(values, (*lead, *[w.count(n) for n, w in zip(sizes, axes, strict=True)]))
+    # the elements of the table: windows * kernel
     elements = math.prod([w.count(n) * w.kernel for n, w in zip(sizes, axes, strict=True)])
     if elements > LARGEST:
         return values, None
@@ -143,6 +145,7 @@ def _adaptive_at_run_time(t: Tosa, x: Value, counts: Sequence[int]) -> tuple[Val
     for axis, count in reversed(list(enumerate(counts, start=x.rank - len(counts)))):
         size = x.shape[axis]
         x, index = _largest_of_parts(t, x, axis, count)
+        # of the windows' largest along this axis, take the positions that were found along the axes after it
         offset = t.mul(index, stride)
         positions = offset if positions is None else t.add(offset, gather(t, positions, axis, index, False))
         stride = stride * size

@@ -60,6 +60,7 @@ def _power_of_magnitude(t: Tosa, x: Value, exponent: float) -> Value:
     For negative x, the result is negated if the exponent is odd, and NaN if the exponent is no integer.
     """
     magnitude = t.abs(x)
+    # small multiples of 1/2, by products and a square root: |x| ** 2.5 is |x| * |x| * sqrt(|x|)
     if 2 * exponent == int(2 * exponent) and abs(exponent) <= 16:
         y = product(t, integer_power(t, magnitude, int(abs(exponent))), sqrt(t, magnitude))
         y = y if exponent > 0 else t.reciprocal(y)

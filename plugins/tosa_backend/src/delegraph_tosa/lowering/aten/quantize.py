@@ -222,14 +222,20 @@ lowers(*_BY_TENSORS, on=Bytes)(dequantize_by_tensors)
 def _read_parameters(
     t: Tosa, scale: Value, zero_point: Value, quant_min: Value | int, quant_max: Value | int
 ) -> tuple[float, int, int, int]:
-    """(scale, zero point, quant_min, quant_max) as Python numbers; raises Unsupported if one is no constant."""
+    """(scale, zero point, quant_min, quant_max) as Python numbers, read from the model's tensors.
+
+    Raises Unsupported if one of them is computed at run time.
+    """
     t.require(scale.constant is not None, scale_at_run_time())
     limits = [_read_integer(t, limit) if isinstance(limit, Value) else limit for limit in (quant_min, quant_max)]
     return materialize(scale).item(), _read_integer(t, zero_point), limits[0], limits[1]
 
 
 def _read_integer(t: Tosa, value: Value) -> int:
-    """The only element of a constant of integers; raises Unsupported if ``value`` is no constant."""
+    """The number that all elements of ``value``, a constant of integers, equal.
+
+    Raises Unsupported if the elements differ, or if ``value`` is computed at run time.
+    """
     low, high = range_of(value)
     t.require(value.constant is not None and low == high, "its zero point or limits are not known")
     return low

@@ -151,6 +151,7 @@ def im2col(t: Tosa, self: Value, kernel_size: Pairs, dilation: Pairs, padding: P
     """[N,C,H,W] or [C,H,W] -> [N,C*KH*KW,L] or [C*KH*KW,L]: the elements of each of L windows as a column"""
     (kh, kw), (dh, dw), (ph, pw), (sh, sw) = map(pair, (kernel_size, dilation, padding, stride))
     x = framed(t, t.ranked(self, 4), [(0, 0), (0, 0), (ph, ph), (pw, pw)])
+    # [N,C,H,W] -> [N,C,rows,KH,W] -> [N,C,rows,KH,columns,KW]
     x = windows_along(t, windows_along(t, x, 2, kh, sh, dh), 4, kw, sw, dw)
     n, c, rows, _, columns, _ = x.shape
     y = t.reshape(t.transpose(x, (0, 1, 3, 5, 2, 4)), (n, c * kh * kw, rows * columns))
@@ -167,6 +168,7 @@ def col2im(
     x = t.ranked(self, 3)
     n, c = x.shape[0], x.shape[1] // (kh * kw)
     rows, columns = (height + 2 * ph - dh * (kh - 1) - 1) // sh + 1, (width + 2 * pw - dw * (kw - 1) - 1) // sw + 1
+    # sum the overlaps along the width first, then along the height; the padding is cut off at the end
     lines = _overlapping_sum(t, t.reshape(x, (n * c * kh, kw, rows, columns)), 3, sw, dw, width + 2 * pw)
     image = _overlapping_sum(t, t.reshape(lines, (n * c, kh, rows, width + 2 * pw)), 2, sh, dh, height + 2 * ph)
     with_padding = t.reshape(image, (n, c, height + 2 * ph, width + 2 * pw))

@@ -85,7 +85,7 @@ def _operands_of_one_type(t: Tosa, left: Operand, right: Operand) -> tuple[Value
     For a bf16 tensor, ``x % 0.3`` is computed in torch with 0.3 rounded to bf16.
     """
     operands = _operands(t, left, right)
-    # the builder noticed that a number was rounded, and the rule would be run again in fp32: torch rounds it as well
+    # making the constant set this flag, with which the rule would be run again in fp32 and with the exact number
     t.rounded_number = False
     return operands
 
@@ -111,6 +111,7 @@ def _whole_quotient(t: Tosa, x: Value, y: Value, towards_zero: bool) -> tuple[Va
     """
     if x.dtype not in FLOATS:
         return _integer_quotient(t, x, y, towards_zero)
+    # y = upper + lower; x / y is about high + low, where ``high`` is a multiple of 2**12
     (upper, lower), inverse = halves(t, y), t.reciprocal(y)
     high = _high_digit(t, x, y, inverse)
     # where the high digit is 0, nothing is subtracted from x or added to the low digit: -0.0 keeps its sign
@@ -119,9 +120,11 @@ def _whole_quotient(t: Tosa, x: Value, y: Value, towards_zero: bool) -> tuple[Va
     low = nearest(t, t.mul(rest, inverse))
     quotient = t.select(no_high, low, t.add(high, low))
     rest = t.sub(t.sub(rest, t.mul(low, upper)), t.mul(low, lower))
+    # a remainder that is not 0 must have the sign of x or of y
     sign_source = x if towards_zero else y
     wrong = t.logical_xor(t.greater(0.0, rest), t.greater(0.0, sign_source))
     wrong = t.logical_and(wrong, t.logical_not(t.equal(rest, 0)))
+    # a wrong quotient is one too far from zero (its sign is that of x * y), or, when rounding down, one too large
     step = t.select(t.logical_xor(t.greater(0.0, x), t.greater(0.0, y)), t.like(-1, x), 1.0) if towards_zero else 1.0
     corrected = t.add(rest, t.mul(y, step))
     remainder = t.select(t.equal(rest, 0), t.mul(x, 0.0), t.select(wrong, corrected, rest))
@@ -129,7 +132,10 @@ def _whole_quotient(t: Tosa, x: Value, y: Value, towards_zero: bool) -> tuple[Va
 
 
 def _high_digit(t: Tosa, x: Value, y: Value, inverse: Value) -> Value:
-    """The multiple of 2^12 nearest to x / y; 0 for |y| above 2^110, whose products with it could overflow."""
+    """The multiple of 2^12 nearest to x / y, from ``inverse`` = 1 / y.
+
+    It is 0 for |y| above 2^110, where its product with y could overflow.
+    """
     step = t.select(t.greater(t.abs(y), 2.0**110), t.like(0.0, y), t.mul(inverse, 1 / DIGIT))
     return t.mul(t.floor(t.add(t.mul(x, step), 0.5)), DIGIT)
 
@@ -165,13 +171,17 @@ def div_mode(t: Tosa, self: Value, other: Operand, rounding_mode: str | None) ->
 
 
 def _rounded_division(t: Tosa, left: Operand, right: Operand, mode: str) -> Value:
-    """left / right, rounded down ("floor") or towards zero ("trunc")."""
+    """left / right, rounded down (``mode`` "floor") or towards zero ("trunc").
+
+    Special cases are those of torch: where y is 0, the quotient is infinite or NaN; where x is infinite, "trunc" gives
+    the infinite quotient, and "floor" gives NaN.
+    """
     x, y, dtype = _operands(t, left, right)
     if x.dtype not in FLOATS:
         return converted(t, _integer_quotient(t, x, y, mode == "trunc")[0], dtype)
     x_is_infinite = t.equal(t.abs(x), inf)
     x, y = _scaled_alike(t, x, y)
-    # not rounded; the result where y is 0, an operand is infinite, or the quotient overflows
+    # the quotient before it is rounded; it is the result where y is 0 and where it overflows
     plain = t.mul(x, t.reciprocal(y))
     if mode == "trunc":
         quotient = t.select(x_is_infinite, plain, truncated(t, rounded_quotient(t, x, y, plain)))
@@ -183,7 +193,10 @@ def _rounded_division(t: Tosa, left: Operand, right: Operand, mode: str) -> Valu
 
 
 def _scaled_alike(t: Tosa, x: Value, y: Value) -> tuple[Value, Value]:
-    """x and y, both multiplied by a power of two where 1 / y, or a product near a large x, would overflow."""
+    """x and y, both multiplied by the same power of two, which keeps their quotient.
+
+    Without it, 1 / y would overflow for a tiny y (below 2**-100), and products near a huge x (above 2**100) would too.
+    """
     scale = t.select(t.greater(2.0**-100, t.abs(y)), t.like(2.0**64, y), 1.0)
     large = t.logical_and(t.greater(t.abs(x), 2.0**100), t.greater(t.abs(y), 1.0))
     scale = t.select(large, t.like(2.0**-64, x), scale)

@@ -34,8 +34,9 @@ inf = math.inf
 def scanned(t: Tosa, x: Value, dim: int, step: Callable[[Value, Value], Value], neutral: float) -> Value:
     """x [*A,N,*B] -> [*A,N,*B]: element n combines the elements 0 .. n along ``dim`` by the associative ``step``.
 
-    ``neutral`` is the neutral number of ``step``: 0 for sums, 1 for products. If N is known at run time only, there are
-    as many steps as the largest N needs: 31 if the size has no maximum.
+    ``neutral`` is the neutral number of ``step``: 0 for sums, 1 for products. Each round combines every element with
+    the one ``distance`` before it, and doubles the distance. If N is known at run time only, there are as many rounds
+    as the largest N needs: 31 if the size has no maximum.
     """
     if x.rank == 0:
         return x

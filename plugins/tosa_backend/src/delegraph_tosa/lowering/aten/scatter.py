@@ -97,6 +97,7 @@ def combined(t: Tosa, x: Value, axis: int, index: Value, source: Value, name: st
     x, source = converted(t, x, wide), converted(t, source, wide)
     hit = hits(t, x, axis, index)
     values = t.reshape(source, (*source.shape[:axis], 1, *source.shape[axis:]))
+    # for each place, combine the values whose index names it; all other values count as the neutral number
     result = combination.along(t, t.select(hit, values, _neutral(t, combination, x)), axis + 1)
     named = _without_axis(t, t.reduce_any(hit, axis + 1), axis + 1)
     result = _without_axis(t, result, axis + 1)
@@ -142,7 +143,7 @@ def _filled_up(t: Tosa, part: Value, x: Value, number: float) -> Value:
 
 
 def _corner(t: Tosa, source: Value, index: Value) -> Value:
-    """The leading part of ``source`` in the shape of ``index``: torch ignores the rest of a larger source."""
+    """The first elements of ``source`` along each axis, as many as ``index`` has: torch ignores the rest."""
     return t.slice(t.ranked(source, index.rank), [0] * index.rank, index.shape)
 
 

@@ -87,7 +87,10 @@ def squeeze(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.squeeze.dim)
 def squeeze_dim(t: Tosa, self: Value, dim: int) -> Value:
-    """[*A,1,*B] -> [*A,*B]"""
+    """[*A,1,*B] -> [*A,*B]
+
+    An axis of another size stays, as in torch.
+    """
     return without(t, self, [axis_of(dim, self.rank)])
 
 
@@ -160,6 +163,7 @@ def movedim_list(t: Tosa, self: Value, source: Sequence[int], destination: Seque
 def _moved(t: Tosa, x: Value, source: Sequence[int], destination: Sequence[int]) -> Value:
     """x with the axes ``source`` moved to the positions ``destination``; the others keep their order."""
     source_of = {axis_of(d, x.rank): axis_of(s, x.rank) for s, d in zip(source, destination, strict=True)}
+    # all other axes, in order, for the positions that are left
     rest = iter([axis for axis in range(x.rank) if axis not in source_of.values()])
     return t.transpose(x, [source_of[axis] if axis in source_of else next(rest) for axis in range(x.rank)])
 
@@ -261,7 +265,7 @@ def pieces(t: Tosa, x: Value, dim: int, sizes: Sequence[int]) -> tuple[Value, ..
 def _equal_sizes(size: int, step: int) -> list[int]:
     """Sizes of the pieces when ``size`` is cut into pieces of ``step``; the last one may be smaller.
 
-    If both are known at run time only, ``size`` has to be a known multiple of ``step``.
+    If both are known at run time only, ``size // step`` has to be a known number of pieces, and all are equal.
     """
     if is_dynamic(step) and not is_dynamic(size // step):
         return [step] * (size // step)

@@ -95,6 +95,7 @@ def _exp_of_square(t: Tosa, x: Value, sign: int) -> Value:
 
     c^2 is exact in fp32. A rounded x^2 of up to 256 would be off by too much for an exponent.
     """
+    # |x| <= 16 has 4 bits before the point, and c keeps 8 behind it
     c = t.mul(t.floor(t.mul(x, 256)), 1 / 256)
     rest = t.mul(t.sub(x, c), t.add(x, c))
     return t.mul(t.exp(t.mul(t.mul(c, c), sign)), t.exp(t.mul(rest, sign)))

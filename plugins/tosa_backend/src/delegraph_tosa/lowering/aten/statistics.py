@@ -44,13 +44,17 @@ def moments(t: Tosa, x: Value, dims: Dims, correction: float, root: bool) -> tup
     mean = reduced(t, t.mul(quarter, 1 / count), t.reduce_sum, axes, True)
     centred = t.sub(quarter, mean)
     largest = reduced(t, t.abs(centred), t.reduce_max, axes, True)
+    # the largest deviation, but not below SMALLEST; 1 where it is infinite or NaN
     unit = t.select(t.greater(inf, largest), t.maximum(largest, SMALLEST), 1.0)
     scaled = t.mul(t.mul(centred, t.reciprocal(unit)), weight)
     return t.mul(t.mul(sqrt(t, _squares(t, scaled, axes)), unit), 4), t.mul(mean, 4)
 
 
 def _reciprocal_root(t: Tosa, divisor: float, x: Value) -> Operand:
-    """1 / sqrt(divisor), infinite for 0: a number, or a value of the type of x if ``divisor`` waits for run time."""
+    """1 / sqrt(divisor), infinite for 0.
+
+    A Python number, or a value of the type of x if ``divisor`` is known at run time only.
+    """
     if waits(divisor):
         return t.rsqrt(t.like(divisor, x))
     return math.sqrt(1 / divisor) if divisor else inf
