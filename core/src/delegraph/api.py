@@ -90,13 +90,14 @@ def lower(
     The model is not changed, and its weights are not copied. Errors are ``delegraph.errors.DelegraphError`` with stable
     codes.
     """
-    registry, options, why = registry or default_registry(), options or {}, None
+    registry, options, why = registry or default_registry(), options or {}, None  # ``why``: of the default backends
     used_cache = asked_cache(cache)
     lookups = Lookups(used_cache) if used_cache else None
     _expect_choices(options, transforms, on_missing_runtime)
     if backends is None:
         backends, why = registry.default_backends(options)
     backends = _expect_backends(backends)
+    # ``chosen``: a name such as ``acme/npu`` decides which of several backends a bare id means
     chosen = registry.preferring(b for b in backends if isinstance(b, str))
     elsewhere = Elsewhere(chosen, executor, isolation, time_limit, memory_limit)
     with elsewhere, pause_collection():  # also for the import of plugins, which takes less than a collection
@@ -126,7 +127,7 @@ def lower(
         report.notes.append("delegates of backends without a runtime run in eager PyTorch on this host")
     if require_full:
         report.expect_full()
-    eager = {method: source.program for method, source in sources.items()}
+    eager = {method: source.program for method, source in sources.items()}  # the programs before lowering
     parts = lowering.programs, eager, lowering.delegates, report
     result = LoweredProgram(*parts, chosen, on_missing_runtime, lowering.changed)
     report.notes += chosen.notify("delegraph_after_lower", result)
@@ -180,7 +181,7 @@ def _model_of_plugin(program: Any, registry: Registry) -> GivenModel | None:
     """The model that a plugin reads from ``program``; None if no plugin declares its type (``ModelSpec.types``)."""
     if isinstance(program, (ExportedProgram, Mapping)):
         return None
-    types = {f"{k.__module__}:{k.__qualname__}" for k in type(program).__mro__}
+    types = {f"{k.__module__}:{k.__qualname__}" for k in type(program).__mro__}  # the class and its base classes
     # a plugin may name a type by the top-level package from which users import it
     types |= {f"{t.partition(':')[0].partition('.')[0]}:{t.partition(':')[2]}" for t in types}
     for spec, _ in registry.declared(ModelSpec):
@@ -193,6 +194,7 @@ def _model_of_plugin(program: Any, registry: Registry) -> GivenModel | None:
 
 def _expect_choices(options: Any, transforms: Any, on_missing_runtime: Any) -> None:
     """Raise OptionError for arguments of ``lower`` of a wrong type or value."""
+    # ``options`` itself, and the options of each backend
     tables = [options, *(options.values() if isinstance(options, Mapping) else ())]
     if not all(isinstance(table, Mapping) and all(isinstance(key, str) for key in table) for table in tables):
         raise OptionError("option-invalid", f"options is {{backend name: {{option: value}}}}, not {options!r}")
@@ -224,7 +226,10 @@ def _expect_backends(backends: Any) -> list[str | Partitioner]:
 def _named_partitioners(
     backends: Sequence[str | Partitioner], options: Mapping[str, Mapping[str, Any]], registry: Registry
 ) -> list[tuple[str, Partitioner]]:
-    """(name, partitioner) of each backend. Raises what ``get_partitioner`` does, and OptionError for unused options."""
+    """(name, partitioner) of each backend; the name of a Partitioner that the user passes is that of its class.
+
+    Raises OptionError for options of a name that is not in ``backends``, and what ``Registry.get_partitioner`` does.
+    """
     for name in options:
         if name not in backends:
             text = f"options for {name!r}, which is not among the backends {list(backends)}"

@@ -91,6 +91,7 @@ class BackendDetails(ABC):
     """
 
     def __init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
+        """Check the class ``cls`` as it is defined. ``abstract``: a shared base, which may lack enforced methods."""
         super().__init_subclass__(**kwargs)
         missing = [n for n in dir(cls) if getattr(getattr(cls, n, None), "__enforcedmethod__", False)]
         if missing and not abstract:
@@ -144,7 +145,10 @@ class BackendDetails(ABC):
 
 
 def check_called_on_class(cls: type, name: str, arguments: Sequence[str]) -> None:
-    """Raise ContractViolation if ``cls.name`` cannot be called on the class with the positional ``arguments``."""
+    """Raise ContractViolation if ``cls.name`` cannot be called on the class with as many positional arguments.
+
+    ``arguments``: their names, which also stand for the arguments in the check.
+    """
     try:
         inspect.signature(getattr(cls, name)).bind(*arguments)
     except TypeError as e:
@@ -187,8 +191,8 @@ class DelegateMappingBuilder:
             raise ContractViolation(
                 "contract-violation", "a delegate mapping entry takes nodes or handles, one of both"
             )
-        optional = _handles_of(nodes) if nodes is not None else _as_list(handles)
-        known = tuple(sorted({h for h in optional if h is not None}))
+        listed = _handles_of(nodes) if nodes is not None else _as_list(handles)
+        known = tuple(sorted({h for h in listed if h is not None}))  # None: a node without a debug handle
         if not known:
             raise ContractViolation("contract-violation", "a delegate mapping entry needs at least one debug handle")
         key = self._identifier(identifier)
@@ -200,11 +204,11 @@ class DelegateMappingBuilder:
         return dict(self._map)
 
     def _identifier(self, identifier: int | str | None) -> int | str:
-        """The identifier of a new entry: the caller's, or the next number.
+        """The identifier of a new entry: the caller's or, with ``generated_identifiers``, the next number.
 
         Raises ContractViolation if it is missing, not wanted or in use.
         """
-        if self._generated == (identifier is not None):
+        if self._generated == (identifier is not None):  # passed although generated, or missing although not
             wanted = "generates its identifiers" if self._generated else "needs an identifier from you"
             raise ContractViolation("contract-violation", f"this DelegateMappingBuilder {wanted}")
         key = len(self._map) if identifier is None else identifier

@@ -90,10 +90,10 @@ def trained_targets(program: ExportedProgram) -> list[str]:
 def written_values(program: ExportedProgram) -> dict[Node, Node]:
     """Placeholder of each parameter and buffer that the program writes -> the node of its final value."""
     specs = zip(program.graph_signature.output_specs, output_values(program), strict=True)
-    last = {s.target: value for s, value in specs if s.kind in STATE_WRITES}
-    if not last:
+    final = {s.target: value for s, value in specs if s.kind in STATE_WRITES}  # name of the parameter or buffer -> node
+    if not final:
         return {}
-    return {n: last[s.target] for n, s in placeholders(program) if s.kind in CONSTANT_KINDS and s.target in last}
+    return {n: final[s.target] for n, s in placeholders(program) if s.kind in CONSTANT_KINDS and s.target in final}
 
 
 def constant_placeholders(program: ExportedProgram) -> set[Node]:
@@ -142,7 +142,7 @@ def append_node(
 
 
 def _append(graph: Graph, new: Node, meta: Mapping[str, Any]) -> Node:
-    """Append the node ``new`` to the graph, with a shallow copy of ``meta``; returns it."""
+    """Append the node ``new``, whose name is unused, to the graph, with a shallow copy of ``meta``; returns ``new``."""
     # ``graph.node_copy`` does the same, but takes three times as long (4 of 48 ms for MobileNetV2): it also checks for
     # Python's builtin names and for new symbolic numbers among the arguments, which a copy does not have.
     new.meta.update(meta)
@@ -156,7 +156,7 @@ def _append(graph: Graph, new: Node, meta: Mapping[str, Any]) -> Node:
 
 def copy_program(program: ExportedProgram) -> ExportedProgram:
     """A copy of ``program`` with a graph of its own. Tensors, delegates and subgraphs are shared."""
-    graph, copies = Graph(owning_module=program.graph_module), dict[Node, Node]()
+    graph, copies = Graph(owning_module=program.graph_module), dict[Node, Node]()  # ``copies``: node -> its copy
     for node in program.graph.nodes:
         copies[node] = copy_node(graph, node, copies.__getitem__)
     inputs, outputs = program.graph_signature.input_specs, program.graph_signature.output_specs
@@ -167,7 +167,7 @@ def constant_tensor(program: ExportedProgram, spec: InputSpec) -> torch.Tensor:
     """The tensor of a parameter, buffer or constant that ``spec`` names."""
     target = str(spec.target)
     state: Any = program.state_dict
-    # non-persistent buffers are among the constants
+    # buffers that are not persistent are in ``constants``, as are constants; all others are in the state
     tensor: torch.Tensor = state[target] if target in state else program.constants[target]
     return tensor
 
@@ -175,10 +175,11 @@ def constant_tensor(program: ExportedProgram, spec: InputSpec) -> torch.Tensor:
 def add_constant(program: ExportedProgram, tensor: torch.Tensor, name: str = "constant") -> Node:
     """Add ``tensor`` to the constants of ``program``, without copying it; returns its new placeholder.
 
-    The constant is called ``name``, with a number if that is taken. A transform may call this for its program.
+    The constant is called ``name``, with a number if that name is taken. The placeholder stands before the user's
+    inputs. A transform may call this for its program.
     """
     graph, signature = program.graph, program.graph_signature
-    mode = detect_fake_mode([n.meta.get("val") for n in graph.nodes])
+    mode = detect_fake_mode([n.meta.get("val") for n in graph.nodes])  # makes recorded values; None for real tensors
     taken = {*program.constants, *program.state_dict, *(n.name for n in graph.nodes)}
     names = itertools.chain([name], (f"{name}_{k}" for k in itertools.count(1)))
     target = next(free for free in names if free not in taken)
@@ -206,7 +207,10 @@ def output_values(program: ExportedProgram) -> tuple[Any, ...]:
 
 
 def argument_of(value: Any) -> ArgumentSpec:
-    """The argument spec for ``value``: a node (by the type of its recorded value) or a Python constant."""
+    """The argument spec for ``value``: a node (by the type of its recorded value) or a Python constant.
+
+    A node whose recorded value is a plain number, bool or str, or a placeholder without a value, is a constant, too.
+    """
     if not isinstance(value, Node):
         return ConstantArgument("", value)
     kinds: dict[type, Any] = {
@@ -321,7 +325,7 @@ def flat_arguments(
     positional arguments, for errors; may be incomplete. Raises InputError, which says what is missing or different, if
     the arguments have another structure.
     """
-    known = list(spec.child(1).context or []) if spec is not None else []
+    known = list(spec.child(1).context or []) if spec is not None else []  # keywords; child 0 has what is positional
     unknown = [k for k in kwargs if k not in known]
     if unknown:
         text = f"unknown keyword argument {unknown[0]!r}; {_describe_call(spec, names, args, kwargs)}"
@@ -334,8 +338,9 @@ def flat_arguments(
         return flat
     try:  # the keys of dicts may be in another order
         flat = spec.flatten_up_to((tuple(args), ordered))
-    except ValueError:
+    except ValueError:  # the structures differ in something else
         flat = []
+    # ``flatten_up_to`` does not look into what stands in the place of a leaf: there a container is wrong, too
     if not flat or not all(map(pytree.tree_is_leaf, flat)):
         why = _other_structure(spec, structure, names)
         call = _describe_call(spec, names, args, kwargs)
@@ -346,7 +351,9 @@ def flat_arguments(
 def _other_structure(wanted: pytree.TreeSpec, actual: pytree.TreeSpec, names: Sequence[str]) -> str:
     """The first difference between a call's arguments and the exported ones: ``input x is to be ...; it is ...``.
 
-    If the number of arguments or the keywords differ: the missing ones, as ``: x, y not given``; "" without any.
+    If the number of arguments or the keywords differ: the missing ones, as ``: x, y not given``, or "" if none is
+    missing. ``wanted`` and ``actual`` have the positional arguments as child 0, and the keyword arguments as child 1.
+    ``names``: of the positional arguments; if there are too few, errors say their positions.
     """
     count, keys = wanted.child(0).num_children, list(wanted.child(1).context or [])
     actual_count, actual_keys = actual.child(0).num_children, list(actual.child(1).context or [])
@@ -359,11 +366,15 @@ def _other_structure(wanted: pytree.TreeSpec, actual: pytree.TreeSpec, names: Se
 
 
 def _difference(name: str, wanted: pytree.TreeSpec, actual: pytree.TreeSpec) -> str | None:
-    """The first difference between the structures of the input ``name``, in words; None if there is none."""
+    """The first difference between the structures of the input ``name``, in words; None if there is none.
+
+    A container of the same kind and size is searched for a difference inside of it.
+    """
     form, actual_form = ((spec.type, _keys_or_context(spec), spec.num_children) for spec in (wanted, actual))
     if form != actual_form:
         return f"input {name} is to be {_kind(wanted)}; it is {_kind(actual)}"
     keys = list(wanted.context) if wanted.type is dict else range(wanted.num_children)
+    # by key, because the keys of the dict may be in another order
     children = dict(zip(actual.context if actual.type is dict else keys, actual.children(), strict=True))
     inner = [f"{name}[{key!r}]" for key in keys]
     return next(filter(None, map(_difference, inner, wanted.children(), [children[key] for key in keys])), None)
@@ -387,7 +398,7 @@ def _describe_call(
     spec: pytree.TreeSpec | None, names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> str:
     """``the program takes (x, scale=); it was given (Tensor, int)``, for errors."""
-    count = spec.child(0).num_children if spec is not None else len(names)
+    count = spec.child(0).num_children if spec is not None else len(names)  # positional parameters
     keys = list(spec.child(1).context or []) if spec is not None else []
     positional = list(names[:count]) if len(names) >= count else [f"input {k}" for k in range(count)]
     types = [*(type(a).__name__ for a in args), *(f"{k}={type(v).__name__}" for k, v in kwargs.items())]
@@ -403,7 +414,7 @@ def leaf_names(spec: pytree.TreeSpec | None, names: Sequence[str]) -> list[str] 
     """
     if spec is None:
         return None
-    args, kwargs = pytree.tree_unflatten(range(spec.num_leaves), spec)
+    args, kwargs = pytree.tree_unflatten(range(spec.num_leaves), spec)  # of that structure; any leaves will do
     if len(names) < len(args):
         return None
     roots = [*zip(names, args, strict=False), *kwargs.items()]

@@ -312,15 +312,19 @@ class ProgramFormat:
 
 
 def write_files(files: Mapping[str, bytes | Blob], path: Path) -> None:
-    """Write the result of ``ProgramFormat.files``: ``path`` last, so that it never exists without the others."""
+    """Write the result of ``ProgramFormat.files``: ``path`` (the name "") last, so that it never exists alone.
+
+    The file ``weights.ptd`` of ``model.pte`` becomes ``model.weights.ptd``.
+    """
     for name in [*(n for n in files if n), ""]:
         write_whole(path.with_name(f"{path.stem}.{name}") if name else path, files[name])
 
 
 def defines(kind: type[ProgramFormat], ability: str) -> bool:
     """Whether the format ``kind`` overrides ``ability``, the name of a method of ``ProgramFormat``."""
-    inherited, own = (inspect.getattr_static(k, ability) for k in (ProgramFormat, kind))
-    return inherited is not own
+    # static: a class method would be a new object at each access
+    inherited, defined = (inspect.getattr_static(k, ability) for k in (ProgramFormat, kind))
+    return defined is not inherited
 
 
 class DelegateFormat(ProgramFormat):
@@ -348,6 +352,7 @@ class DelegateFormat(ProgramFormat):
         """
         if options:
             raise OptionError("option-invalid", f"{cls.__name__} takes no options, such as {next(iter(options))!r}")
+        # a file of one delegate cannot compute sizes either, which ``host_operators`` leaves out
         count, host = len(program.delegates), program.host_operators + _computed_sizes(program)
         if count != 1 or host:
             text = "the file holds one delegate and nothing of the host;"
@@ -380,7 +385,10 @@ class DelegateFormat(ProgramFormat):
 
 
 def _computed_sizes(program: ProgramContents) -> int:
-    """How many numbers the host computes from sizes of tensors; ``host_operators`` does not count these."""
+    """How many integers the host computes from sizes of tensors; ``host_operators`` does not count these.
+
+    Integers that only an assertion needs are left out.
+    """
     import torch
 
     from .exported.checks import find_checks

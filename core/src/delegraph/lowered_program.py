@@ -51,9 +51,14 @@ class LoweredProgram(MethodPrograms):
         on_missing_runtime: OnMissingRuntime,
         changed: Mapping[str, str],
     ) -> None:
+        """``programs``, ``eager``: the lowered programs and those before lowering, by method.
+
+        ``registry``: finds runtimes and formats. ``on_missing_runtime``: see ``lower``. ``changed``: method -> how a
+        transform changed its inputs or results, for the error of ``verify``.
+        """
         super().__init__(programs)
         self.report, self.delegates = report, delegates
-        self._own_data: Mapping[str, bytes] = {}
+        self._own_data: Mapping[str, bytes] = {}  # what ``save`` stores beside the delegates' named data
         self._eager, self._registry, self._changed = eager, registry, changed
         loaded = Delegates(registry, on_missing_runtime)
         self._methods = {m: Executable(p, loaded) for m, p in programs.items()}
@@ -82,8 +87,8 @@ class LoweredProgram(MethodPrograms):
     def core_program(self, name: str = "forward", keep: Collection[OpOverload] = ()) -> ExportedProgram:
         """A copy of a method's program in which calls on the host are decomposed to core ATen, except for ``keep``.
 
-        Runtimes on devices have kernels for these operators. This program itself, when called, runs the model's own
-        operators, which ``exported_program`` has. Raises InputError for an unknown method.
+        Runtimes on devices have kernels for core ATen's operators only. A call of this object runs the operators of the
+        model instead, as they stand in ``exported_program``. Raises InputError for an unknown method.
         """
         return in_core_aten(self.exported_program(name), keep)
 
@@ -161,11 +166,12 @@ class LoweredProgram(MethodPrograms):
 
         name = self._known(method or self._default_method())
         self._expect_border_of_eager(name)
-        inputs = copy.deepcopy(args), copy.deepcopy(kwargs)
+        inputs = copy.deepcopy(args), copy.deepcopy(kwargs)  # the program may write to them, and eager needs them again
         seed = torch.get_rng_state()
         actual = self._run_in_runtime(runtime, name, *inputs) if runtime else self._run_here(name, observer, *inputs)
 
         def eager(mode: AbstractContextManager[Any]) -> Any:
+            """The results of eager with the same seed, run in ``mode``, which may round otherwise."""
             torch.set_rng_state(seed)
             return self._run_eager(name, args, kwargs, mode)
 
@@ -218,7 +224,10 @@ class LoweredProgram(MethodPrograms):
         return program
 
     def _run_here(self, name: str, observer: Observer | None, args: Any, kwargs: Any) -> Any:
-        """The results of a method, run on this host from its initial state."""
+        """The results of a method, run on this host from its initial state.
+
+        ``observer``: gets all values of the run; None if nobody does. Then delegates' inputs are checked for writes.
+        """
         from .host.observe import ObservedExecutable
 
         executable = self._methods[name]
@@ -228,7 +237,11 @@ class LoweredProgram(MethodPrograms):
         return SuspiciousExecutable(executable._method, executable._delegates)(*args, **kwargs)
 
     def _run_eager(self, name: str, args: Any, kwargs: Any, mode: AbstractContextManager[Any]) -> Any:
-        """The results of the model in eager PyTorch, run inside the context manager ``mode``. Restores its state."""
+        """The results of the model in eager PyTorch, run inside the context manager ``mode``.
+
+        The model's parameters and buffers have their old values again at the end, and the arguments are not written.
+        """
+        # state that delegates keep, and what the lowered program writes, is what eager may write
         written = {target for d in self.delegates if d.method == name for target in d.module.state}
         written |= written_targets(self._programs[name])
         with TRACING, torch.no_grad(), _restoring_state(self._eager_module(name), written) as eager:
@@ -271,7 +284,8 @@ class LoweredProgram(MethodPrograms):
 def _restoring_state(module: torch.nn.Module, written: Collection[str]) -> Iterator[Callable[..., Any]]:
     """A block in which ``module`` may be called; at its end, state that was written gets its old values back.
 
-    ``written``: names of the parameters and buffers to restore. The state of delegates in ``module`` is restored, too.
+    ``written``: names of the parameters and buffers to restore. The state of delegates that ``module`` itself calls is
+    restored, too. The block gets ``module``.
     """
     tensors = chain(module.named_parameters(), module.named_buffers())
     old_values = {name: t.detach().clone() for name, t in tensors if name in written}

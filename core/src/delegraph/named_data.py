@@ -84,19 +84,22 @@ class NamedDataStore:
         alignment = 1 if alignment is None else alignment
         _expect_arguments(key, alignment, external_tag, tensor_layout)
         content, layout = _content(key, data, tensor_layout)
-        kind = len(content), head(content, _COMPARED_FIRST)
-        index = next((k for k in self._alike.get(kind, ()) if equal(self._output.buffers[k], content)), None)
+        # only buffers of the same length with the same first bytes are compared as a whole
+        length_and_head = len(content), head(content, _COMPARED_FIRST)
+        alike = self._alike.get(length_and_head, ())
+        index = next((k for k in alike if equal(self._output.buffers[k], content)), None)
         self._expect_same_entry(key, index, external_tag, layout)
         if index is None:
             index = len(self._output.buffers)
             self._output.buffers.append(content)
-            self._alike.setdefault(kind, []).append(index)
+            self._alike.setdefault(length_and_head, []).append(index)
         self._home[key] = external_tag
         entries = self._output.pte_data
         if external_tag is not None:
             entries = self._output.external_data.setdefault(external_tag, {})
-        known = entries.get(key, DataEntry(index, alignment, layout))
-        entries[key] = replace(known, alignment=math.lcm(known.alignment, alignment))
+        # an entry of an earlier call with the same key stays, with an alignment that fits both calls
+        entry = entries.get(key, DataEntry(index, alignment, layout))
+        entries[key] = replace(entry, alignment=math.lcm(entry.alignment, alignment))
 
     def get_named_data_store_output(self) -> NamedDataStoreOutput:
         return self._output
@@ -105,7 +108,7 @@ class NamedDataStore:
         """Add all data of ``other``, or nothing and raise NamedDataError if a part of it cannot be stored."""
         check_output(other)
         merged = self._independent_copy()  # so that an error changes nothing here
-        for tag, entries in [(None, other.pte_data), *other.external_data.items()]:
+        for tag, entries in [(None, other.pte_data), *other.external_data.items()]:  # None: the program file
             for key, entry in entries.items():
                 data = other.buffers[entry.buffer_index]
                 merged.add_named_data(key, data, entry.alignment, tag, entry.tensor_layout)
@@ -122,7 +125,7 @@ class NamedDataStore:
         if not _is_positive(max_data_bytes) or not isinstance(tag_prefix, str) or not tag_prefix:
             text = "external files have a positive whole number of bytes and a name, not "
             raise NamedDataError("contract-violation", text + f"{max_data_bytes!r} and {tag_prefix!r}")
-        files: dict[str, list[str]] = {}
+        files: dict[str, list[str]] = {}  # name of a new file -> its keys
         for keys in _shards(self._output, max_data_bytes):
             digest = hashlib.sha256(chr(0).join(keys).encode()).hexdigest()
             files[f"{tag_prefix}_{digest}"] = keys
@@ -220,13 +223,14 @@ def _content(key: str, data: Any, layout: TensorLayout | None) -> tuple[bytes | 
 def _shards(output: NamedDataStoreOutput, limit: int) -> list[list[str]]:
     """The keys of ``pte_data`` in groups, one for each external file of at most ``limit`` bytes; each group is sorted.
 
+    Buffers go in the order of their first keys into the current file, until one does not fit: it begins the next file.
     Raises NamedDataError for a buffer that is larger than the limit.
     """
     keys_of_buffer: dict[int, list[str]] = {}
     for key in sorted(output.pte_data):
         keys_of_buffer.setdefault(output.pte_data[key].buffer_index, []).append(key)
     shards: list[list[str]] = []
-    room = 0
+    room = 0  # bytes that the last file can still take
     for index, keys in keys_of_buffer.items():
         size = len(output.buffers[index])
         if size > limit:

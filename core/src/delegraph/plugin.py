@@ -66,6 +66,7 @@ class OptionSpec:
     help: str = ""
 
     def __post_init__(self) -> None:
+        """Raise TypeError or ValueError for wrong fields; ``choices`` becomes a tuple."""
         if self.type not in OPTION_TYPES:
             raise TypeError(f"option {self.name!r}: type is str, int, float or bool, not {self.type!r}")
         _as_tuple(self, "choices")
@@ -106,14 +107,17 @@ class Declaration:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        """Check the fields. Raises ValueError or TypeError, whose traceback shows the author the wrong declaration."""
+        """Check the fields, and convert lists to tuples.
+
+        Raises ValueError or TypeError, whose traceback shows the author the wrong declaration.
+        """
         for field in fields(self):  # type: ignore[arg-type]  # each kind of declaration is a dataclass
             if field.name in _FORMS:
                 pattern, meaning = _FORMS[field.name]
                 value = getattr(self, field.name)
                 if not isinstance(value, str) or not pattern.fullmatch(value):
                     raise ValueError(f"{type(self).__name__}: {field.name} is {meaning}, not {value!r}")
-            elif field.default == ():
+            elif field.default == ():  # a field that is a tuple: authors may pass a list
                 _as_tuple(self, field.name)
 
     @property
@@ -169,6 +173,7 @@ class BySuffix(Declaration):
 
     @classmethod
     def meant_by(cls, asked: str) -> Iterator[str]:
+        """The suffixes of the file ``asked``, longest first: ``.nodes.json``, then ``.json``."""
         name = re.split(r"[/\\]", asked.lower())[-1]
         return (name[k:] for k, letter in enumerate(name) if letter == ".")
 
@@ -214,6 +219,7 @@ class BackendSpec(Declaration):
     isolated: bool = False
 
     def __post_init__(self) -> None:
+        """As ``Declaration.__post_init__``, and check the types of fields that only a backend has."""
         super().__post_init__()
         if type(self.api) is not int:
             raise TypeError(f"BackendSpec {self.name!r}: api is an int, not {self.api!r}")
@@ -230,6 +236,7 @@ class BackendSpec(Declaration):
         return self.name
 
     def why_not(self, found: Any) -> str | None:
+        """Why ``found``, the imported class, is not the declared backend: it has another name. None if it is."""
         name = found.__name__
         if name == self.backend_id:
             return None
@@ -385,10 +392,13 @@ def _as_tuple(spec: Any, field: str) -> None:
 
 
 def accepts(option: OptionSpec, value: Any) -> bool:
-    """Whether ``value`` has the option's type and is one of its choices. An int counts as a float; a bool does not."""
+    """Whether ``value`` has the option's type and is one of its choices, if it has any.
+
+    An int counts as a float. A bool counts as a bool only, although it is an int for Python.
+    """
     types = (int, float) if option.type is float else (option.type,)
-    typed = isinstance(value, types) and (option.type is bool) == isinstance(value, bool)
-    return typed and (not option.choices or value in option.choices)
+    has_type = isinstance(value, types) and (option.type is bool) == isinstance(value, bool)
+    return has_type and (not option.choices or value in option.choices)
 
 
 def expected(option: OptionSpec) -> str:

@@ -79,15 +79,17 @@ def _stack(trace: str) -> tuple[Source, ...]:
 
 def _is_users(file: str) -> bool:
     """Whether a file belongs neither to torch nor to Python's library, and is no generated code."""
+    # site-packages and dist-packages lie in the folder of Python's library: other packages count as the user's
     if file.startswith(_STANDARD) and "-packages" not in file:
         return False
     return not _LIBRARY.search(file) and not file.startswith(_GENERATED)
 
 
 def innermost(frames: Iterable[tuple[str, int, str, str]], accepts: Callable[[str], bool] = _is_users) -> Source | None:
-    """The last of ``frames`` (file, line, function, code) for whose file ``accepts`` is true; None if it is for none.
+    """The last of ``frames`` (file, line, function, code) for whose file ``accepts`` is true; None if there is none.
 
-    By default, it is true for files that belong neither to torch nor to Python's library.
+    ``frames`` are ordered from the outermost to the innermost. By default, files are accepted that belong neither to
+    torch nor to Python's library.
     """
     accepted = [frame for frame in frames if accepts(frame[0])]
     return Source(*accepted[-1][:3], accepted[-1][3].strip()) if accepted else None

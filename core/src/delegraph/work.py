@@ -56,7 +56,7 @@ def packed(key: str, header: Any, raw: Sequence[bytes]) -> bytes:
 
 def unpacked(key: str, data: bytes) -> tuple[Any, memoryview]:
     """(header, bytes after it) of an entry. Raises FormatError if it is damaged, or belongs to another key."""
-    # bytes 0 to 15 are MAGIC, 16 to 47 the digest
+    # bytes 0 to 15 are MAGIC, 16 to 47 the digest of the key and of all that follows (see ``packed``)
     if len(data) < _HEAD.size or data[:16] != MAGIC or hashlib.sha256(key.encode() + data[48:]).digest() != data[16:48]:
         raise FormatError("format-invalid", "it is damaged, truncated or no entry")
     end = _HEAD.size + _HEAD.unpack_from(data)[2]
@@ -77,11 +77,12 @@ def write_result(key: str, about: Any, result: PreprocessResult, form: Form) -> 
     ``about``: a JSON value with facts for listings of the cache. Raises ContractViolation if ``result`` has a value
     that is no plain Python value.
     """
+    # (address, size, number) of each memory of the partition's constants that has an address
     memories = sorted((m.place, m.size, k) for k, m in enumerate(form.memories) if m.place is not None)
-    raw: list[bytes] = []
+    raw: list[bytes] = []  # the bytes of the entry, in pieces
 
-    def pieces(blob: Any) -> list[Any]:
-        """The rows of a blob: a number of bytes in the entry, or where in a constant (``_find_in_memories``)."""
+    def rows_of(blob: Any) -> list[Any]:
+        """A row for each piece of a blob: how many bytes of the entry it is, or its place (``_find_in_memories``)."""
         rows: list[Any] = []
 
         def take(piece: memoryview) -> None:
@@ -100,7 +101,8 @@ def write_result(key: str, about: Any, result: PreprocessResult, form: Form) -> 
 
     store = result.data_store_output
     fields = {k: v for k, v in vars(result).items() if k not in ("processed_bytes", "data_store_output")}
-    blobs = [pieces(blob) for blob in (result.processed_bytes, *(store.buffers if store else ()))]
+    blobs = [rows_of(blob) for blob in (result.processed_bytes, *(store.buffers if store else ()))]
+    # the named data of the program file, then that of each external file; None without named data
     tables = store and [_entries(table) for table in (store.pte_data, *store.external_data.values())]
     return packed(key, [about, blobs, plain(fields), store and list(store.external_data), tables], raw)
 
@@ -122,6 +124,7 @@ def _find_in_memories(piece: memoryview, memories: Sequence[tuple[Any, int, int]
 def _entries(table: dict[str, DataEntry]) -> Any:
     """A table of named data as JSON: a row ``[key, buffer index, alignment, layout or None]`` for each entry."""
     layouts = {key: entry.tensor_layout for key, entry in table.items()}
+    # "torch.float32" becomes "float32"
     described = {key: layout and [str(layout.dtype)[6:], list(layout.sizes)] for key, layout in layouts.items()}
     return [[key, entry.buffer_index, entry.alignment, described[key]] for key, entry in table.items()]
 
@@ -129,7 +132,8 @@ def _entries(table: dict[str, DataEntry]) -> Any:
 def plain(value: Any) -> Any:
     """``value`` as JSON from which ``unplain`` restores it exactly, with types, order of keys, NaN and infinity.
 
-    Raises ContractViolation for anything but None, bool, int, float, str, list, tuple and dict.
+    A float becomes ``{"f": hexadecimal digits}``, a tuple ``{"t": items}``, a list ``{"l": items}``, a dict ``{"d":
+    pairs}``. Raises ContractViolation for anything but None, bool, int, float, str, list, tuple and dict.
     """
     if value is None or isinstance(value, (bool, int, str)):
         return value
@@ -162,13 +166,14 @@ def read_result(key: str, data: bytes, form: Form) -> PreprocessResult:
     """
     header, rest = unpacked(key, data)
     try:
+        # as ``write_result`` wrote them; the first value is for listings of the cache
         _, blobs, fields, tags, tables = header
         blob, *buffers = _blobs(blobs, rest, form)
         result = PreprocessResult(**unplain(fields), processed_bytes=blob)
         if tables is not None:
             pte, *external = [{key: _entry(*row) for key, *row in table} for table in tables]
             result.data_store_output = NamedDataStoreOutput(buffers, pte, dict(zip(tags, external, strict=True)))
-    except Exception as e:
+    except Exception as e:  # whatever a header with other content leads to
         raise nonsense(e) from e
     return result
 
@@ -176,18 +181,19 @@ def read_result(key: str, data: bytes, form: Form) -> PreprocessResult:
 def _blobs(rows: Sequence[Any], rest: memoryview, form: Form) -> Iterator[bytes | Blob]:
     """The blobs of an entry, as bytes, or as a Blob if a part of them is read from constants.
 
-    ``rows``: the pieces of each blob, as ``write_result`` writes them. ``rest``: the bytes of the entry. Raises
-    ValueError for a piece that is outside of both.
+    ``rows``: for each blob, the rows that ``write_result`` wrote: a number of bytes, which are the next ones in
+    ``rest``, or (number of a memory of ``form``, first byte, number of bytes). ``rest``: the bytes of the entry behind
+    its header. Raises ValueError for a row that reaches beyond the end of ``rest`` or of its memory.
     """
-    position = 0
+    position = 0  # in ``rest``, of the next bytes
     for blob in rows:
         pieces: list[Any] = []
         for row in blob:
             number, first, size = (0, 0, row) if type(row) is int else row
             memory = None if type(row) is int else form.memories[number]
-            end = len(rest) - position if memory is None else memory.size
-            if min(number, first, size) < 0 or first + size > end:
-                raise ValueError(f"a piece of {size} bytes from {first} on, where there are {end}")
+            available = len(rest) - position if memory is None else memory.size
+            if min(number, first, size) < 0 or first + size > available:
+                raise ValueError(f"a piece of {size} bytes from {first} on, where there are {available}")
             if memory is None:
                 pieces.append(bytes(rest[position : position + size]))
                 position += size
@@ -206,6 +212,7 @@ class _Stored:
     """A Blob whose pieces are bytes of an entry, or (memory, first byte, number of bytes) of a constant, not copied."""
 
     def __init__(self, pieces: Sequence[bytes | tuple[Memory, int, int]]) -> None:
+        """Keep the pieces, and what shows later whether a tensor of theirs was written."""
         self._pieces = pieces
         tensors = {id(t): t for piece in pieces if isinstance(piece, tuple) for t in piece[0].tensors}
         self._states = [(tensor, state_of(tensor)) for tensor in tensors.values()]
