@@ -92,7 +92,7 @@ def _rows(program: ExportedProgram, before: list[set[str]], result: PartitionRes
         reason = refusal.reason
         details = None
         if isinstance(reason, Reason):
-            # None, "static", or a dtype
+            # None, "static", or the name of a dtype
             unless = reason.unless if reason.unless in (None, "static") else str(reason.unless)[6:]
             details = [reason.hint, reason.cause, number[reason.of], unless]
         refusals.append([number[refusal.node], str(reason), refusal.final, details])

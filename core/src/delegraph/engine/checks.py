@@ -19,13 +19,15 @@ from .partition import ON_HOST, Plan
 def settle_checks(plan: Plan) -> tuple[bool, str]:
     """Leave checks of the host's values to the host, and drop checks of values inside of delegates.
 
-    Returns whether the program has to be planned again, and a note for the report ("" if nothing was dropped).
+    Checks are calls that only check something. Those that were delegated and stay are marked (``ON_HOST``), so that no
+    partition gets them when the program is planned again; those that are dropped are erased from the program. Returns
+    whether the program has to be planned again, and a note for the report ("" if nothing was dropped).
     """
     program, provider = plan.program, plan.provider
     checks = find_checks(program.graph)
     # ``hidden``: delegated values that nothing outside of their own delegate uses, but for checks
-    provided = {n: provider[n] for n in provider if n not in checks}
-    hidden = {n for n, at in provided.items() if all(u in checks or provider.get(u) is at for u in n.users)}
+    provided = {n: partition for n, partition in provider.items() if n not in checks}
+    hidden = {n for n, own in provided.items() if all(u in checks or provider.get(u) is own for u in n.users)}
     # the host cannot compute a check of a hidden value, nor one that uses a dropped check
     dropped: set[Node] = set()
     for node in (n for n in program.graph.nodes if n in checks):
@@ -37,6 +39,7 @@ def settle_checks(plan: Plan) -> tuple[bool, str]:
     moved = checks.intersection(plan.tags) - dropped
     for node in moved:
         node.meta[ON_HOST] = True
+    # the user's lines of dropped assertions, each once; None stands for those without a known line
     lines = dict.fromkeys(source_of(n) for n in program.graph.nodes if n in dropped and n.target in ASSERTIONS)
     note = f"{pluralize(len(lines), 'check')} of values inside of delegates dropped" if lines else ""
     note += f", first at {next(iter(lines))}" if any(lines) else ""  # no line may be known

@@ -58,8 +58,8 @@ def make_plan(answer: Answer) -> Plan:
     """The plan for an answer, which must have a snapshot. Raises ContractViolation for tags that cannot be."""
     program, result, tags, before = answer
     assert before is not None, "what is lowered is watched"
-    # of a call in several partitions the first tag names the one that returns its value (None: the host)
     partitions = connected_partitions(program, result, tags)
+    # the first tag of a call names the partition that returns its value; if it is None, the host computes the value
     provider = {n: partitions[t[0]] for n, t in tags.items() if n.op != "placeholder" and t[0] is not None}
     return Plan(program, [p for p in partitions.values() if p.nodes], tags, provider, list(result.refusals), before)
 
@@ -146,7 +146,10 @@ def _tags_of(node: Node, tags: Tags, subject: str) -> tuple[str | None, ...]:
 
 
 def _collect(tags: Tags, result: PartitionResult) -> dict[str, Partition]:
-    """The partitions by tag, with their calls, constants and boundary types, but without inputs and outputs."""
+    """The partitions by tag, with their calls, constants and boundary types, but without inputs and outputs.
+
+    Raises ContractViolation if a constant that is to have no second copy has a user outside of its partition.
+    """
     partitions = {tag: Partition(tag, spec, []) for tag, spec in result.partition_tags.items()}
     for node, node_tags in tags.items():  # in graph order
         for tag in node_tags if node.op != "placeholder" else ():
@@ -157,6 +160,7 @@ def _collect(tags: Tags, result: PartitionResult) -> dict[str, Partition]:
         used = {n for call in partition.nodes for n in (call, *call.all_input_nodes)}
         partition.constants = [n for n in used if n.op == "placeholder" and n in tags]
         partition.boundary = {n: result.boundary_types[n.name] for n in used if n.name in result.boundary_types}
+        # "no_copy" is the partitioner's mark for such a constant
         for node in (n for n in partition.constants if n.meta.get("no_copy")):
             for user in node.users:
                 if tags.get(user) != (tag,):

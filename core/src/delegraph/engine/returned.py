@@ -116,9 +116,9 @@ def _why_not_reported(result: PreprocessResult) -> str | None:
 def check_untouched(backend: str, item: Work, before: Snapshot) -> None:
     """Raise ContractViolation if a backend changed something that is not its own, compared with ``before``.
 
-    ``before``: a snapshot of its program before the call. A backend may rewrite the graph of its program; the module
-    then gets a fresh extract for the host. It may not change what it shares with others (``check_others``), nor the
-    inputs and outputs with which the delegate is called.
+    ``before``: a snapshot of the program of ``item``, taken before the call of the backend. A backend may rewrite the
+    graph of that program; the module for the host then gets a fresh extract of the partition. A backend may not change
+    what it shares with others (``check_others``), nor the inputs and outputs with which the delegate is called.
     """
     check_others(backend, item, before)
     if before.is_rewritten():

@@ -221,7 +221,7 @@ def _is_opaque(node: Node) -> bool:
 
 
 def _is_opaque_result(node: Node) -> bool:
-    """Whether the node is the single result of a call that ``_is_opaque``, or unpacks one of its results."""
+    """Whether the node is a call of a delegate or of subgraphs that returns one tensor, or unpacks a result of such."""
     single = _is_opaque(node) and isinstance(node.meta.get("val"), torch.Tensor)
     return single or (node.op == "call_function" and any(map(_is_opaque, node.all_input_nodes)))
 

@@ -162,12 +162,14 @@ def _as_program(
         copies[node] = copy_node(graph, node, copies.__getitem__)
         copies[node].meta.pop("delegation_tag", None)
     output = output_node(graph)
+    # a program returns a tuple, also where the subgraph returns a bare value
     single = not isinstance(output.args[0], (tuple, list))
     values: tuple[Any, ...] = (output.args[0],) if single else tuple(output.args[0])  # type: ignore[arg-type]
     output.args = (values,)
     nodes = [n for n in graph.nodes if n.op == "placeholder" and n.name not in tensors]
     # for each call: position of an input -> the operand that the call passes there every time
     shared = [_shared_inputs(call, len(nodes)) for call in calls]
+    # the tensors that were attributes of the subgraph, as constants of the program
     added = [InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(name), f"{attribute}.{name}") for name in tensors]
     inputs = added + [_input_spec(n, {same.get(k) for same in shared}, constants) for k, n in enumerate(nodes)]
     outputs = [OutputSpec(OutputKind.USER_OUTPUT, argument_of(v), None) for v in values]
@@ -209,8 +211,8 @@ def _fetch_tensors(module: GraphModule, tensors: Mapping[str, torch.Tensor]) -> 
 def _shared_inputs(call: Node, count: int) -> dict[int, Any]:
     """Position of a subgraph's input -> the operand that ``call`` passes there every time.
 
-    ``count`` is the number of the subgraph's inputs, of which these are the last. Empty for an operator that
-    ``_SHARED`` does not list.
+    ``count`` is the number of the subgraph's inputs. The last of them get the same operands in each iteration of a
+    loop; the first ones, which a loop carries, are left out. Empty for an operator that ``_SHARED`` does not list.
     """
     position = _SHARED.get(str(call.target))
     operands: Any = () if position is None else call.args[position]

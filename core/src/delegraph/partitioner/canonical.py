@@ -66,6 +66,7 @@ class PatternPartitioner(CapabilityPartitioner):
     ) -> None:
         """``why_not`` decides about calls in no pattern; by default they all stay on the host, for that reason."""
         support = _PatternSupport(patterns, why_not)
+        # asked for after ``begin`` of the support check, which fills the lists for the same program
         groups = (lambda program: support.lists) if grouped else None
         super().__init__(support, backend_id, compile_specs, groups=groups, **options)
 

@@ -106,7 +106,7 @@ class Support(Protocol):
     """
 
     def begin(self, exported_program: ExportedProgram) -> None:
-        """Begin with a new program, and forget the last one."""
+        """Begin with a new program, about whose nodes the next questions are, and forget the last one."""
 
     def why_not(self, node: Node) -> str | None:
         """Why the backend does not take ``node``, in the user's terms; None if it does."""

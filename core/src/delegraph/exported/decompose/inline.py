@@ -41,6 +41,7 @@ class Inlining:
             for call in decomposition.calls:
                 if call in needed:
                     copies[call] = self._copy(call, copies)
+            # a result that nothing uses was not copied: what stands in its place means nothing
             values = (copies[r] if isinstance(r, Node) and k in used else r for k, r in enumerate(results))
             self._anchor = self.graph.call_function(_results, tuple(values))
 

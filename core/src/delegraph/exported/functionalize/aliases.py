@@ -161,7 +161,9 @@ def _shares_when_called(node: Node, base: Node) -> bool:
 def _is_same_tensor(node: Node, base: Node) -> bool:
     """Whether ``node`` is a second name of ``base``, and not a view that shows it in another way.
 
-    That is so for in-place calls that keep the shape, and for a value of the same dtype, shape, strides and offset.
+    ``node`` shares memory with ``base``. It is a second name if it is an in-place call that keeps the shape, or if its
+    value has the same dtype, shape, strides and offset. An item of a list of views is always a view: ``base`` is the
+    list, which has no value to compare with.
     """
     target: Any = node.target
     if effects(target).writes:

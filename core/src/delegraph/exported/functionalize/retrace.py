@@ -62,7 +62,8 @@ def retrace(program: ExportedProgram, why: Reason) -> ExportedProgram:
 def check_retraced(program: ExportedProgram, retraced: ExportedProgram, why: Reason) -> str | None:
     """Raise InputError if ``retraced`` computes something else than ``program``.
 
-    Returns why that could not be checked, or None if it was. ``why`` is the reason for which it was retraced.
+    Compares the types of the results, and then the numbers, by calling both programs. Returns why the numbers could not
+    be compared; None if they were, and agree. ``why``: the reason for which ``program`` was retraced.
     """
     wrong = _wrong_type(program, retraced)
     doubt = None if wrong else _why_not_run(program)
@@ -132,7 +133,8 @@ def _why_not_run(program: ExportedProgram) -> str | None:
 def _compare(program: ExportedProgram, retraced: ExportedProgram) -> tuple[str | None, str | None]:
     """Call both programs twice, and compare the results.
 
-    Returns (what differs, None), (None, why they cannot be compared), or (None, None) if they agree.
+    Returns two texts: what differs, and why the results cannot be compared. One of them is None; both are if the
+    results agree.
     """
     try:
         wanted, wanted_state = _call_twice(program, program)

@@ -313,7 +313,7 @@ class _Rewrite:
         if dtype is val.dtype:
             return node
         cast = self._insert(self.after, aten.to.dtype, node, val.dtype, like=node, origin=node)
-        node.meta["val"] = val.to(dtype)
+        node.meta["val"] = val.to(dtype)  # before, it was the value after the cast
         return cast
 
     def _dtype_of(self, node: Node, functional: OpOverload) -> torch.dtype:
@@ -418,7 +418,10 @@ class _Rewrite:
 
 
 def _retarget(node: Node, functional: OpOverload) -> None:
-    """Replace the in-place operator of ``node`` by its functional form, and rename the node."""
+    """Replace the in-place operator of ``node`` by its functional form, and rename the node: ``relu_`` to ``relu``.
+
+    The argument ``out``, if there is one, is dropped: a functional form returns what would be written there.
+    """
     node.target = functional
     node.kwargs = {k: v for k, v in node.kwargs.items() if k != "out"}
     node._rename(node.name.rstrip("_"))

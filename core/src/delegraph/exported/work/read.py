@@ -94,6 +94,7 @@ class _Reader:
         like: Any = SimpleNamespace(
             state_dict={}, constants={}, range_constraints=self._symbols.constraints, _guards_code=()
         )
+        # row of an input: kind, number of its constant (None for a run-time input), persistence
         for spec, (_, constant, _) in zip(inputs, self._signature[0], strict=True):
             if constant is not None:
                 tensor, is_parameter = self._tensor(constant), spec.kind is InputKind.PARAMETER

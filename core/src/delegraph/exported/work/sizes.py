@@ -176,8 +176,10 @@ class SymbolsRead:
         ``name``: the writer's name for the symbol; None names it by its number.
         """
         kind, positive, is_size, backed, *ranges, example = row
+        # "s" and "u" are integers; sympy simplifies by what is assumed of a symbol
         assumed = {key: True for key, holds in (("integer", kind in "su"), ("positive", positive)) if holds}
         symbol = sympy.Symbol(name, **assumed) if name else make_symbol(_KINDS[kind], k, **assumed)
+        # two ranges: torch's, and the program's for its callers
         for bounds, table in zip(ranges, (self._environment.var_to_range, self.constraints), strict=True):
             if bounds is not None:
                 table[symbol] = ValueRanges(*map(self._expression, bounds))
@@ -203,7 +205,7 @@ class SymbolsRead:
         if kind == "bool":
             return self._environment.create_symboolnode(expression)
         make = {"int": self._environment.create_symintnode, "float": self._environment.create_symfloatnode}[kind]
-        return make(expression, hint=None)
+        return make(expression, hint=None)  # torch finds the example of each symbol in the environment
 
     def _expression(self, written: Any) -> Any:
         """The sympy expression that ``written`` stands for, in the grammar of this module.

@@ -58,24 +58,28 @@ def written(value: Any, number_of: Mapping[Node, int], symbols: SymbolsWritten, 
 
 
 def read(form: Any, nodes: Sequence[Node], symbols: SymbolsRead) -> Any:
-    """The inverse of ``written``. ``nodes``: the nodes by number."""
+    """The inverse of ``written``: the argument of which ``form`` is the form.
+
+    ``nodes``: the nodes by number. ``symbols``: those of the program. Both are what a form refers to by number.
+    """
     if type(form) is list:
         return [read(v, nodes, symbols) for v in form]
     if type(form) is not dict:
         return form
     ((tag, value),) = form.items()
-    if tag == "v":
+    if tag == "v":  # the value of a node
         return nodes[at(value)]
-    if tag == "f":
+    if tag == "f":  # a float
         return float_of(value)
-    if tag == "t":
+    if tag == "t":  # a tuple
         return tuple(read(v, nodes, symbols) for v in value)
-    if tag == "k":
+    if tag == "k":  # a dictionary with texts as keys
         return {key: read(v, nodes, symbols) for key, v in value}
-    if tag in _NAMED:
+    if tag in _NAMED:  # a dtype, memory format or layout
         return _NAMED[tag][value]
     if tag == "device":
         return torch.device(value)
+    # a complex number, or a symbolic number, whose kind is the tag
     return complex(*map(float_of, value)) if tag == "c" else symbols.number(value, tag)
 
 
