@@ -82,6 +82,7 @@ def lowers(
     """
 
     def register(function: F) -> F:
+        """Add ``function`` to RULES for each operator in ``overloads``, and return it."""
         for overload in overloads:
             rule = _rule_from(function, overload) if on is Value else Rule(function, _parameters(overload), lazy=True)
             if (overload, on) in RULES:
@@ -146,6 +147,7 @@ def lowers_control(op: HigherOrderOperator) -> Callable[[F], F]:
     """Make the decorated function lower calls of the higher-order operator ``op``; ValueError for a second function."""
 
     def register(function: F) -> F:
+        """Add ``function`` to CONTROL for ``op``, and return it."""
         if op in CONTROL:
             raise ValueError(f"{op} is lowered by {CONTROL[op].__name__} already")
         CONTROL[op] = function
@@ -213,6 +215,7 @@ def indexes_of(node: Node) -> list[tuple[Any, Range]]:
     positions = {name: k for k, (name, _) in enumerate(rule.parameters)}
 
     def argument(name: str) -> Any:
+        """The argument of the call by its name in the schema; its default if the call does not pass it."""
         position = positions[name]
         return node.args[position] if position < len(node.args) else node.kwargs.get(name, rule.parameters[position][1])
 

@@ -112,6 +112,7 @@ def chosen(t: Tosa, condition: Value, on_true: Operand, on_false: Operand) -> Va
         return t.select(condition, on_true, on_false)
 
     def join(t: Tosa, parts: list[Value]) -> Value:
+        """SELECT between both parts, after they were quantized."""
         return t.select(condition, *parts)
 
     # the trial builder discards what it emits: only the shape of its result is used

@@ -34,7 +34,11 @@ class Grid:
     """
 
     def __init__(self, t: Tosa, sizes: Sequence[int], padding: int, corners: bool) -> None:
-        """``sizes`` are those of the input's axes in torch's order; ``padding`` is ZEROS, BORDER or REFLECTION."""
+        """``sizes`` are those of the input's axes in torch's order.
+
+        They are reversed here, because a grid has coordinates of the last axis first. ``padding`` is ZEROS, BORDER or
+        REFLECTION; ``corners`` is torch's align_corners.
+        """
         self.t, self.sizes, self.padding, self.corners = t, sizes[::-1], padding, corners
 
     def place(self, coordinate: Value, size: int) -> Value:
@@ -137,12 +141,12 @@ def _spline(t: Tosa, share: Value) -> list[Value]:
     1 + s, s, 1 - s and 2 - s.
     """
 
-    # for a distance x up to 1: (a + 2) x^3 - (a + 3) x^2 + 1 = 1.25 x^3 - 2.25 x^2 + 1
     def inner(x: Value) -> Value:
+        """The weight at a distance x up to 1: (a + 2) x^3 - (a + 3) x^2 + 1 = 1.25 x^3 - 2.25 x^2 + 1"""
         return t.add(t.mul(t.mul(t.sub(t.mul(x, 1.25), 2.25), x), x), 1)
 
-    # for a distance x from 1 to 2: a x^3 - 5 a x^2 + 8 a x - 4 a = -0.75 x^3 + 3.75 x^2 - 6 x + 3
     def outer(x: Value) -> Value:
+        """At x from 1 to 2: a x^3 - 5 a x^2 + 8 a x - 4 a = -0.75 x^3 + 3.75 x^2 - 6 x + 3, where a = -0.75"""
         return t.add(t.mul(t.sub(t.mul(t.add(t.mul(x, -0.75), 3.75), x), 6), x), 3)
 
     rest = t.sub(1, share)

@@ -96,6 +96,7 @@ def _filtered(width: float, weight: Callable[[Any], Any]) -> Kind:
     """
 
     def taps(axis: Axis, corners: bool) -> list[Tap]:
+        """The taps for one ``axis``; ``width`` and ``weight`` are the arguments of ``_filtered``."""
         step = axis.step(corners)
         stretch = max(step, f32(1))
         centres = step * (np.arange(axis.out, dtype=f32) + f32(0.5))

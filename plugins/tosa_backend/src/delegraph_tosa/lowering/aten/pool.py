@@ -65,6 +65,7 @@ def max_pooled(t: Tosa, x: Value, axes: list[Window]) -> Value:
     """x [N,C,*S] or [C,*S] -> [N,C,*S'] or [C,*S'], the largest element of each window, NaN if one is NaN"""
 
     def pool(image: Value, windows: list[Window]) -> Value:
+        """Max-pool ``image`` [N,H,W,C] by the windows of H and W; axis by axis if one is dilated."""
         if any(w.dilation > 1 for w in windows):
             return _max_pooled_dilated(t, _max_pooled_dilated(t, image, 1, windows[0]), 2, windows[1])
         image, pad = exact(t, image, windows, fill=-math.inf)
@@ -152,6 +153,7 @@ def avg_pooled(t: Tosa, x: Value, axes: list[Window], counts_padding: bool, divi
     """
 
     def pool(image: Value, windows: list[Window]) -> Value:
+        """Average ``image`` [N,H,W,C] over the windows of H and W; zeros are added where padding has to count."""
         image, pad = exact(t, image, windows)
         if divisor is not None:
             image, pad = _zero_padded(t, image, pad), (0, 0, 0, 0)

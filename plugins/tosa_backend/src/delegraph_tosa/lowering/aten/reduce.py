@@ -117,6 +117,7 @@ def _integer_product(t: Tosa, x: Value, axis: int) -> Value:
     """
 
     def part(start: int, count: int) -> Value:
+        """``count`` elements of x from ``start`` on along ``axis``."""
         first, size = [0] * x.rank, list(x.shape)
         first[axis], size[axis] = start, count
         return t.slice(x, first, size)

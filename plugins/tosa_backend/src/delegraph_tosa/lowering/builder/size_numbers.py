@@ -77,6 +77,7 @@ def _may_be_zero(product: int) -> bool:
 
 
 def _as_fp32(t: Operators, number: Number) -> Value:
+    """``number`` as a tensor [1] of fp32."""
     return computed(t, number, DType.FP32)
 
 

@@ -176,6 +176,7 @@ class _Loop:
         """
 
         def operand_of(key: Key) -> Value | int:
+            """The operand for a key: a carried value by position, else what no step changes."""
             # a key from len(ranges) on, or a size, is an operand that no step changes
             if isinstance(key, Symbol) or key >= len(ranges):
                 return self.operand_of(key)

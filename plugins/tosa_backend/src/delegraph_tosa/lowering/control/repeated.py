@@ -100,6 +100,7 @@ class _Steps:
         of_all_steps = operands_of(self.outer, additional)
 
         def operand(node: Node) -> Value | int:
+            """The value, or the size, for the placeholder ``node`` of the body."""
             k = self.position[node]
             return of_this_step[k] if k < len(of_this_step) else of_all_steps(k - len(of_this_step))
 

@@ -237,6 +237,7 @@ def operands_of(outer: Interpreter, arguments: Any) -> OperandOf:
     operands: dict[Key, Value | int] = {}
 
     def operand_of(key: Key) -> Value | int:
+        """The operand for ``key``: a size as a tensor of this length, else the argument at this position."""
         if key not in operands:
             with outer.t.appending_to(operators):
                 if isinstance(key, Symbol):

@@ -31,9 +31,11 @@ def sloped(t: Tosa, x: Scaled, shape: Shape, slopes: Value) -> Scaled:
     """x above 0 and x * slopes below, for constant slopes that broadcast with x in ``shape``"""
     y = _with_all_bits(t, x)
 
-    # the step of the integers for the factors 1 and slope, of which the largest factor has GAIN bits; it is computed
-    # when the file is written and the slopes are read
     def gain() -> float:
+        """The step of the integers for the factors 1 and slope, of which the largest gets GAIN bits.
+
+        It is computed when the file is written and the slopes are read.
+        """
         return float(max(np.abs(real_elements(slopes)).max(), 1.0)) / 2.0**GAIN
 
     one, slope = (_constant_in_steps(s, v, gain) for s, v in (((1,) * len(shape), None), (shape, slopes)))
@@ -61,6 +63,7 @@ def affine(t: Tosa, y: Scaled, shape: Shape, weight: Value | None, bias: Value |
         t.require(value is None or value.constant is not None, "its weight or bias is computed at run time")
 
     def gain() -> Array:
+        """fp32 [1]: the step of the integer weight, computed from the constants when the file is written."""
         factors = np.ones(1) if weight is None else np.abs(real_elements(weight))
         offsets = np.zeros(1) if bias is None else np.abs(real_elements(bias))
         # the bias has at most 29 bits in the scale of the product; 1e-30 avoids a scale of 0 if all constants are 0
@@ -80,6 +83,7 @@ def _constant_in_steps(shape: Shape, value: Value | None, step: Callable[[], flo
     """round(value / step()) as an int32 constant of ``shape``; None is 1. Computed when the file is written."""
 
     def load() -> Array:
+        """The elements in steps, read when the file is written."""
         elements = np.ones(math.prod(shape)) if value is None else real_elements(value)
         steps: Array = np.rint(elements / step()).astype(np.int32).reshape(shape)
         return steps

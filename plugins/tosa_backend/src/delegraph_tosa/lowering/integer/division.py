@@ -29,6 +29,7 @@ class Quotient(Lazy):
     __slots__ = ("left", "right")
 
     def __init__(self, left: Scaled, right: Scaled, shape: tuple[int, ...]) -> None:
+        """``shape`` is the one to which the integers of ``left`` and ``right`` broadcast."""
         super().__init__(shape)
         self.left, self.right = left, right
 

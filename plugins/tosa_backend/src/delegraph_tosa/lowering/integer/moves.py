@@ -58,8 +58,8 @@ def _moved(overload: Any, t: Tosa, *arguments: Any) -> Any:
     """The rule for an operator of ``MOVES``: the rule for floats, with integers in place of the quantized operand."""
     (x,) = [a for a in arguments if isinstance(a, Lazy)]
 
-    # the rule for floats, applied to ``v`` in place of x
     def move(t: Tosa, v: Value) -> Any:
+        """The rule for floats, applied to ``v`` in place of x."""
         return lowering_of(overload)(t, *[v if a is x else a for a in arguments])
 
     # three cases are special: a table with a scale for each row, a weight with scales of channels, and a value that no
@@ -108,6 +108,7 @@ def _rows_of_table(t: Tosa, x: Scaled, move: Any) -> Value:
     t.require(x.q.dtype is DType.INT8, "its rows have scales of their own, which is lowered for int8 only")
 
     def load() -> Array:
+        """int32 [K,1]: the scale of each row as a share of the largest, with ROW_BITS fraction bits."""
         scales = x.scale.elements()
         shares: Array = np.rint(scales / scales.max() * (1 << ROW_BITS)).astype(np.int32)
         return shares.reshape(-1, 1)
@@ -208,8 +209,8 @@ def written(overload: Any, t: Tosa, *arguments: Any) -> Value:
     # the operands that are quantized: lazy values are fp32 to torch; indices and masks are not
     positions = [k for k, a in enumerate(arguments) if isinstance(a, Value) and a.dtype is DType.FP32]
 
-    # the float rule, on ``parts`` in place of these operands
     def join(t: Tosa, parts: list[Value]) -> Value:
+        """The rule for floats, with ``parts`` in place of the operands at ``positions``."""
         replaced = dict(zip(positions, parts, strict=True))
         result: Value = lowering_of(overload)(t, *[replaced.get(k, a) for k, a in enumerate(arguments)])
         return result
@@ -227,6 +228,7 @@ def constant_pad_nd(t: Tosa, self: Lazy, pad: Sequence[int], value: float) -> Va
     """[*S] -> [*S']; ``value`` is quantized with the result, unless it is a whole number of steps of self"""
     function = lowering_of(aten.constant_pad_nd.default)
     if isinstance(self, Scaled) and self.is_small:
+        # the filling as an integer of self
         number = value / self.scale.factor + self.zero_point
         if number == round(number):
             return Scaled(function(t, self.q, pad, round(number)), self.scale, self.zero_point)

@@ -185,6 +185,7 @@ def _unit_with_bias(bias: Value, products: float, sign: int) -> Value:
     """fp32 [1]: ``_unit(products + largest |bias|) ** sign``, computed when the file is written."""
 
     def load() -> Array:
+        """The unit, read from the bias when the file is written."""
         # |product + bias| is at most the sum of both limits
         largest = products + float(np.abs(materialize(bias)).max())
         return np.array([_unit(largest) ** sign], np.float32)
@@ -203,6 +204,7 @@ def bias_in_steps(t: Tosa, bias: Value | None, scale: Scale, sums: DType) -> Val
     most = 2 ** (31 if sums is DType.INT32 else 47) - 1
 
     def load() -> Array:
+        """The bias as integers; raises Unsupported if one does not fit, or is NaN."""
         steps = np.rint(real_elements(bias) / scale.elements())
         largest = np.abs(steps).max()
         if not largest <= most:  # or NaN
@@ -252,6 +254,7 @@ def _as_int4(t: Tosa, weight: Value) -> Value:
     """
 
     def load() -> Array:
+        """The elements of the weight; raises Unsupported if one is beyond INT4."""
         elements = materialize(weight)
         if np.abs(elements).max(initial=0) > INT4[1]:
             raise refused("a weight that is quantized to int4 has integers beyond -7 to 7")

@@ -35,6 +35,7 @@ class Softmax(Lazy):
     __slots__ = ("axis", "of")
 
     def __init__(self, of: Lazy, dim: int) -> None:
+        """``of`` is the operand; ``dim``, which may be negative, is the axis along which the elements are divided."""
         super().__init__(of.shape)
         self.of, self.axis = of, axis_of(dim, of.rank)
 

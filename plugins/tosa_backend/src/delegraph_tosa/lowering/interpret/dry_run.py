@@ -85,6 +85,7 @@ def facts_of_constants(program: ExportedProgram) -> Constants:
     facts: dict[Node, Fact] = {}
 
     def fact(node: Node) -> Fact | None:
+        """The fact of ``node`` if it is a constant placeholder, else None."""
         if node not in constant:
             return None
         if node not in facts:

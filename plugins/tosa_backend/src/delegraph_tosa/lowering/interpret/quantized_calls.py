@@ -80,8 +80,8 @@ def tabulated(t: Tosa, rule: Rule, arguments: list[Any]) -> Value:
     # the rule's arguments: functions of the source, and numbers
     template = [curves[a].function if isinstance(a, Lazy) else _as_scalar(t, a) for a in arguments]
 
-    # the whole call as a function of the source's real numbers x
     def function(t: Tosa, x: Value) -> Value:
+        """The whole call as a function of x, the real numbers of the source."""
         result: Value = rule.function(t, *[a(t, x) if callable(a) else a for a in template])
         return result
 

@@ -115,6 +115,7 @@ class Templates:
     """All templates for one target."""
 
     def __init__(self, spec: TosaSpec) -> None:
+        """No templates yet; ``spec`` is the target for which rules are run."""
         self._spec = spec
         self._known: dict[Hashable, Template] = {}
 

@@ -23,6 +23,7 @@ class Complex(Lazy):
     __slots__ = ("parts",)
 
     def __init__(self, parts: Value) -> None:
+        """``parts`` is fp32 [*S,2]: the real and the imaginary part of each number."""
         super().__init__(parts.shape[:-1])
         self.parts = parts
 

@@ -68,6 +68,7 @@ class Quantization(NamedTuple):
 
     @property
     def range(self) -> Range:
+        """The smallest and the largest integer."""
         return self.low, self.high
 
 
@@ -99,7 +100,10 @@ def fixed_point(ratios: Array, bits: int) -> tuple[Array, Array]:
 
 
 def multipliers(t: Tosa, ratio: Scale, bits: int) -> tuple[Value, Value]:
-    """The operands multiplier and shift, [C] or [1], of a RESCALE by ``ratio``; equal ratios share them."""
+    """The operands multiplier and shift, [C] or [1], of a RESCALE by ``ratio``; equal ratios share them.
+
+    ``bits`` is the size of the multipliers: 31, or 15 for a RESCALE of int48.
+    """
     constants: tuple[Value, Value] = t.once(("multipliers", ratio, bits), lambda: _make_multipliers(ratio, bits))
     return constants
 

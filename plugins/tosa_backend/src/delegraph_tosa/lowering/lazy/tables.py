@@ -115,6 +115,7 @@ def table_sums(t: Tosa, q: Value, tables: Interpolation) -> tuple[Value, float]:
     """q int16 [*S] -> the sum of the tables' results, int32 [*S], and the step of the result that 1 stands for."""
 
     def looked_up(table: Array) -> Value:
+        """The results of TABLE for ``q``, int32 with 7 fraction bits more than the entries."""
         return t.table(q, literal(table, DType.INT16, np.int16))
 
     first = looked_up(tables.first)

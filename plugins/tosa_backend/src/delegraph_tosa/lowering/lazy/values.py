@@ -40,6 +40,7 @@ class Lazy(Value):
     __slots__ = ()
 
     def __init__(self, shape: Shape) -> None:
+        """A value of this shape; to torch its type is fp32."""
         super().__init__(Type(shape, DType.FP32))
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
@@ -78,6 +79,7 @@ class Scaled(Lazy):
     __slots__ = ("axis", "q", "scale", "zero_point")
 
     def __init__(self, q: Value, scale: Scale, zero_point: int = 0, axis: int | None = None) -> None:
+        """``q`` are the integers; ``axis`` has no meaning for a scale of one number, and is None then."""
         super().__init__(q.shape)
         self.q, self.scale, self.zero_point = q, scale, zero_point
         self.axis = axis if scale.tensors else None
@@ -112,7 +114,10 @@ class Scaled(Lazy):
         return Pointwise(self, _identity) if self.is_small else None
 
     def moved(self, t: Tosa, move: Function, shape: Shape) -> Lazy:
-        """The moved integers in the same quantization; wide sums are moved later, when they are quantized."""
+        """``move`` of the integers, in the same quantization; see the base class for the arguments.
+
+        Integers wider than 16 bits, such as sums, are moved later, when they are quantized.
+        """
         return Scaled(move(t, self.q), self.scale, self.zero_point) if self.is_small else Moved(self, move, shape)
 
     def is_like(self, other: Scaled) -> bool:
@@ -132,6 +137,7 @@ class Scaled(Lazy):
 
 
 def _identity(t: Tosa, x: Value) -> Value:
+    """``x`` itself: the function of a value that no operator has changed yet."""
     return x
 
 
@@ -144,6 +150,7 @@ class Clamped(Lazy):
     __slots__ = ("high", "low", "of")
 
     def __init__(self, of: Lazy, low: float, high: float) -> None:
+        """``of`` is clamped to the real numbers ``low`` .. ``high``, which may be infinite."""
         super().__init__(of.shape)
         self.of, self.low, self.high = of, low, high
 
@@ -161,6 +168,7 @@ class Clamped(Lazy):
         return limit(t, q, to.nearest(self.low), to.nearest(self.high))
 
     def real(self, t: Tosa) -> Value:
+        """The real numbers of ``of``, clamped in floats."""
         return t.clamp(self.of.real(t), self.low, self.high)
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
@@ -208,6 +216,7 @@ class Pointwise(Lazy):
     __slots__ = ("function", "source")
 
     def __init__(self, source: Scaled, function: Function) -> None:
+        """``function`` of the real numbers of ``source``, element by element."""
         super().__init__(source.shape)
         self.source, self.function = source, function
         self.constant = source.constant
@@ -271,9 +280,11 @@ class Pointwise(Lazy):
         return results
 
     def real(self, t: Tosa) -> Value:
+        """``function`` of the real numbers of ``source``, computed in floats."""
         return self.function(t, self.source.real(t))
 
     def pointwise(self) -> Pointwise | None:
+        """The value itself, which is such a function."""
         return self
 
     def moved(self, t: Tosa, move: Function, shape: Shape) -> Lazy:
@@ -287,6 +298,7 @@ class Moved(Lazy):
     __slots__ = ("move", "of")
 
     def __init__(self, of: Lazy, move: Function, shape: Shape) -> None:
+        """``move`` reorders or selects elements of ``of``; ``shape`` is the result's."""
         super().__init__(shape)
         self.of, self.move = of, move
 
@@ -309,6 +321,7 @@ class Joined(Lazy):
     __slots__ = ("join", "parts")
 
     def __init__(self, parts: Sequence[Value], join: Callable[[Tosa, list[Value]], Value], shape: Shape) -> None:
+        """``join`` makes one tensor of ``shape`` of the parts, which are integers or floats."""
         super().__init__(shape)
         self.parts, self.join = parts, join
 

@@ -101,6 +101,7 @@ def _operands_of_sum(sign: int) -> Callable[[Node, Range], ArgumentRanges]:
     """
 
     def rule(node: Node, range: Range) -> ArgumentRanges:
+        """The operands' ranges for a sum ``node`` that lies in ``range``; [] unless it is int64 without alpha."""
         if _dtype(node) is not torch.int64 or _argument(node, 2, "alpha", 1) != 1:
             return []
         left, right = node.args

@@ -37,6 +37,7 @@ def positions(tensor: str, dim: str, from_end: bool = False) -> Bound:
     """
 
     def bound(argument: Arguments) -> Range:
+        """The indices that eager accepts, from the call's arguments."""
         axis, shape = argument(dim), _shape(argument(tensor)) or [1]
         return _range_below(math.prod(shape) if axis is None else shape[axis], from_end)
 
@@ -65,6 +66,7 @@ def places(size: str) -> Bound:
     """Flat indices into a plane or volume with the sizes in the argument ``size``; not known unless all are ints."""
 
     def bound(argument: Arguments) -> Range | None:
+        """The indices that eager accepts, from the call's arguments; None if a size is not an int."""
         sizes = argument(size)
         return _range_below(math.prod(sizes)) if all(type(size) is int for size in sizes) else None
 
@@ -75,6 +77,7 @@ def classes(count: str) -> Bound:
     """0 .. count - 1 for the argument ``count``; not known for -1, with which torch takes the largest class."""
 
     def bound(argument: Arguments) -> Range | None:
+        """The classes that eager accepts, from the call's arguments; None if their number is not known."""
         number = argument(count)
         return _range_below(number) if isinstance(number, int) and number > 0 else None
 
@@ -85,6 +88,7 @@ def labels(scores: str, ignored: str) -> Bound:
     """0 .. C - 1 for the argument ``scores`` [N,C,*S] or [C], or the number in the argument ``ignored``."""
 
     def bound(argument: Arguments) -> Range:
+        """The labels that eager accepts, from the call's arguments: a class, or the ignored number."""
         shape, number = _shape(argument(scores)), argument(ignored)
         low, high = _range_below(shape[1] if len(shape) > 1 else shape[0])
         return min(low, number), max(high, number)

@@ -104,6 +104,7 @@ def _union_of(*positions: int) -> Callable[[Operator], Range]:
     """The rule for operators whose result has elements of the operands at ``positions``; no position means all."""
 
     def joined(operator: Operator) -> Range:
+        """The union of the ranges of the operands at ``positions``."""
         values = [operator.inputs[p] for p in positions] if positions else operator.inputs
         return reduce(union, map(range_of, values))
 
@@ -114,6 +115,7 @@ def _corners(combine: Callable[[int, int], int]) -> Callable[[Operator], Range]:
     """The rule for a function monotonic in each of two operands: its extremes are at the ends of their ranges."""
 
     def spanned(operator: Operator) -> Range:
+        """The range of ``combine`` of the first two operands, from the ends of their ranges."""
         left, right = _operands(operator)[:2]
         results = [combine(x, y) for x in left for y in right]
         return min(results), max(results)
@@ -203,6 +205,7 @@ def _shifted(combine: Callable[[int, int], int]) -> Callable[[Operator], Range]:
     """
 
     def shifted(operator: Operator) -> Range:
+        """The range of the shifted operand, the first; the second operand is the amount."""
         amounts = range_of(operator.inputs[1])
         # by more than 31 bits, int32 does not give what int64 gives
         return _corners(combine)(operator) if inside(amounts, (0, 31)) else range_of_type(operator.inputs[0].dtype)
