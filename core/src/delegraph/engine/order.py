@@ -39,7 +39,8 @@ def order(plan: Plan) -> list[Unit]:
         """The position of the unit of ``node``."""
         return position[id(plan.provider.get(node, node))]
 
-    # units are identified by the position of their first node, which also orders those that may run next
+    # From here on, a unit (a partition, or a node of the host) is the position of its first node; of several units that
+    # may run next, the one with the smallest position does. ``needs``: unit -> the units that have to run before it.
     needs = {k: set(map(position_of, _computed_inputs(unit))) for k, unit in units.items()}
     drawing = dict.fromkeys(position_of(n) for n in nodes if n.op == "call_function" and draws(n))
     # each unit that draws random numbers needs the one that draws before it
@@ -50,7 +51,7 @@ def order(plan: Plan) -> list[Unit]:
         except CycleError:  # no order of whole partitions keeps that of the draws: ``random_notes`` reports it
             positions = _sorted(needs)
     except CycleError as e:
-        path = [units[k] for k in e.args[1]]
+        path = [units[k] for k in e.args[1]]  # argument 1 of the error is the cycle
         names = [f"partition {unit.tag}" if isinstance(unit, Partition) else unit.name for unit in path]
         text = f"partitions depend on themselves: {' -> '.join(names)}"
         hint = "nodes on such a path have to be in the partition, or it has to be split"

@@ -70,6 +70,7 @@ def connected_partitions(program: ExportedProgram, result: PartitionResult, tags
     ``tags`` says where each node is computed. A partition without ``nodes`` has only constants.
     """
     partitions = _collect(tags, result)
+    # first the buffers that partitions keep: the host then does not return their new values
     position = {n: k for k, n in enumerate(program.graph.nodes)}
     give_state(program, tags, partitions)
     returned = returned_values(program, {n for p in partitions.values() for n in p.state})

@@ -86,7 +86,7 @@ def dense_order(val: torch.Tensor) -> tuple[int, ...] | None:
         fitting = [d for d in range(val.dim()) if d not in order and str(val.stride(d)) == str(step)]
         if not fitting:
             return None
-        # dimensions of size 1 may have the same stride as the next one: they come first
+        # In a dense tensor, several dimensions can fit only if all but one have size 1: those of size 1 come first.
         order.append(next((d for d in fitting if str(val.shape[d]) == "1"), fitting[-1]))
         step = step * val.shape[order[-1]]
     return tuple(order)

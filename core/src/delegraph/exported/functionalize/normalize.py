@@ -148,9 +148,9 @@ def _normalize_subgraphs(program: ExportedProgram, handles: Iterator[int]) -> li
     unproven: list[Reason] = []
 
     def normalize_subgraph(subgraph: ExportedProgram) -> ExportedProgram:
-        """A functional copy of ``subgraph``; ``subgraph`` itself if this or an earlier subgraph could not be copied so.
+        """A functional copy of ``subgraph``, or the reasons why there is none, which are added to ``unproven``.
 
-        Appends the reasons to ``unproven``.
+        From then on each subgraph is returned as it is, since the whole program will be retraced.
         """
         copy, reasons = _functional_copy(subgraph, handles)
         unproven.extend(Reason(f"{reason.text} (inside a branch)", reason.source) for reason in reasons)
@@ -217,9 +217,12 @@ class _Copy:
         return copy
 
     def _inline(self, wrapper: Node, module: GraphModule) -> tuple[Any, ...]:
-        """Copy the graph that ``wrapper`` wraps; returns the copies of the values that it returns."""
-        owner: Any = wrapper.args[1]
-        inner: Any = getattr(module, owner.target)
+        """Copy the graph that ``wrapper`` wraps; returns the copies of the values that the graph returns.
+
+        The arguments of ``wrapper`` are whether gradients are on, the node that fetches the graph, and its inputs.
+        """
+        fetching: Any = wrapper.args[1]
+        inner: Any = getattr(module, fetching.target)
         placeholders = [n for n in inner.graph.nodes if n.op == "placeholder"]
         operands = torch.fx.map_arg(wrapper.args[2:], lambda n: self._copies[n])
         self._copies.update(zip(placeholders, operands, strict=True))
@@ -328,7 +331,7 @@ def _copy_returned_literals(graph: Graph) -> None:
 
 
 def _is_inactive_dropout(node: Node) -> bool:
-    """Whether the call is a dropout outside of training."""
+    """Whether the call is a dropout outside of training: argument 2 is the dropout's ``train``."""
     return node.target in _DROPOUTS and node.args[2] is False
 
 

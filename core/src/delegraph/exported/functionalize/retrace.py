@@ -161,6 +161,7 @@ def _call_twice(program: ExportedProgram, original: ExportedProgram) -> tuple[li
     itself. They are not changed: what may be written is copied.
     """
     tensors = _private_tensors(original)
+    # eager keeps its own strides; a retraced program gets the recorded ones, as a lowered program does
     interpreter = _Interpreter(program, {} if program is original else _layouts_to_restore(program))
     results: list[Any] = []
     inputs_after: list[Any] = []

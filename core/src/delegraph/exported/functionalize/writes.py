@@ -117,7 +117,7 @@ class _Rewrite:
         self.here, self.after = node, node.next
         # the tensor that ``node`` reads by place, if it does so
         read = node.args[0] if node.target in COPIES_BY_PLACE else None
-        if node.op == "output":
+        if node.op == "output":  # all writes have been visited
             self._record_last_values()
         for operand in node.all_input_nodes:
             current = self._current(operand)
@@ -369,7 +369,11 @@ class _Rewrite:
             name = self.aliases.source[name]
 
     def _update_statistics(self, node: Node) -> None:
-        """Replace a norm in training by ``_TRAINED_BATCH_NORM``, whose results 3 and 4 are the new statistics."""
+        """Replace a norm in training by ``_TRAINED_BATCH_NORM``, and store the new running statistics.
+
+        Of its results, 0 is the normalized tensor, and 3 and 4 are the new running mean and variance. For an instance
+        norm, these are of every channel of every sample, and the mean over the samples is stored.
+        """
         call = self._insert_computed(node, _TRAINED_BATCH_NORM, *self._trained_arguments(node))
         result, mean, var = (self._insert_computed(node, operator.getitem, call, k) for k in (0, 3, 4))
         if node.target is aten.instance_norm.default:

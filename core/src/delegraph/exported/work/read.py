@@ -90,7 +90,7 @@ class _Reader:
         root: Any = torch.nn.Module()
         graph = self._graph(0, root)
         inputs, outputs = self._specs(graph)
-        # stands for the program from which ``build_program`` takes tensors and ranges
+        # ``build_program`` takes tensors and ranges of symbols from an existing program: this stands for one
         like: Any = SimpleNamespace(
             state_dict={}, constants={}, range_constraints=self._symbols.constraints, _guards_code=()
         )
@@ -104,6 +104,7 @@ class _Reader:
         run_time = [spec for spec in inputs if spec.kind is InputKind.USER_INPUT]
         call = flat_call(len(run_time), sum(spec.kind is OutputKind.USER_OUTPUT for spec in outputs))
         program = build_program(root, graph, inputs, outputs, like, call, check=False)
+        # table 3 of ``beside`` has the writer's method and partition
         program.graph_module.meta.update(self._beside[3] if self._beside else {"method": "forward", "partition": "0"})
         return program
 
