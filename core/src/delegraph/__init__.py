@@ -116,6 +116,7 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names.spli
 if not TYPE_CHECKING:  # hidden from type checkers, which would otherwise accept any name
 
     def __getattr__(name: str) -> Any:
+        """Import a public name when it is first used, and keep it. Raises AttributeError for any other name."""
         if name in _ELSEWHERE:
             from .discovery.own import provided
 

@@ -178,7 +178,10 @@ def load(
 
 
 def _model_of_plugin(program: Any, registry: Registry) -> GivenModel | None:
-    """The model that a plugin reads from ``program``; None if no plugin declares its type (``ModelSpec.types``)."""
+    """The model that a plugin reads from ``program``; None if no plugin declares its type (``ModelSpec.types``).
+
+    None also for an ExportedProgram or a mapping, which ``lower`` takes itself.
+    """
     if isinstance(program, (ExportedProgram, Mapping)):
         return None
     types = {f"{k.__module__}:{k.__qualname__}" for k in type(program).__mro__}  # the class and its base classes

@@ -184,6 +184,8 @@ class DelegateMappingBuilder:
     ) -> int | str:
         """Map an identifier to ``handles``, or to the debug handles of ``nodes``; returns the identifier.
 
+        ``identifier``: must be passed, unless the builder generates identifiers: then it must not.
+
         Raises ContractViolation unless exactly one of ``nodes`` and ``handles`` is passed, if there is no debug handle,
         or if ``identifier`` is missing, not wanted or in use.
         """

@@ -84,6 +84,7 @@ class DelegraphError(Exception):
         self.code, self.message, self.node, self.source, self.hint = code, message, node, source, hint
 
     def __str__(self) -> str:
+        """The message, and lines for the user's line, the plugin (unless the message names it) and the hint."""
         where = f"\n  at {self.source}" if self.source else ""
         by = f"\n  raised by {self.raised_by}" if self.raised_by and self.raised_by not in self.message else ""
         return f"{self.message}{where}{by}" + (f"\n  hint: {self.hint}" if self.hint else "")

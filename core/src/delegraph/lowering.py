@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if not TYPE_CHECKING:  # hidden from type checkers, which would otherwise accept any name
 
     def __getattr__(name: str) -> Any:
+        """The name in ``delegraph_executorch.edge``. Raises PluginUnavailable if that is not installed."""
         if name.startswith("__"):  # looked up by the import system and by pickle
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from .discovery.own import provided

@@ -114,6 +114,7 @@ class BackendRuntime:
     """Loads the blobs of one backend; declared with a ``RuntimeSpec``. It is never instantiated."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Check a runtime as it is defined. Raises ContractViolation for a method with other parameters."""
         super().__init_subclass__(**kwargs)
         for name in ("load", "observe"):
             check_called_on_class(cls, name, ("processed_bytes", "compile_specs", "named_data"))

@@ -51,7 +51,10 @@ def source_of(node: Any) -> Source | None:
 
 
 def stack_of(node: Any) -> tuple[Source, ...]:
-    """All frames of the stack trace of ``node``, the outermost first, torch's included; empty if it has none."""
+    """All frames of the stack trace of ``node``, the outermost first; empty if the node has no stack trace.
+
+    Frames of torch are included, those of code that torch.fx generated are not.
+    """
     return _stack(node.meta.get("stack_trace") or "")
 
 

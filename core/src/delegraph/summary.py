@@ -35,6 +35,7 @@ class TensorSummary:
     zero_point: int | None = None
 
     def __str__(self) -> str:
+        """Name, type, sizes and quantization, as far as they are known: ``x: int8[1, 3], scale 0.5, zero point 0``."""
         shown = self.name if len(self.name) <= _NAME else f"{self.name[:_NAME]}…"
         name = f"{shown}: " if self.name else ""
         quantized = "" if self.scale is None else f", scale {self.scale:.9g}, zero point {self.zero_point}"

@@ -29,6 +29,7 @@ class Backends:
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
+        """List the backends, and the plugins whose backends are not known because they cannot be used."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DelegraphWarning)  # the list says what is wrong
             infos = default_registry().backends()
@@ -54,6 +55,7 @@ class Doctor:
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
+        """Examine all plugins; the exit code is 1 if one cannot be used although it is not disabled."""
         with warnings.catch_warnings(), progress("examining plugins"):
             warnings.simplefilter("ignore", DelegraphWarning)  # the report says what is wrong
             report = default_registry().doctor(args.timeout)

@@ -66,6 +66,7 @@ class Lower:
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
+        """Check all arguments, then lower one MODEL, or a list of them by ``delegraph-analysis``."""
         registry, several = default_registry(), None  # ``several``: lowers a list of MODELs; None for a single one
         # everything that can be wrong with the arguments, before ``_lower_one`` imports torch
         models = [check_model(model) for model in args.model]  # their files; None for a MODEL that is not a file

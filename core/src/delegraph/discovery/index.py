@@ -102,6 +102,7 @@ class Index:
     """
 
     def __init__(self, discovery: Discovery) -> None:
+        """``discovery``: the records of all plugins, installed or registered."""
         self._by_key: dict[str, list[BackendEntry]] = {}
         self._declared: dict[tuple[type[Declaration], str], list[Declared[Any]]] = {}
         for spec in OWN:
@@ -363,7 +364,10 @@ def _key_of(name: str) -> str:
 
 
 def _backend_conflict(name: str, entries: Sequence[BackendEntry]) -> PluginConflict:
-    """The error for a name that several backends have. The hint offers those that can be used, or all if none can."""
+    """The error for a name that several backends have. The hint offers those that can be used, or all if none can.
+
+    The message says of the others why they cannot be used.
+    """
     usable = [e for e in entries if e.fault is None and e.record.status in (Status.OK, Status.CONFLICT)]
     offered = {repr(e.full_name) for e in usable or entries}
     error = _conflict(f"a backend {name!r}", [e.record for e in entries], offered)

@@ -43,6 +43,7 @@ class Registry:
     """
 
     def __init__(self, discover: bool = True, entry_points: Iterable[EntryPoint] | None = None) -> None:
+        """Read no plugin yet; the class says what the parameters are."""
         self._entry_points = list(entry_points) if entry_points is not None else None
         self._discovers = discover or entry_points is not None
         self._found: Discovery | None = None if self._discovers else Discovery()  # None until plugins are read

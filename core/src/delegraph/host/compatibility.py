@@ -53,6 +53,7 @@ class ProgramCompatibility:
         return {"verdict": self.verdict, "delegates": rows}
 
     def __str__(self) -> str:
+        """A line with the worst verdict, then one for each delegate: where it is, what compiled it, verdict, reason."""
         lines = [f"can run here: {self.verdict or 'not known'}"]
         for row in self.to_json()["delegates"]:
             by = f" ({', '.join(filter(None, (row['producer'], row['fingerprint'])))})" if row["producer"] else ""

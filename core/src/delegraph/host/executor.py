@@ -105,6 +105,7 @@ class LoadedDelegate:
     """
 
     def __init__(self, module: LoweredBackendModule | StoredDelegate, delegates: Delegates) -> None:
+        """``module``: the delegate in a lowered program, or in a file. ``delegates``: has the registry and options."""
         self._module, self._delegates = module, delegates
         # a check for each output; None for a delegate from a file, whose types are not recorded
         self._checks = None if module.outputs is None else [_result_check(a) for a in module.outputs]
@@ -241,6 +242,7 @@ class Method:
         specs = list(enumerate(program.graph_signature.output_specs))
         self.inputs = user_inputs(program)
         names = [n.name for n in self.inputs]
+        # the specs say which outputs are new values of an input (its name is the target) or of a buffer
         self.copied = [(k, names.index(str(s.target))) for k, s in specs if s.kind is OutputKind.USER_INPUT_MUTATION]
         self.written = [position for _, position in self.copied]
         self.stored = [(k, str(s.target)) for k, s in specs if s.kind in STATE_WRITES]

@@ -85,6 +85,7 @@ class FileFormat:
     """
 
     def __init__(self, path: str | os.PathLike[str], registry: Registry) -> None:
+        """Raises InputError if ``path`` cannot name a file, and what ``Registry.get_format`` does."""
         self.path, self.registry = as_path(path), registry
         self.kind: type[ProgramFormat] = registry.get_format(self.path)
         self.suffix = registry.find(FormatSpec, os.fspath(self.path)).suffix

@@ -21,7 +21,10 @@ VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
 
 def eager_target(node: Node) -> Any:
-    """The function that computes what eager PyTorch did for ``node``, for values with any strides."""
+    """The function that computes what eager PyTorch did for ``node``, for values with any strides.
+
+    That is the node's own operator; only a view becomes a ``reshape``, which copies where the strides allow no view.
+    """
     return RESHAPE if node.target in VIEWS else node.target
 
 
@@ -70,7 +73,8 @@ class GraphCode:
         # the globals of the code: objects, subgraphs and delegates by name
         self._bound: dict[str, Any] = {"arrange": arrange, "expect_rank": expect_rank}
         self._bound |= {self._names[n]: v for n, v in constants.items()}
-        self._subgraphs: dict[str, tuple[Node, GraphCode]] = {}
+        # by their names in the code; ``function`` makes functions of them
+        self._subgraphs: dict[str, tuple[Node, GraphCode]] = {}  # with the node that fetches the subgraph
         self._delegates: dict[str, LoweredBackendModule] = {}
         self._lines = [f"def run({', '.join(self._names[n] for n in parameters)}):"]
         self._origins: list[Node | None] = [None]  # the node of each line
@@ -208,6 +212,7 @@ def _watched(run: Function, watch: Watch, owner: Node, module: GraphModule) -> F
     """
 
     def call(*inputs: Any) -> Any:
+        """Call the subgraph. ``leave`` is called even if that fails."""
         watch.enter(owner, module, inputs)
         try:
             return run(*inputs)

@@ -13,8 +13,8 @@ _KINDS = (torch.Tensor, torch.nn.Parameter)
 def versions(inputs: Sequence[Any]) -> list[int]:
     """torch's count of writes to each tensor; 0 for other values and for inference tensors.
 
-    It also counts writes to other views of the same memory, but none by numpy or native code. Takes a quarter of a
-    microsecond for each tensor.
+    Writes to other views of the same memory are counted, too; those by numpy or native code are not. Takes a quarter of
+    a microsecond for each tensor.
     """
     return [v._version if isinstance(v, torch.Tensor) and not v.is_inference() else 0 for v in inputs]
 

@@ -163,6 +163,7 @@ class _Timed(LoadedDelegate):
         return spent
 
     def _wrong(self, returned: str) -> ContractViolation:
+        """The error for a profiled call that returned something else than it should; ``returned`` says what."""
         text = f"profile of the runtime of {self._module.backend_id} makes a delegate that returned {returned}; it"
         text += " returns its outputs, and a mapping from delegate debug identifiers to amounts by name"
         return ContractViolation("contract-violation", text)

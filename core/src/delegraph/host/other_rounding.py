@@ -54,6 +54,7 @@ class OtherRounding(TorchDispatchMode):
     def __init__(self, what: Literal["order", "rounding"], share: float, sign: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._share, self._sign = share, sign
+        # the same numbers in each run, so that a verification gives the same answer again; None for "order"
         self._random = torch.Generator().manual_seed(0) if what == "rounding" else None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:

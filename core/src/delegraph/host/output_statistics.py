@@ -57,11 +57,12 @@ class OutputStatistics(NamedTuple):  # no frozen dataclass, which takes thrice a
         return not self.mismatched and self.relative_error <= accepted
 
     def __str__(self) -> str:
-        odd = f", {self.mismatched} elements differ in being finite" if self.mismatched else ""
+        """The figures in a line, then the remark, and whether the difference is more than the type's tolerance."""
+        mismatched = f", {self.mismatched} elements differ in being finite" if self.mismatched else ""
         largest = f"largest error {self.max_abs_error:.3g}, largest value {self.max_abs_value:.3g}"
         differs = "" if self.agrees() else f"differs, by more than {TOLERANCES.get(self.dtype, 0):g}"
         remarks = "".join(f"; {remark}" for remark in (self.remark, differs) if remark)
-        return f"{self.name} {list(self.shape)}: {largest}, ratio {self.relative_error:.2g}{odd}{remarks}"
+        return f"{self.name} {list(self.shape)}: {largest}, ratio {self.relative_error:.2g}{mismatched}{remarks}"
 
 
 def compare(name: str, got: Any, wanted: Any) -> OutputStatistics:
@@ -70,7 +71,7 @@ def compare(name: str, got: Any, wanted: Any) -> OutputStatistics:
     Values of different shapes differ in all elements: the error is infinite. See ``OutputStatistics`` for the figures.
     """
     dtype = str(wanted.dtype).removeprefix("torch.") if isinstance(wanted, torch.Tensor) else type(wanted).__name__
-    if not all(isinstance(v, (torch.Tensor, bool, int, float, complex)) for v in (got, wanted)):
+    if not all(isinstance(v, (torch.Tensor, bool, int, float, complex)) for v in (got, wanted)):  # such as None
         return OutputStatistics(name, (), 0.0, 0.0, int(type(got) is not type(wanted) or got != wanted), dtype)
     a, b = map(_wide, (got, wanted))
     if a.shape != b.shape:

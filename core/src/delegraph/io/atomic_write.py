@@ -45,7 +45,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes | Blob) -> None:
         old = _status(target)
         descriptor = None if old is None else _open_descriptor(target, old)
         if old is None or (stat.S_ISREG(old.st_mode) and descriptor is None):
-            _replace(Path(os.path.realpath(target)), old, content)
+            _replace(Path(os.path.realpath(target)), old, content)  # sees to hard links and owners, too
         else:  # a device, a pipe, or a descriptor of this process
             with open(target if descriptor is None else os.dup(descriptor), "wb") as file:
                 _write_content(content, file)

@@ -74,6 +74,7 @@ def _quiet_log() -> Callable[[], None]:
         logger.setLevel(logging.ERROR)
 
     def restore() -> None:
+        """Undo what ``_quiet_log`` did, and what was done to the root logger since."""
         for logger, old_level in zip(noisy, noisy_levels, strict=True):
             logger.setLevel(old_level)
         root.setLevel(level)

@@ -125,7 +125,7 @@ class LineFigures(Told):
     )
 
     def __str__(self) -> str:
-        # the first line with its code, the others as ``file:line``
+        """The amounts, and the lines: the first with its code, the others as ``file:line``."""
         places = [str(source) for source in self.sources[:1]] + [source.place for source in self.sources[1:]]
         return f"{', '.join(list_amounts(self.figures))}  {' with '.join(places) or 'no line is known'}"
 
@@ -301,13 +301,14 @@ class ReportOrigin:
         what_if: WhatIf | None = None,
         given_back: Sequence[GivenBack] = (),
     ) -> None:
+        """An origin without arguments is empty; the class says what the parameters are."""
         self.programs, self.delegates = dict(programs or {}), tuple(delegates)
         self.reasons, self.backends = {m: dict(r) for m, r in (reasons or {}).items()}, tuple(backends)
         self.what_if, self.given_back = what_if, tuple(given_back)
         self._notations: dict[str, Notation] = {}
 
     def notation(self, method: str) -> Notation:
-        """The ``Notation`` of a method's program, created once and shared."""
+        """The ``Notation`` of a method's program: the first that was made, since it keeps what it has computed."""
         return self._notations.setdefault(method, Notation(self.programs[method].graph.nodes))
 
     def __deepcopy__(self, memo: Any) -> ReportOrigin:

@@ -99,7 +99,7 @@ def _run_child(folder: str, seconds: float) -> str:
         except subprocess.TimeoutExpired:
             if os.name == "posix":  # an abort makes faulthandler write the stack
                 child.send_signal(signal.SIGABRT)
-                with contextlib.suppress(subprocess.TimeoutExpired):
+                with contextlib.suppress(subprocess.TimeoutExpired):  # if it takes too long, there is no stack
                     child.wait(5)
             return f"took longer than {seconds:g} s"
         finally:

@@ -37,11 +37,12 @@ class PluginRow:
     warnings: tuple[Fault, ...]
 
     def __str__(self) -> str:
+        """The plugin in lines of text: name and status, what it offers, problems, warnings."""
         head = f"[{self.status}] {self.name} ({self.distribution} {self.version}".rstrip() + f") {self.location}"
         offers = [f"  {kind}: {', '.join(names)}" for kind, names in self.offers.items() if names]
-        wrong = [line for p in self.problems for line in _lines("problem", p)]
-        odd = [line for w in self.warnings for line in _lines("warning", w)]
-        return "\n".join(map(printable, [head, *offers, *wrong, *odd]))
+        problems = [line for p in self.problems for line in _lines("problem", p)]
+        warnings = [line for w in self.warnings for line in _lines("warning", w)]
+        return "\n".join(map(printable, [head, *offers, *problems, *warnings]))
 
 
 def _lines(kind: str, fault: Fault) -> Iterator[str]:
@@ -71,6 +72,7 @@ class DoctorReport:
         return {**fields, "healthy": self.healthy}
 
     def __str__(self) -> str:
+        """The text that the command prints: versions, plugins, notes, and how many plugins cannot be used."""
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         rows = [str(p) for p in self.plugins] or ["no plugins are installed"]
         bad = sum(p.status not in (Status.OK, Status.DISABLED) for p in self.plugins)
