@@ -216,7 +216,10 @@ def _arange_at_run_time(t: Tosa, start: float, end: float, step: float, dtype: t
 
 
 def _between(start: Range, end: Range, step: float) -> Range:
-    """The range of the numbers of an arange, from the ranges of its bounds ``start`` and ``end`` and its step."""
+    """The range of the numbers of an arange with the int ``step``, from the ranges of its ``start`` and its ``end``.
+
+    An arange never contains its end.
+    """
     return (start[0], end[1] - 1) if step > 0 else (end[0] + 1, start[1])
 
 

@@ -102,6 +102,7 @@ Tap = tuple[Value, Value | None]
 def _nearest_or_linear(g: Grid, values: Value, places: Sequence[Value], mode: int) -> Value:
     """values [N,K,C], places [N,P] for each axis -> [N,P,C]: the nearest element, or linear interpolation."""
     t = g.t
+    # -2 and size + 1 are so far outside that every neighbour of a place beyond them is padding, and int32 holds them
     moved = [t.clamp(g.padded(p, size), -2, size + 1) for p, size in zip(places, g.sizes, strict=True)]
     if mode == NEAREST:
         return _weighted_sum(g, values, [[(nearest(t, p), None)] for p in moved])

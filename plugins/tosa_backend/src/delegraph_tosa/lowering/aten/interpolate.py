@@ -48,12 +48,12 @@ def _limited_to_axis(positions: Any, axis: Axis) -> Any:
 
 
 def nearest(axis: Axis, corners: bool) -> list[Tap]:
-    """The input element in which the start of an output element lies, as torch's "nearest" has it."""
+    """The input element in which the start of an output lies, as in torch's "nearest"; ``corners`` is unused."""
     return [Tap(_limited_to_axis(np.floor(np.arange(axis.out, dtype=f32) * axis.step()), axis))]
 
 
 def nearest_exact(axis: Axis, corners: bool) -> list[Tap]:
-    """The input element in which the centre of an output element lies, as torch's "nearest-exact" has it."""
+    """The input element in which the centre of an output lies, as in torch's "nearest-exact"; ``corners`` is unused."""
     return [Tap(_limited_to_axis(np.floor((np.arange(axis.out, dtype=f32) + f32(0.5)) * axis.step()), axis))]
 
 

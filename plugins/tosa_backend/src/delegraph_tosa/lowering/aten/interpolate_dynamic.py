@@ -53,12 +53,12 @@ def _elements_at(t: Tosa, x: Value, axis: int, positions: Value) -> Value:
 
 
 def nearest(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
-    """The input element in which the start of an output element lies, as torch's "nearest" has it."""
+    """The input element in which the start of an output lies, as in torch's "nearest"; ``corners`` is unused."""
     return [_nearest(t, axis, t.numbers(axis.out, DType.FP32))]
 
 
 def nearest_exact(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
-    """The input element in which the centre of an output element lies, as torch's "nearest-exact" has it."""
+    """The input element in which the centre of an output lies, as in torch's "nearest-exact"; ``corners`` is unused."""
     return [_nearest(t, axis, t.add(t.numbers(axis.out, DType.FP32), 0.5))]
 
 

@@ -51,9 +51,8 @@ def first_extreme(t: Tosa, x: Value, axis: int, largest: bool) -> Value:
     # ARGMAX takes no int32: find the smallest index of an element that equals the maximum (or minimum)
     wide, size = comparable(t, x), x.shape[axis]
     hit = t.equal(wide, (t.reduce_max if largest else t.reduce_min)(wide, axis))
-    return _without_axis(
-        t, t.reduce_min(t.select(hit, counted(t, size, along(x.rank, axis, size)), size - 1), axis), axis
-    )
+    positions = counted(t, size, along(x.rank, axis, size))
+    return _without_axis(t, t.reduce_min(t.select(hit, positions, size - 1), axis), axis)
 
 
 def position(t: Tosa, x: Value, dim: int | None, keepdim: bool, largest: bool) -> Value:
@@ -207,6 +206,7 @@ def _precedes(t: Tosa, x: Value, descending: bool) -> Value:
         greater, smaller = (nan_j, nan_i) if descending else (nan_i, nan_j)
         before = t.logical_or(before, t.logical_and(greater, t.logical_not(smaller)))
         tie = t.logical_or(tie, t.logical_and(nan_i, nan_j))
+    # element j comes first of equal ones if j < i
     earlier = t.greater(counted(t, size, (1, size, 1)), counted(t, size, (1, 1, size)))
     return t.logical_or(before, t.logical_and(tie, earlier))
 

@@ -141,6 +141,7 @@ def _weighted_values(t: Tosa, weights: Value, values: Value, zero_point: int, lo
         batched_product(Weighing(t, values, zero_point, lost_of_part), t.cast(part, values.dtype), values)
         for part, lost_of_part in ((high, max(lost - LOWER, 0)), (low, lost))
     ]
+    # of the LOWER bits by which the high sums stand above the low ones, the high sums have not lost LOWER - lost
     return t.add(t.left_shift(sums[0], max(LOWER - lost, 0)), sums[1])
 
 

@@ -108,7 +108,10 @@ class Curve(Pointwise):
         return Pieces(start, width, coefficients) if _is_near_enough(distance, to) else None
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
-        """The largest absolute value among the results for up to 2**ALL_PLACES evenly spaced integers."""
+        """The largest absolute value among the function's results for up to 2**ALL_PLACES evenly spaced integers.
+
+        Results below ``least`` do not count.
+        """
         start, most = range_of(self.source.q)
         results = materialize(self.entries(t, range(start, most + 1, 1 << _spacing(self.source.q))))
         return float(np.abs(results, out=np.zeros_like(results), where=~(results < least)).max())

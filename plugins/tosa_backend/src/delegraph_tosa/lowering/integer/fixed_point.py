@@ -39,7 +39,7 @@ def reciprocal(t: Tosa, x: Value) -> Normalized:
     shift = t.sub(t.clz(x), 1)
     # x << shift in [2**30, 2**31): m in [1/2, 1) as Q31
     m = t.left_shift(x, shift)
-    # the best line for 1 / m, then Newton: y = y * (2 - m * y)
+    # the line 48/17 - 32/17 * m, nearest to 1 / m from 1/2 to 1, then Newton: y = y * (2 - m * y)
     y = t.sub(_in_q29(48 / 17), t.mul(m, _in_q29(32 / 17), shift=31))
     for _ in range(ITERATIONS):
         y = t.mul(y, t.sub(_in_q29(2), t.mul(m, y, shift=31)), shift=FRACTION)
@@ -136,6 +136,7 @@ def logarithm(t: Tosa, x: Value, one: int) -> Scaled:
     middles = (np.arange(256) + 128.5) / 256
     from_middle = t.sub(t.bitwise_and(m, (1 << 23) - 1), 1 << 22)
     f = t.mul(from_middle, looked_up(t, index, np.rint(2**22 / middles).astype(np.int64)), shift=22)
+    # f is Q31, and a shift of 32 in place of 31 halves f**2
     series = t.right_shift(t.sub(f, t.mul(f, f, shift=32)), 31 - LOG_FRACTION)
     log_of_power = t.mul(t.sub(31, shift), _LN2)
     logs = np.rint((np.log(middles) - math.log(one)) * 2**LOG_FRACTION).astype(np.int64)

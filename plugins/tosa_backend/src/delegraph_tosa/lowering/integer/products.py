@@ -361,6 +361,7 @@ def _register_transposed(*overloads: Any) -> None:
             """input [N,C,*S], weight [C,O/groups,*K], bias [O] -> [N,O,*S']"""
             x, w = operand(t, input, "its input"), _kernel(t, weight, 1)
             groups = settings[3]  # after stride, padding and output_padding
+            # the weight has scales for the channels of one group
             w = Scaled(w.q, _scale_of_groups(t, w.scale, groups), w.zero_point, w.axis)
             return _convolution(t, of, x, w, bias, *settings)
 

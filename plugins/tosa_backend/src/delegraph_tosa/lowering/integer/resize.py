@@ -50,11 +50,13 @@ class Resizing(Tosa):
     def mul(self, left: Any, right: Any, shift: int = 0) -> Value:
         """Raise Unsupported: only weighted sums multiply."""
         self.require(False, "its sizes are no fractions that RESIZE can express")
+        # not reached: ``require`` raises
         return super().mul(left, right, shift)
 
     def matmul(self, left: Value, right: Value) -> Value:
         """Raise Unsupported: only weighted sums multiply."""
         self.require(False, "its sizes are no fractions that RESIZE can express")
+        # not reached: ``require`` raises
         return super().matmul(left, right)
 
 

@@ -146,6 +146,7 @@ def _range_of_arange(node: Node) -> Range | None:
 
     For an arange that may be empty, the range still contains ``start``, because a Range cannot be empty.
     """
+    # the last two of (0, end) or of (0, start, end)
     start, end = [_range_of_number(argument) for argument in [0, *node.args[:2]][-2:]]
     return (start[0], max(end[1] - 1, start[0])) if start and end else None
 

@@ -25,14 +25,14 @@ Bound = Callable[[Arguments], Range | list[Range] | None]
 
 
 def rows(table: str) -> Bound:
-    """Indices into the first axis of the argument ``table``."""
+    """The bound for indices into the first axis of the argument ``table``; negative ones are not accepted."""
     return lambda argument: _range_below(_shape(argument(table))[0])
 
 
 def positions(tensor: str, dim: str, from_end: bool = False) -> Bound:
-    """Indices into the axis that the argument ``dim`` of a call names, of the argument ``tensor``.
+    """The bound for indices into the axis that a call's argument ``dim`` names, of its argument ``tensor``.
 
-    Both are given by name. If the call's ``dim`` is None, they are indices into all elements. ``from_end``: whether
+    If the call's ``dim`` is None, they are indices into all elements. ``from_end``: whether
     negative indices count from the end.
     """
 
@@ -45,15 +45,15 @@ def positions(tensor: str, dim: str, from_end: bool = False) -> Bound:
 
 
 def each_axis(tensor: str) -> Bound:
-    """A list of ranges for a list of index tensors: the k-th tensor has indices into axis k of the argument ``tensor``.
+    """The bounds for a list of index tensors, as a list of ranges, one for each tensor.
 
-    Negative indices count from the end.
+    The k-th tensor has indices into axis k of the argument ``tensor``. Negative indices count from the end.
     """
     return lambda argument: [_range_below(size, True) for size in _shape(argument(tensor))]
 
 
 def elements(tensor: str) -> Bound:
-    """Indices into all elements of the argument ``tensor``, flattened; negative ones count from the end."""
+    """The bound for indices into the flattened argument ``tensor``; negative ones count from the end."""
     return lambda argument: _range_below(math.prod(_shape(argument(tensor))), True)
 
 
