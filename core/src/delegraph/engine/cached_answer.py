@@ -114,13 +114,13 @@ def _read(key: str, data: bytes, program: ExportedProgram) -> PartitionResult:
     try:
         _, tags, types, refusals, metas = header
         specs = {
-            tag: DelegationSpec(backend_id, [CompileSpec(key, bytes.fromhex(value)) for key, value in settings])
+            tag: DelegationSpec(backend_id, [CompileSpec(name, bytes.fromhex(value)) for name, value in settings])
             for tag, backend_id, settings in tags
         }
         boundary = {nodes[k].name: DTYPES[dtype] for k, dtype in types}
         reasons = [Refusal(nodes[k], _reason(text, more, nodes), final) for k, text, final, more in refusals]
         # for each node, its tag (None if it has none) and its new metadata
-        added = [(unplain(tag), {key: unplain(value) for key, value in meta.items()}) for tag, meta in metas]
+        added = [(unplain(tag), {name: unplain(value) for name, value in meta.items()}) for tag, meta in metas]
         pairs = list(zip(nodes, added, strict=True))  # only now, when everything was read, are nodes changed
         for node, (tag, meta) in pairs:
             node.meta.pop(_TAG, None)

@@ -106,7 +106,10 @@ class Composites:
         return all(operands <= reachable([r], lambda n: n.all_input_nodes if n in inside else ()) for r in results)
 
     def _put_together(self, composite: Composite) -> Node:
-        """Insert the call before its parts, let users use its results, and erase the parts; returns the call."""
+        """Insert the call again, before its parts, let users use its results, and erase the parts; returns the call.
+
+        The call has its old name and metadata. Its operands are those of old, or what has their values now.
+        """
         graph = composite.parts[0].graph
         with graph.inserting_before(composite.parts[0]):
             args, kwargs = map_arg((composite.args, composite.kwargs), self.now)

@@ -157,7 +157,7 @@ def _collect(tags: Tags, result: PartitionResult) -> dict[str, Partition]:
             if tag is not None:
                 partitions[tag].nodes.append(node)
     for tag, partition in partitions.items():
-        # its calls and their operands, in which its constants are, and its values with a boundary type
+        # its calls and their operands: among these are its constants, and its values with a boundary type
         used = {n for call in partition.nodes for n in (call, *call.all_input_nodes)}
         partition.constants = [n for n in used if n.op == "placeholder" and n in tags]
         partition.boundary = {n: result.boundary_types[n.name] for n in used if n.name in result.boundary_types}

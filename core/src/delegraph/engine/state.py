@@ -37,7 +37,7 @@ def give_state(program: ExportedProgram, tags: Tags, partitions: Mapping[str, Pa
         outside_uses = [f"{u.name} reads it" for u in buffer.users if u.op == "output" or tags.get(u) != own_tags]
         if tags.get(last) != own_tags or last.op == "placeholder":
             outside_uses.append(f"{last.name} is its last value")
-        if outside_uses:  # these need the buffer's value, which only the delegate would know
+        if outside_uses:  # each of these needs the buffer's value, which only the delegate would know
             text = f"buffer {buffer.name} is written and tagged with {partition.tag}, but outside of that partition "
             hint = "leave its placeholder untagged: the host then passes it to the delegate and stores what comes back"
             raise broken(text + ", ".join(outside_uses), buffer, hint)

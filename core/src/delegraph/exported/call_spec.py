@@ -44,7 +44,10 @@ class TensorCheck:
         self._fixed = [(k, d) for k, d in enumerate(self.sizes) if isinstance(d, int)]
 
     def fits(self, value: Any) -> bool:
-        """Whether ``value`` is a dense tensor of the dtype, rank, fixed sizes and device."""
+        """Whether ``value`` is a dense tensor of the dtype, rank, fixed sizes and device.
+
+        Of a subclass of torch.Tensor only if it computes as torch.Tensor does.
+        """
         kind = type(value)
         # first the usual case, a torch.Tensor itself: looking at a subclass takes longer
         if kind is not torch.Tensor and not (isinstance(value, torch.Tensor) and _is_plain(kind)):

@@ -334,15 +334,17 @@ def _write_tags(
 ) -> list[str]:
     """Write ``meta["delegation_tag"]`` of every node in a partition; returns the names of the partitions, in order.
 
-    A tag is the name of a partition. The tag of a constant may be a tuple: its own partition, then None if the host
-    computes it too (``also_on_host``), then each other partition that gets a copy.
+    ``parts``: the calls of each partition. ``constant``: calls and placeholders that are constants, of which each
+    partition gets a copy. A tag is the name of a partition. The tag of a constant may be a tuple: the partition that
+    lists it in ``parts``, if one does; None if the host computes it too (``also_on_host``); and each partition that
+    gets a copy.
     """
     tags: dict[Node, list[str | None]] = {node: [None] for node in also_on_host}
     names = [f"{backend_id}_{k}" for k in range(len(parts))]
     for name, part in zip(names, parts, strict=True):
         for node in part:
-            tags.setdefault(node, []).insert(0, name)  # a node's own partition comes first
-        # the calls before the part itself are the constants that it uses
+            tags.setdefault(node, []).insert(0, name)
+        # ``_with_constants`` puts the constants that a part uses in front of the part: take these alone
         for node in _with_constants(part, constant)[: -len(part)]:
             tags.setdefault(node, []).append(name)
     for node in tags:

@@ -85,6 +85,7 @@ class Groups:
         waiting = [component]
         while waiting:
             cyclic = waiting.pop()
+            # its units that stay on the host, and its units that are groups and have not given way
             outside = [u for u in cyclic if u[0] not in accepted or u[0] in refused]
             groups = [u for u in cyclic if u[0] in self._group_of and u[0] in accepted and u[0] not in refused]
             why = self._why_not_partition(cyclic, outside) if groups else None

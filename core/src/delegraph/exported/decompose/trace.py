@@ -160,9 +160,10 @@ class Tracer:
         return SEEN_ROWS if is_attention(node.target) and sees_every_row(node, self._constants) else {}
 
     def signature(self, node: Node) -> Hashable:
-        """Everything on which a decomposition may depend.
+        """Everything on which the decomposition of ``node`` may depend, as a key.
 
-        That includes which operands are the same node, as in ``x * x``.
+        That is the operator, the mode of the fake tensors, the structure of the arguments, which operands are the same
+        node (as in ``x * x``), and types and literal values.
         """
         flat, spec = pytree.tree_flatten((node.args, node.kwargs))
         operands = [leaf for leaf in flat if isinstance(leaf, Node)]

@@ -95,6 +95,7 @@ def _positions(views: Sequence[Node], val: torch.Tensor) -> torch.Tensor | None:
     windows = [view.meta["val"] for view in views if view.target is aten.as_strided.default]
     if windows and (not is_packed(val) or val.storage_offset() or any(_goes_beyond(v, val.numel()) for v in windows)):
         return None  # ``as_strided`` shows memory, whose places are positions only if it holds the elements in order
+    # number the elements of ``val``, and take the views of the numbers
     positions = torch.arange(val.numel()).reshape(tuple(val.shape))
     for view in views:
         target: Any = view.target

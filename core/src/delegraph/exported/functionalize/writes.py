@@ -182,9 +182,11 @@ class _Rewrite:
             self._read_by_place(node, view, list(val.shape), list(val.stride()), val.storage_offset())
 
     def _copy_by_place(self, node: Node, member: Node) -> None:
-        """Let ``node``, a call of one of ``COPIES_BY_PLACE``, read the present memory of ``member``.
+        """Let ``node``, a call of one of ``COPIES_BY_PLACE``, read the present memory of ``member``, which was written.
 
-        Raises Unproven if it reads memory besides the elements of the present value.
+        ``as_strided_copy`` then reads the present value of the root. The other operators read the present value of
+        ``member`` itself, brought into the recorded order; Unproven is raised if ``member`` is a view or begins inside
+        its storage, since they could then read memory around its elements.
         """
         name, val = self.aliases.name_of[member], member.meta["val"]
         if node.target is aten.as_strided_copy.default:

@@ -123,19 +123,23 @@ class ConstantsRead:
         self._used_addresses: set[int] = set()
 
     def tensor(self, index: Any) -> torch.Tensor:
-        """The tensor of row number ``index``. Raises FormatError if the row does not fit its memory."""
+        """The tensor of row number ``index``. Raises FormatError if the row does not fit its memory.
+
+        A row without a place (None): the memory has just the elements of the tensor, in C order. Else the elements lie
+        in the memory by their strides, from byte ``place`` on.
+        """
         name, shape, strides, number, place = self._rows[at(index)]
         dtype, memory = DTYPES[name], self._memory(at(number))
         size = math.prod(shape) * dtype.itemsize  # in bytes
         steps = c_strides(shape) if strides is None else strides
-        # without a place, the memory has just the elements, in C order; else they lie in it from byte ``place`` on
-        misfits = size != memory.nbytes if place is None else at(place) % dtype.itemsize  # not at a whole element
+        # wrong: another number of bytes, or a place in the middle of an element
+        misfits = size != memory.nbytes if place is None else at(place) % dtype.itemsize
         if misfits or min((*shape, *steps, 0)) < 0:
             raise FormatError("format-invalid", f"a constant of the shape {shape} has {memory.nbytes} bytes")
         if place is None:
             elements = memory.view(dtype).reshape(shape)
             return elements if strides is None else torch.empty_strided(shape, steps, dtype=dtype).copy_(elements)
-        # without the bytes of an incomplete element at the end
+        # the memory as elements of this dtype, without the bytes of an incomplete one at the end
         elements = memory[: memory.nbytes - memory.nbytes % dtype.itemsize].view(dtype)
         return elements.as_strided(shape, steps, place // dtype.itemsize)
 

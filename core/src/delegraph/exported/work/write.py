@@ -144,7 +144,7 @@ class _Writer:
         names, defaults, *_ = convention_of(node.target)
         # all arguments, in the order of the schema, whether the call gives them or not
         args = [written(v, numbers, self._symbols, flat=True) for v in node.args]
-        args += defaults[len(args) :]
+        args += defaults[len(args) :]  # for those that are not given by position; the next loop replaces some
         for key, value in node.kwargs.items():
             args[names.index(key)] = written(value, numbers, self._symbols, flat=True)
         return number, args
