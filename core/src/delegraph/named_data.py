@@ -147,7 +147,8 @@ class NamedDataStore:
     def _expect_same_entry(self, key: str, index: int | None, tag: str | None, layout: TensorLayout | None) -> None:
         """Raise NamedDataError if ``key`` was added before with other data, another layout or for another file.
 
-        ``index``: the stored buffer that equals the data; None if there is none. ``tag``: the external file, or None.
+        ``index``: the stored buffer that equals the new data; None if no buffer does. ``tag``: name of the external
+        file; None: the program file. ``layout``: of the new data.
         """
         if key not in self._home:
             return
@@ -199,6 +200,7 @@ def _is_positive(number: Any) -> bool:
 def _content(key: str, data: Any, layout: TensorLayout | None) -> tuple[bytes | Blob, TensorLayout | None]:
     """(``data`` as bytes or a Blob, its layout), for data that is added with ``layout``.
 
+    ``layout``: None if the caller states none; the layout of a tensor is known even so. ``key``: for errors.
     Raises NamedDataTypeError for other types, NamedDataError for a tensor without bytes or of another layout.
     """
     if isinstance(data, (bytes, bytearray, memoryview)):

@@ -100,7 +100,7 @@ def _explain(end: worker.End, as_object: bool) -> None:
 
     ``as_object``: also print the error as JSON to stdout, unless the worker may have printed its result there already.
     """
-    if end.during:
+    if end.during:  # the work of a plugin that was going on
         error = DelegraphError("plugin-crashed", f"{end.during}, {end.how}")
         error.raised_by = end.during
     else:

@@ -195,7 +195,10 @@ def _verify(lowered: Any, method: str, loaded: Any, args: argparse.Namespace) ->
 
 
 def _expect_agreement(result: Attempt, args: argparse.Namespace) -> None:
-    """Raise DelegraphError if a method's results differ from eager's by more than --tolerance or its default."""
+    """Raise DelegraphError if a method's results differ from eager's by more than --tolerance accepts.
+
+    Without --tolerance, each output has the tolerance of its type.
+    """
     for method, verification in result.verifications.items():
         if not verification.agrees(args.tolerance):
             within = "the tolerance of its type" if args.tolerance is None else f"{args.tolerance:g}"
@@ -258,7 +261,10 @@ def _path_for_model(path: Path, model: str) -> Path:
 
 
 def _name_of(model: str) -> str:
-    """A short name of a MODEL: ``resnet18`` for ``models.py:resnet18`` and for ``resnet18.pt2``."""
+    """A short name of a MODEL: ``resnet18`` for ``models.py:resnet18`` and for ``resnet18.pt2``.
+
+    ``timm:resnet18``, a MODEL with a scheme, stays as it is.
+    """
     head, colon, function = model.rpartition(":")
     return function if colon and head.endswith(".py") else Path(model).stem
 

@@ -248,8 +248,8 @@ def _await_worker(worker: int, page: Page, signals: _Signals) -> tuple[int, bool
 def exit_code(end: End, succeeds: bool = False) -> int:
     """The exit code of the command: 128 plus the number of the signal that killed the worker, else ``end.code``.
 
-    A worker that exits with 0 although the command had not finished has failed: the exit code is 1. ``succeeds``: it is
-    0 nevertheless, for shell completion, which exits before the command is done.
+    A worker that exits with 0 although the command had not finished has failed: the exit code is 1. With ``succeeds``,
+    for shell completion, the exit code is 0 even so: argcomplete ends the worker by exiting.
     """
     if end.signal:
         return 128 + end.signal

@@ -169,7 +169,8 @@ def attributing(registry: Owners) -> Iterator[None]:
 def watched(watch: Callable[[str], None]) -> Iterator[None]:
     """A block in which ``watch`` is called whenever work of a plugin begins or ends, in any thread of this process.
 
-    Its argument is one line that describes all work going on at that moment; "" if there is none.
+    The argument of ``watch`` is one line that describes all work going on at that moment; "" if there is none. After
+    the block, the function of an outer ``watched`` block is called again.
     """
     global _watch
     outer, _watch = _watch, watch

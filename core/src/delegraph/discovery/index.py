@@ -308,7 +308,10 @@ class Index:
         return spec, record
 
     def suffix_for(self, runtime: str) -> str:
-        """The suffix of the files that the runtime ``runtime`` executes. Raises NoRuntime if no plugin declares it."""
+        """The suffix of the files that the runtime ``runtime`` executes; of several suffixes the first by name.
+
+        Raises NoRuntime if no plugin has a file format that names this runtime.
+        """
         specs = [spec for spec, _ in self.all(FormatSpec)]
         suffix = next((spec.suffix for spec in specs if runtime in spec.runtimes), None)
         if suffix is None:
@@ -317,9 +320,10 @@ class Index:
         return suffix
 
     def _not_declared(self, kind: type[Declaration], asked: str) -> DelegraphError:
-        """The error for a name that no usable plugin declares.
+        """The error for a name ``asked`` that no usable plugin declares.
 
-        If delegraph knows which distribution has it, the error says why that one cannot be used or how to install it.
+        If a first-party distribution has such a declaration (``PROVIDERS``), the error says why that distribution
+        cannot be used, or how to install it. Otherwise the error suggests the closest name that is declared.
         """
         distribution = next((PROVIDERS[kind, k] for k in kind.meant_by(asked) if (kind, k) in PROVIDERS), None)
         what = f"{kind.noun} for {asked!r}" if issubclass(kind, BySuffix) else f"{kind.noun} {asked!r}"
@@ -331,7 +335,7 @@ class Index:
         if distribution is not None:
             text = f"the {what} comes with {distribution}, which is not installed"
             return error(code, text, hint=f"pip install {distribution}")
-        known = sorted({key for of, key in self._declared if of is kind and "/" not in key})
+        known = sorted({key for declared_kind, key in self._declared if declared_kind is kind and "/" not in key})
         text = f"there is no {what}{suggestion(asked, known)} ({kind.noun}s: {', '.join(known) or 'none'})"
         return error(code, text, hint="`delegraph doctor` lists plugins that are broken")
 

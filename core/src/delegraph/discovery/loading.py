@@ -124,10 +124,10 @@ def exits_raise() -> Iterator[None]:
     global _real_exit
     thread = threading.get_ident()
     with _guarding:
-        if not _guarded:
+        if not _guarded:  # the first thread in such a block replaces ``os._exit``, the last one restores it
             _real_exit, os._exit = os._exit, _raise_or_exit
         outer = _guarded.get(thread)  # set if this thread is in an outer block, which must stay guarded
-        _guarded[thread] = os.getpid()
+        _guarded[thread] = os.getpid()  # a forked process has another id, so it is not guarded
     try:
         yield
     finally:

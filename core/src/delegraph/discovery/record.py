@@ -125,6 +125,7 @@ def describe(error: BaseException, own: Collection[str] = ()) -> str:
     packages are the plugin's.
     """
     try:  # ``__str__`` may be the plugin's code, and fail
+        # ``str`` of a KeyError may show the key only, without a word about it
         text = repr(error.args) if isinstance(error, KeyError) else str(error).strip().partition("\n")[0]
     except KeyboardInterrupt:
         raise

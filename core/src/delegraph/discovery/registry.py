@@ -244,7 +244,7 @@ class Registry:
 
         Raises PluginBroken if it cannot be imported or is of the wrong kind.
         """
-        if spec.target in record.objects:
+        if spec.target in record.objects:  # an object that was registered in this process
             return record.objects[spec.target]
         key = (type(spec).__name__, record.distribution, spec.target)
         if key not in self._resolved:

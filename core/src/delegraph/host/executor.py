@@ -161,9 +161,10 @@ class LoadedDelegate:
         return ContractViolation("contract-violation", text, source=source, hint=hint)
 
     def _load(self) -> Delegate:
-        """The function that runs the blob; loads it unless another thread has done so.
+        """The function that runs the blob, loaded unless another thread has done so, and kept in ``_run``.
 
-        Raises NoRuntime if the backend has no runtime and ``on_missing`` is "error".
+        If the backend has no runtime, the function runs the original operators in eager PyTorch where ``on_missing`` is
+        "eager" and they are known, as they are not for a delegate from a file. Raises NoRuntime otherwise.
         """
         module, registry = self._module, self._delegates.registry
         try:
@@ -403,6 +404,7 @@ def _check_strides(node: Node, value: torch.Tensor, reader: Node) -> None:
     ``reader``: the operator whose result depends on these strides, for the error.
     """
     layout = Layout.of(node.meta["val"])
+    # None: no layout was recorded for the input, and any strides will do
     wanted = value.stride() if layout is None else layout.strides_for(value.shape)
     if not same_strides(value, wanted):
         text = f"input {node.name} has the strides {list(value.stride())}; it was exported with {list(wanted)}, "

@@ -77,7 +77,10 @@ class _Observed(LoadedDelegate):
         return observers[self._module]
 
     def _wrap(self, run: Callable[..., Any]) -> Delegate:
-        """``run`` as a function that returns the outputs only, and passes the inner values to ``tell``."""
+        """``run`` as a function that returns the outputs only, and passes the inner values to ``tell``.
+
+        ``run`` itself if the runtime has no ``observe``: its calls return the outputs only.
+        """
         if not self._observes:
             return run
 

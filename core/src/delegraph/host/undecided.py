@@ -128,7 +128,7 @@ class _Items:
         counts = torch.zeros(self._places, dtype=torch.int64)
         for place in self._counted:
             our_item = [rows[place].expand_as(rows) for rows in self._got]
-            counts[place] = (self._between(our_item, among) <= 1).sum()
+            counts[place] = (self._between(our_item, among) <= 1).sum()  # equal: within the tolerance
         return counts
 
     def consider(self, run: Sequence[torch.Tensor]) -> None:

@@ -202,7 +202,7 @@ class Table:
         target = self._target(field, name)
         if target is None:
             return []
-        element = np.dtype(dtype).newbyteorder("<")
+        element = np.dtype(dtype).newbyteorder("<")  # flatbuffers are little-endian on all machines
         start, count = self._buffer.vector(target[0], element.itemsize, target[1])
         self._buffer.spend(count, target[1])
         return list(np.frombuffer(self._buffer.data, element, count, start).tolist())
