@@ -54,6 +54,7 @@ class Composites:
         node, parts = inlining.node, list(inlining.inserted())
         # the call itself, or the calls that unpack it -> the position of the result that they stand for
         users: dict[Node, Any] = {node: 0} if inlining.single else {u: u.args[1] for u in node.users}
+        # position of a result that is used -> the node that computes it from now on
         results = {k: value for k, value in enumerate(inlining.results()) if k in users.values()}
         self._replaced_by.update({user: results[k] for user, k in users.items() if isinstance(results[k], Node)})
         call = node.target, node.args, dict(node.kwargs), dict(node.meta), node.name, inlining.single

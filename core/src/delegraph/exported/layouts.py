@@ -176,22 +176,23 @@ def output_layouts(program: ExportedProgram) -> list[Layout | None]:
 def pinned_inputs(program: ExportedProgram) -> dict[Node, Node]:
     """Input -> an operator that gives wrong results if the input has other strides than the recorded ones.
 
-    Such an operator reads the memory of a value that is computed from the input. Eager derives the strides of that
-    value from those of the input; a lowered program gives it the recorded strides, or those that a delegate returns. An
-    operator that reads the memory of an input itself, or of a view of it, pins nothing: eager would read the same
-    memory.
+    Such an operator (``as_strided`` or the like, or a delegate or subgraph with one in it) reads the memory of a value
+    that is computed from the input. Eager derives the strides of that value from those of the input; a lowered program
+    gives the value the recorded strides, or those that a delegate returns. An operator that reads the memory of an
+    input itself, or of a view of the input, is left out: eager would read the same memory.
     """
     module, inputs = program.graph_module, set(user_inputs(program))
     pinned: dict[Node, Node] = {}
     seen: set[tuple[Node, bool]] = set()
-    # (node whose strides matter, the operator that reads them, whether that operator reads computed memory)
+    # Walk from each reader of memory to the inputs. ``waiting``: (node that the walk has reached, reader, ``computed``).
+    # ``computed``: between node and reader lies a call that is no view, or the reader is a delegate or has a subgraph,
+    # so that what it reads may be computed in there.
     waiting = [
         (operand, reader, _is_opaque(reader))
         for reader in module.graph.nodes
         if _reads(reader, module, lambda node: node.target in READ_MEMORY)
         for operand in (reader.all_input_nodes if _is_opaque(reader) else reader.all_input_nodes[:1])
     ]
-    # walk from each reader to the inputs; ``computed``: a call that is no view lies between ``node`` and ``reader``
     while waiting:
         node, reader, computed = waiting.pop()
         if (node, computed) not in seen:
