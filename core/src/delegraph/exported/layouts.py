@@ -184,7 +184,7 @@ def pinned_inputs(program: ExportedProgram) -> dict[Node, Node]:
     module, inputs = program.graph_module, set(user_inputs(program))
     pinned: dict[Node, Node] = {}
     seen: set[tuple[Node, bool]] = set()
-    # Walk from each reader of memory to the inputs. ``waiting``: (node that the walk has reached, reader, ``computed``).
+    # Walk from each reader of memory to the inputs. ``waiting``: (node that the walk has reached, reader, computed).
     # ``computed``: between node and reader lies a call that is no view, or the reader is a delegate or has a subgraph,
     # so that what it reads may be computed in there.
     waiting = [

@@ -160,7 +160,7 @@ class TypesRead:
         """A fake tensor; ``strides`` None makes it contiguous. Raises FormatError for impossible numbers."""
         shape = [self._symbols.number(size, "int") for size in shape]
         steps = c_strides(shape) if strides is None else [self._symbols.number(step, "int") for step in strides]
-        # torch counts bytes in 64 bits with a sign: beyond 2**60 elements of 8 bytes it would count wrong
+        # 2**60 elements of 8 bytes are 2**63 bytes, more than torch can count
         if any(type(n) is int and not 0 <= n < 1 << 60 for n in (*shape, *steps)):
             raise FormatError("format-invalid", f"no tensor has the shape {shape} and the strides {steps}")
         # Not in the mode, which would first look up how to fake the operator: that takes three times as long.
