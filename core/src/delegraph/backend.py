@@ -145,9 +145,9 @@ class BackendDetails(ABC):
 
 
 def check_called_on_class(cls: type, name: str, arguments: Sequence[str]) -> None:
-    """Raise ContractViolation if ``cls.name`` cannot be called on the class with as many positional arguments.
+    """Raise ContractViolation unless the method ``name`` can be called on the class with positional ``arguments``.
 
-    ``arguments``: their names, which also stand for the arguments in the check.
+    ``arguments``: their names. Only their number is checked, against the signature; nothing is called.
     """
     try:
         inspect.signature(getattr(cls, name)).bind(*arguments)

@@ -166,7 +166,8 @@ def read_result(key: str, data: bytes, form: Form) -> PreprocessResult:
     """
     header, rest = unpacked(key, data)
     try:
-        # as ``write_result`` wrote them; the first value is for listings of the cache
+        # as ``write_result`` wrote them: facts for listings of the cache, rows of each blob, fields of the result,
+        # names of the external files, and tables of named data (of the program file, then of each external file)
         _, blobs, fields, tags, tables = header
         blob, *buffers = _blobs(blobs, rest, form)
         result = PreprocessResult(**unplain(fields), processed_bytes=blob)

@@ -338,11 +338,12 @@ class Registry:
         return self._current
 
     def _read(self, refused: Mapping[Key, Fault] | None = None) -> None:
-        """Read the installed plugins; those in ``refused`` are not loaded and get that fault.
+        """Read the installed plugins, and warn of broken ones; those in ``refused`` are not loaded and get that fault.
 
-        The caller must not hold the lock: importing a plugin may wait for a thread that waits for the lock.
+        The caller must not hold the lock: importing a plugin may wait for a thread that waits for the lock. Raises
+        PluginBroken if a plugin that is being imported by this thread uses the registry.
         """
-        if getattr(_reading, "busy", False):
+        if getattr(_reading, "busy", False):  # ``_reading`` has a value of its own in each thread
             raise PluginBroken("plugin-broken", "a light module used the registry while plugins are being read")
         _reading.busy = True
         try:

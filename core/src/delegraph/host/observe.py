@@ -29,7 +29,7 @@ class ObservedExecutable(Executable):
         self._infos = {info.module: info for info in delegates}
 
     def _function(self) -> Callable[..., Any]:
-        """The program's code, which also tells the observer when a call begins and ends."""
+        """The program's code, which also tells the observer when a call begins and ends, and each value between."""
         run = self._method.watched_code.function(self._bind, self._observer)
 
         def watched(*values: Any) -> Any:

@@ -117,9 +117,9 @@ def _replace(target: Path, old: os.stat_result | None, content: bytes | Blob) ->
             if old is not None and (old.st_nlink, old.st_uid, old.st_gid) != (1, new.st_uid, new.st_gid):
                 file.seek(0)  # replacing the target would separate it from its other hard links, or change its owner
                 with target.open("wb") as existing:
-                    shutil.copyfileobj(file, existing, 1 << 20)
+                    shutil.copyfileobj(file, existing, 1 << 20)  # 1 MiB at a time
                 return
-            if old is not None:
+            if old is not None:  # the bits of the old target, also those that the umask has taken away
                 os.chmod(file.name, mode)
             if sys.platform == "win32":
                 file.close()  # Windows cannot rename an open file; elsewhere the lock is held until after the rename
