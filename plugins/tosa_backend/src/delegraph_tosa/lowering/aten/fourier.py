@@ -104,6 +104,7 @@ def _fft_r2c(t: Tosa, self: Value, dim: Sequence[int], normalization: int, onesi
     axes = [axis_of(d, self.rank) for d in dim]
     size = self.shape[axes[-1]]
     scale = _normalization_factor([self.shape[a] for a in axes], normalization)
+    # the last axis has real numbers; the result, and so all other axes, complex ones
     parts = _transform_of_real(t, self, axes[-1], size // 2 + 1 if onesided else size, scale)
     for axis in axes[:-1]:
         parts = _transform_of_complex(t, parts, axis, True, 1)

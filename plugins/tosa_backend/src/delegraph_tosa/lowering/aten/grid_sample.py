@@ -54,6 +54,7 @@ class Grid:
         """``place`` moved into the tensor, as border or reflection padding says; for zero padding, as it is."""
         if self.padding == ZEROS:
             return place
+        # mirrored at the centres of the outermost elements, or at their outer edges
         if self.padding == REFLECTION:
             place = self._reflected(place, *((0, size - 1) if self.corners else (-0.5, size - 0.5)))
         return self.t.clamp(place, 0, size - 1)
@@ -131,6 +132,7 @@ def _four_neighbours(g: Grid, place: Value, size: int) -> list[Tap]:
     share = t.sub(place, first)
     taps: list[Tap] = []
     for k, weight in zip((-1, 0, 1, 2), _spline(t, share), strict=True):
+        # the clamp only keeps places within int32: from -2 down and from size + 1 up, all are outside of the tensor
         taps.append((t.clamp(g.padded(t.add(first, k), size), -2, size + 1), weight))
     return taps
 

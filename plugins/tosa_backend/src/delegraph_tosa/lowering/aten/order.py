@@ -330,6 +330,7 @@ def searchsorted(
     row, on_right = sorted_sequence, right if side is None else side == "right"
     if sorter is not None:
         row = t.reshape(taken(t, *addressed(t, row, -1, sorter)), sorter.shape)
+    # one row for each row of self, else a single one for all elements
     if row.rank == self.rank:
         return count_before(t, row, self, on_right, out_int32)
     return bucketize(t, self, row, out_int32, on_right)

@@ -142,6 +142,7 @@ def unfold(t: Tosa, self: Value, dimension: int, size: int, step: int) -> Value:
     if self.rank == 0:
         return t.reshape(self, (1,))
     axis = axis_of(dimension, self.rank)
+    # [*A,count,size,*B]; the axis of the window's elements becomes the last one
     x = windows_along(t, self, axis, size, step)
     return t.transpose(x, [a for a in range(x.rank) if a != axis + 1] + [axis + 1])
 
@@ -167,6 +168,7 @@ def col2im(
     height, width = pair(output_size)
     x = t.ranked(self, 3)
     n, c = x.shape[0], x.shape[1] // (kh * kw)
+    # the number of windows along the height and along the width; their product is L
     rows, columns = (height + 2 * ph - dh * (kh - 1) - 1) // sh + 1, (width + 2 * pw - dw * (kw - 1) - 1) // sw + 1
     # sum the overlaps along the width first, then along the height; the padding is cut off at the end
     lines = _overlapping_sum(t, t.reshape(x, (n * c * kh, kw, rows, columns)), 3, sw, dw, width + 2 * pw)

@@ -64,7 +64,10 @@ class Regions(Emitter):
     # ---- state
 
     def variable(self, name: str, initial: Value) -> Value:
-        """Declare a variable that holds the constant ``initial`` before the first call; returns what it holds now."""
+        """Declare the variable ``name``, which holds the constant ``initial`` before the first call of the program.
+
+        Returns the value that the variable holds when a call begins.
+        """
         self._append_taken(tosa.VARIABLE((initial,), self.source, variable=name))
         return self.emit(tosa.VARIABLE_READ, (), fold=False, variable=name, types=(initial.type,))
 

@@ -94,8 +94,10 @@ class Curve(Pointwise):
         least, highest = to.low - to.zero_point, to.high - to.zero_point
         # results beyond the quantization's range are clamped anyway: they need not be approximated far outside of it
         margin = highest - least
+        # the function's results at all places, in steps of ``to``
         steps = materialize(self.entries(t, places)).astype(np.float64) / to.scale
         steps = np.clip(np.nan_to_num(steps, posinf=np.inf, neginf=-np.inf), least - margin, highest + margin)
+        # the samples of each piece [count,samples], and its end, the first sample of the piece after it
         by_piece, ends = steps[:-1].reshape(count, samples), steps[samples::samples]
         first, middle = by_piece[:, 0], by_piece[:, samples // 2]
         # the parabola with the values first, middle and ends at u = 0, 1/2 and 1

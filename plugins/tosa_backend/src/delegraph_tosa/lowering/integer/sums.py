@@ -25,9 +25,10 @@ HIDES = -1000.0
 
 
 def addend(t: Tosa, value: Value) -> Scaled:
-    """``value`` as integers with one scale and of at most BITS bits.
+    """``value`` as integers with one scale for all elements, of at most BITS bits.
 
-    Raises Unsupported for floats, and for a lazy value whose range is not known.
+    A lazy value that has no such integers yet is computed as int32 with a scale in which its largest absolute value has
+    FINE bits. Raises Unsupported for floats, and for a lazy value whose range is not known.
     """
     if isinstance(value, Scaled) and not value.scale.tensors and value.size <= 1 << BITS:
         return value

@@ -134,6 +134,7 @@ def table_sums(t: Tosa, q: Value, tables: Interpolation) -> tuple[Value, float]:
 
 def gathered(t: Tosa, q: Value, values: Array, dtype: DType) -> Value:
     """q int16 [*S], numpy ``values`` [65536] -> the value of each integer, [*S] of ``dtype``, by GATHER."""
+    # the integer -32768 reads entry 0
     index = t.add(t.cast(q, DType.INT32), INT16_VALUES // 2)
     table = literal(values.reshape(1, -1, 1), dtype, ARRAY_DTYPES[dtype])
     results = t.gather(table, t.reshape(index, (1, math.prod(q.shape))))

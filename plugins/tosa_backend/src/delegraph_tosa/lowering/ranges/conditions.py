@@ -46,8 +46,8 @@ def _conjuncts(truth: Any, value_of: ValueOf) -> Iterator[tuple[Node, Range]]:
             yield from _conjuncts(part, value_of)
     elif truth.target in _COMPARISONS:
         left, right = map(_same_element, truth.args[:2])
-        # left <= right + below and left >= right + above; the same relation as bounds of ``right`` swaps and negates
-        # both
+        # left <= right + below and left >= right + above, which also bounds ``right``:
+        # right <= left - above and right >= left - below
         below, above = _COMPARISONS[truth.target]
         yield from _bounds_of_left(left, right, below, above, value_of)
         yield from _bounds_of_left(right, left, _negated(above), _negated(below), value_of)
