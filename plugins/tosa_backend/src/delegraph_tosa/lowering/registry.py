@@ -163,7 +163,7 @@ def apply_control(outer: Any, call: Node) -> tuple[Value, ...]:
     """
     try:
         return CONTROL[call.target](outer, call)  # type: ignore[index]
-    # a comparison of sizes whose result is known at run time only
+    # the lowering depends on a size that is known at run time only
     except Undecided as why:
         raise refused(undecided(str(why))) from why
 
@@ -269,7 +269,7 @@ def checked(rule: Rule, node: Node, call: Callable[[], Any]) -> Result:
     expected = None if several or val is None else _result_type(rule, val)
     try:
         result = call()
-    # a comparison of sizes whose result is known at run time only
+    # the lowering depends on a size that is known at run time only
     except Undecided as why:
         raise refused(undecided(str(why))) from why
     if not several:
