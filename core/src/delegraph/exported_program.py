@@ -358,9 +358,10 @@ def _other_structure(wanted: pytree.TreeSpec, actual: pytree.TreeSpec, names: Se
     count, keys = wanted.child(0).num_children, list(wanted.child(1).context or [])
     actual_count, actual_keys = actual.child(0).num_children, list(actual.child(1).context or [])
     if (count, keys) == (actual_count, actual_keys):
-        roots = [*(names[:count] if len(names) >= count else map(str, range(count))), *keys]
+        inputs = [*(names[:count] if len(names) >= count else map(str, range(count))), *keys]
+        # the structure of each input, positional ones first
         parts, actual_parts = ([*spec.child(0).children(), *spec.child(1).children()] for spec in (wanted, actual))
-        return next(filter(None, map(_difference, roots, parts, actual_parts)))
+        return next(filter(None, map(_difference, inputs, parts, actual_parts)))
     missing = [*names[actual_count:count], *(key for key in keys if key not in actual_keys)]
     return f": {', '.join(missing)} not given" if missing else ""
 

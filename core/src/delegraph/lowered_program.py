@@ -226,14 +226,14 @@ class LoweredProgram(MethodPrograms):
     def _run_here(self, name: str, observer: Observer | None, args: Any, kwargs: Any) -> Any:
         """The results of a method, run on this host from its initial state.
 
-        ``observer``: gets all values of the run; None if nobody does. Then delegates' inputs are checked for writes.
+        ``observer``: gets all values of the run. None: nobody gets them, and each delegate's inputs are compared before
+        and after its calls instead, to find a runtime that writes to them.
         """
         from .host.observe import ObservedExecutable
 
         executable = self._methods[name]
         if observer is not None:
             return ObservedExecutable(executable, observer, self.delegates)(*args, **kwargs)
-        # compares inputs before and after each call of a delegate, to find a runtime that writes them
         return SuspiciousExecutable(executable._method, executable._delegates)(*args, **kwargs)
 
     def _run_eager(self, name: str, args: Any, kwargs: Any, mode: AbstractContextManager[Any]) -> Any:

@@ -40,6 +40,7 @@ def watched_imports(watch: Callable[[PluginRecord | None], None]) -> Iterator[No
 
 
 def _report(record: PluginRecord | None) -> None:
+    """Call the function of the ``watched_imports`` block, if there is one; None: an import is over."""
     if _watch is not None:
         _watch(record)
 

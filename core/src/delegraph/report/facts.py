@@ -59,7 +59,7 @@ class Told:
         return sorted((fact for fact in cls.FACTS if fact.short or fact.entries), key=lambda fact: not fact.first)
 
     def in_short(self) -> str:
-        """The short forms of the facts, in one line."""
+        """The short forms (``Fact.short``) of the facts that have one, in one line; empty texts are left out."""
         return ", ".join(filter(None, (fact.short(fact.of(self)) for fact in self.readable() if fact.short)))
 
     def details(self) -> Iterator[str]:

@@ -68,6 +68,7 @@ class TextReport(ReportFormat):
 
     @staticmethod
     def render(result: LoweringResult) -> str:
+        """The report, and what was verified. Not called for a lowering that failed, which has no report."""
         assert result.report is not None
         lines = [result.report.to_text(result.verbose), *verification_lines(result.verifications)]
         return "\n".join(lines) + "\n"
@@ -78,6 +79,7 @@ class JsonReport(ReportFormat):
 
     @staticmethod
     def render(result: LoweringResult) -> str:
+        """One JSON object. Not called for a lowering that failed, which has no report."""
         assert result.report is not None
         content = {**result.report.to_json(), "verification": verification_content(result.verifications)}
         return json.dumps(_without_infinities(content), indent=2, default=str, allow_nan=False) + "\n"
