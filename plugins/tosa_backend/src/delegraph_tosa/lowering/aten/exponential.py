@@ -54,7 +54,7 @@ def exp2(t: Tosa, self: Value) -> Value:
     The product w * LN2_HIGH is exact, so the large exponent has no rounding error. POW would be off by 2e-6 at 2^80
     (``power``).
     """
-    # beyond these limits the result is 0 or inf anyway
+    # 2^-256 is 0 in fp32, and 2^256 is inf: beyond these limits nothing changes
     x = t.clamp(floating_value(t, self), -256, 256)
     w = t.floor(x)
     rest = t.add(t.mul(w, LN2 - LN2_HIGH), t.mul(t.sub(x, w), LN2))

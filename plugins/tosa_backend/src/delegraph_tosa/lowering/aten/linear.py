@@ -142,6 +142,7 @@ def bilinear(t: Tosa, input1: Value, input2: Value, weight: Value, bias: Value |
     t.expect_one_type("a matrix product", input1, input2, weight, bias)
     outputs, first, second = weight.shape
     lead = input1.shape[:-1]
+    # input1 @ weight[o] for all o at once, [rows,O,B]; then each row is multiplied by its input2 [rows,B,1]
     matrix = t.reshape(t.transpose(weight, (1, 0, 2)), (first, outputs * second))
     left = t.reshape(_product(t, input1, matrix), (math.prod(lead), outputs, second))
     right = t.reshape(input2, (math.prod(lead), second, 1))

@@ -39,6 +39,7 @@ def ratio(t: Tosa, size: int, out: int, scale: float | None) -> Fraction:
     """Input pixels per output pixel, exactly: size / out, or 1 / scale if the user gave a scale."""
     if scale is None or scale <= 0:
         return _ratio_of_sizes(t, size, out)
+    # the nearest fraction of small numbers: RESIZE takes a scale_n of up to 2048
     exact = Fraction(scale).limit_denominator(2048)
     t.require(float(exact) == scale, f"the scale factor {scale} is no fraction that RESIZE can express")
     return 1 / exact

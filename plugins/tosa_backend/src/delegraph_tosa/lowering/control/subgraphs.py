@@ -116,8 +116,9 @@ class Subgraph:
 def keys_of(graphs: Sequence[Subgraph], carried: Iterable[Key] = ()) -> list[Key]:
     """The keys of the inputs that all ``graphs`` of one operator get, in order.
 
-    ``carried`` come first, then the operands that any of the graphs uses, then each size that a graph computes with and
-    that no shape of the inputs before it has.
+    A key is an operand of the call, by position, or the symbol of a size, for which the input is a tensor of this
+    length. ``carried`` come first, then the operands that any of the graphs uses, then each size that a graph computes
+    with and that no shape of the inputs before it has.
     """
     keys = list(carried)
     keys += sorted({key for graph in graphs for key in graph.inputs}.difference(keys))

@@ -157,6 +157,7 @@ def _single_number(constant: Value) -> float | None:
     """
     try:
         numbers = set(real_elements(constant).flat)
+    # the support check
     except Unsupported:
         return None
     return numbers.pop() if len(numbers) == 1 else None

@@ -112,7 +112,7 @@ class Accumulating(Tosa):
         return self._rescaled(sums, Scale(1.0, (down,)))
 
     def _bounded(self, sums: Value, terms: int, left: Value, right: Value) -> Value:
-        """``sums``; sets their range to what ``terms`` products of ``left`` and ``right`` can add up to.
+        """``sums``; sets their range to what ``terms`` products of ``left`` and ``right`` can add up to, in ``unit``.
 
         The range is not known (None) if there is a bias, or if it exceeds 31 bits.
         """

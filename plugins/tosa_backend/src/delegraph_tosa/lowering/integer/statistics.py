@@ -80,6 +80,7 @@ def _variance(t: Tosa, x: Scaled, dims: Dims, correction: float, keepdim: bool) 
     c = t.sub(t.mul(q, n), reduced(t, q, t.reduce_sum, axes, True))
     c.range = -n * (high - low), n * (high - low)
     total = sum_of_squares(t, c, axes, keepdim)
+    # c is in integers, so the variance of the real numbers has the factor scale**2
     return Scaled(total.q, total.scale.over(n**2 * (n - correction) / x.scale.factor**2))
 
 
