@@ -291,7 +291,8 @@ class Index:
         several plugins declare it, PluginUnavailable if it needs a module that is not installed, and if no plugin
         declares it the error of ``_not_declared``.
         """
-        # PROVIDERS, too: without delegraph-analysis, r.nodes.json is an error, and not a .json file
+        # names that first-party distributions would declare count as known, even if these are not installed: otherwise
+        # r.nodes.json would be written as a .json file, where an error has to say what to install
         known = self._declared.keys() | PROVIDERS.keys()
         key = next((k for k in (asked, *kind.meant_by(asked)) if (kind, k) in known), asked)
         declared = self._declared.get((kind, key))

@@ -88,8 +88,8 @@ def memory_of(tensor: torch.Tensor) -> Iterator[memoryview]:
     or a single row.
     """
     tensor = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
-    plain = tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-    rows = max(1, len(tensor) if plain else _PIECE * len(tensor) // max(1, tensor.nbytes))  # rows of one piece
+    in_order = tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    rows = max(1, len(tensor) if in_order else _PIECE * len(tensor) // max(1, tensor.nbytes))  # rows of one piece
     for piece in torch.split(tensor, rows):
         elements = piece.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
         # one element is contiguous whatever its stride, but can be seen as bytes at stride 1 only
