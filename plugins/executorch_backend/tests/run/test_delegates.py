@@ -97,7 +97,7 @@ def test_two_methods_of_one_weight_in_the_stock_runtime(backends: list[str]) -> 
 
 
 def test_a_runtime_that_is_missing_is_named() -> None:
-    def nothing(backend_id: str, *rest: Any) -> Any:
+    def nothing(backend_id: str, *rest: Any, **header: Any) -> Any:
         raise delegraph.errors.NoRuntime("no-runtime", f"{backend_id} has no runtime here")
 
     file = read_program(emit(lower(Split(), CALL, backends=["compiler-demo"])).file.join())
