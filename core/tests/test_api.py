@@ -586,6 +586,11 @@ BAD_PROGRAMS = {
         "input-invalid",
         "example_inputs of several methods is {method: value}, not tuple",
     ),
+    "misspelt_method": (
+        lambda: ({"a": Middle().eval()}, {"a": (torch.randn(3, 4),), "aa": (torch.randn(3, 4),)}),
+        "input-invalid",
+        "example_inputs has the method 'aa', which the program does not have\n  hint: its methods: a$",
+    ),
     "missing_argument": (lambda: (Middle().eval(), ()), "export-failed", r"missing a required argument: 'x'$"),
 }
 

@@ -47,6 +47,25 @@ def test_checks_are_no_refusals_and_split_no_delegate(echo_registry):
     assert made.verify(X).relative_error == 0
 
 
+class TwiceChecked(nn.Module):
+    def forward(self, x):
+        y = x + 1
+        torch._assert_async((y > 0).all(), "first")
+        torch._assert_async((y < 9).all(), "second")
+        return y * 2
+
+
+def test_a_check_of_no_known_line_hides_no_other(echo_registry):
+    program = torch.export.export(TwiceChecked(), (X,))
+    first = next(n for n in program.graph.nodes if "_assert" in str(n.target))
+    for key in ("stack_trace", "from_node"):
+        first.meta.pop(key, None)
+    partitioner = CapabilityPartitioner(lambda n: None, "EchoBackend")
+    made = api.lower(program, backends=[partitioner], registry=echo_registry)
+    (note,) = [n for n in made.report.notes if "dropped" in n]
+    assert "2 checks" in note and '"second")' in note and "None" not in note
+
+
 @pytest.mark.parametrize(("x", "said"), [(X * 1000, "Runtime|input"), (X * 40, "result")], ids=["input", "result"])
 def test_they_are_checked_at_run_time(echo_registry, x, said):
     with pytest.raises(RuntimeError, match=said):

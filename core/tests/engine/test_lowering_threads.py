@@ -464,6 +464,31 @@ def test_who_forks_in_the_middle_of_its_own_lowering_goes_on_in_both():
     assert said == ["(True, False)"]
 
 
+def test_a_process_that_is_forked_after_the_pause_of_another_thread_has_ended(pool):
+    """The child still pauses for the thread that forked, and only for that."""
+    begun, over = threading.Event(), threading.Event()
+
+    def other():
+        with pause_collection():
+            begun.set()
+            over.wait(120)
+
+    def child():
+        inside = gc.isenabled()
+        mine.__exit__(None, None, None)
+        return inside, gc.isenabled()
+
+    ended = pool.submit(other)
+    assert begun.wait(120)
+    mine = pause_collection()
+    mine.__enter__()
+    over.set()
+    ended.result()
+    assert in_fork(child) == "(False, True)"
+    mine.__exit__(None, None, None)
+    assert gc.isenabled()
+
+
 def test_a_program_that_another_thread_was_calling_when_the_process_was_forked(pool):
     inside, over = threading.Event(), threading.Event()
 

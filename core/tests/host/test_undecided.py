@@ -110,6 +110,18 @@ def test_argmax_of_integers_that_are_equal():
         assert Calls(pick, x).verify(torch.tensor(ours)).agrees() is agrees, ours
 
 
+@pytest.mark.parametrize("mask", [torch.finfo(torch.float32).min, -1e9, float("-inf")])
+def test_a_mask_makes_no_scores_about_equal(mask):
+    """Only what is equal beside scores of their own size: the masked ones, and 0.75 twice."""
+    best = lambda x: x.topk(3).indices  # noqa: E731
+    x = torch.tensor([0.5, mask, 0.75, 0.125, mask, 0.75])
+    for ours, agrees in (([2, 5, 0], True), ([5, 2, 0], True), ([0, 2, 5], False), ([2, 5, 3], False)):
+        assert Calls(best, x).verify(torch.tensor(ours)).agrees() is agrees, ours
+    worst = lambda x: x.argmin()  # noqa: E731
+    for ours, agrees in ((1, True), (4, True), (3, False)):
+        assert Calls(worst, x).verify(torch.tensor(ours)).agrees() is agrees, ours
+
+
 def test_a_decision_that_hangs_on_rounding():
     over = lambda x: (x * 3.0) > 0.3  # noqa: E731
     x = torch.tensor([0.1, 0.5, 0.0999])

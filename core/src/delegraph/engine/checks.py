@@ -42,6 +42,7 @@ def settle_checks(plan: Plan) -> tuple[bool, str]:
     # the user's lines of dropped assertions, each once; None stands for those without a known line
     lines = dict.fromkeys(source_of(n) for n in program.graph.nodes if n in dropped and n.target in ASSERTIONS)
     note = f"{pluralize(len(lines), 'check')} of values inside of delegates dropped" if lines else ""
-    note += f", first at {next(iter(lines))}" if any(lines) else ""  # no line may be known
+    known = [line for line in lines if line]
+    note += f", first at {known[0]}" if known else ""
     erase(program.graph, dropped)
     return bool(moved or dropped), note

@@ -52,6 +52,9 @@ def sources_by_method(program: Any, inputs: Any, kwargs: Any, shapes: Any) -> di
         if table is not None and not isinstance(table, Mapping):
             text = f"{argument} of several methods is {{method: value}}, not {type(table).__name__}"
             raise InputError("input-invalid", text)
+        if unknown := sorted(map(str, (table or {}).keys() - program.keys())):
+            text = f"{argument} has the method {unknown[0]!r}, which the program does not have"
+            raise InputError("input-invalid", text, hint=f"its methods: {', '.join(program)}")
     tables = [table or {} for table in arguments.values()]
     return {m: Source(p, *(table.get(m) for table in tables)) for m, p in program.items()}
 

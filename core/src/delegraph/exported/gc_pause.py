@@ -10,13 +10,21 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 _LOCK = threading.Lock()
-_pauses: list[tuple[int, bool]] = []
-"""One entry for each running block of ``pause_collection``: its thread, and whether collection was on when it began.
 
-The first block switches collection off. A later one finds it on only if the user switched it on meanwhile.
-"""
+
+@dataclass(eq=False)
+class _Pause:
+    """One running block of ``pause_collection``: its thread, and whether collection was on when it began."""
+
+    thread: int
+    enabled: bool
+
+
+_pauses: list[_Pause] = []
+"""The running blocks. The first switched collection off; a later one finds it on only if the user switched it on."""
 
 
 @contextmanager
@@ -26,23 +34,22 @@ def pause_collection() -> Iterator[None]:
     The collector belongs to the process, and blocks of several threads may overlap. The last block that ends switches
     collection on again, if it was on before the first.
     """
+    pause = _Pause(threading.get_ident(), gc.isenabled())
     with _LOCK:
-        _pauses.append((threading.get_ident(), gc.isenabled()))
+        _pauses.append(pause)
         gc.disable()
     try:
         yield
     finally:
         with _LOCK:
-            # the last entry, whichever block made it: the first one has to stay until the last block ends
-            _, enabled = _pauses.pop()
-            _restore(enabled)
+            _pauses.remove(pause)
+            _restore(pause.enabled)
 
 
 def _restore(enabled: bool) -> None:
-    """End one pause. ``enabled``: whether collection was on when that pause began."""
-    # While other blocks run, collection stays off. The first entry is removed last: it remembers what to restore.
+    """Switch collection on if ``enabled``; while other blocks run, it is left to the last of them."""
     if enabled and _pauses:
-        _pauses[0] = _pauses[0][0], True
+        _pauses[0].enabled = True
     elif enabled:
         gc.enable()
 
@@ -51,10 +58,10 @@ def _after_fork() -> None:
     """Remove the entries of other threads: they do not exist in the forked process, so their blocks never end."""
     global _LOCK
     _LOCK = threading.Lock()
-    enabled = any(was_enabled for _, was_enabled in _pauses)  # before the first pause, or meanwhile by the user
-    gone = [entry for entry in _pauses if entry[0] != threading.get_ident()]
-    for entry in gone:
-        _pauses.remove(entry)
+    enabled = any(pause.enabled for pause in _pauses)  # before the first pause, or meanwhile by the user
+    gone = [pause for pause in _pauses if pause.thread != threading.get_ident()]
+    for pause in gone:
+        _pauses.remove(pause)
     if gone:
         _restore(enabled)
 

@@ -104,18 +104,19 @@ class OtherRounding(TorchDispatchMode):
     def _reordered(self, source: torch.Tensor, dim: int | None) -> torch.Tensor:
         """``source`` in float64, changed by so little that only elements that are about equal change their order.
 
-        ``dim``: the dimension along which elements are compared; None: all elements are compared.
+        ``dim``: the dimension along which elements are compared; None: all elements are compared. Integers that float64
+        cannot hold are returned as they are.
         """
         wide = source.double()
         finite = wide.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs()
         largest = float(finite.max()) if finite.numel() else 0.0
-        if largest > 2**50 and not source.is_floating_point():  # float64 cannot hold such an integer plus a quarter
-            return source
+        if not source.is_floating_point():
+            # float64 cannot hold a larger integer plus a quarter; changed by less, two that differ stay in order
+            return source if largest > 2**50 else wide + 0.25 * self._noise(wide, dim)
         # infinities are equal to each other, too: they become a number beyond all finite ones, which can be changed
-        limit = 2 * largest or 1.0
-        # two integers that differ stay in order: each is changed by at most a quarter
-        step = self._size(source.dtype) * limit if source.is_floating_point() else 0.25
-        return wide.nan_to_num(nan=torch.nan, posinf=limit, neginf=-limit) + step * self._noise(wide, dim)
+        limit = min(2 * largest or 1.0, torch.finfo(torch.float64).max)
+        changed = wide.nan_to_num(nan=torch.nan, posinf=limit, neginf=-limit)
+        return changed + self._size(source.dtype) * _scales(changed.nan_to_num().abs()) * self._noise(wide, dim)
 
     def _noise(self, like: torch.Tensor, dim: int | None = None) -> torch.Tensor:
         """Factors between -1 and 1 for the elements of ``like``.
@@ -138,3 +139,17 @@ class OtherRounding(TorchDispatchMode):
         """By which share of itself a result of this type may change: that of its tolerance, at least one last digit."""
         tolerance = TOLERANCES.get(str(dtype).removeprefix("torch."), 0.0)
         return max(self._share * tolerance, torch.finfo(dtype).eps)
+
+
+def _scales(magnitudes: torch.Tensor) -> torch.Tensor:
+    """For each magnitude, what counts as large beside it: the largest one that steps of at most a thousandfold lead to.
+
+    So a mask of -3e38 or -1e9 does not make all scores beside it about equal.
+    """
+    known = magnitudes[magnitudes > 0].unique()  # in rising order
+    if not known.numel():
+        return torch.ones_like(magnitudes)
+    is_last = torch.ones_like(known, dtype=torch.bool)
+    is_last[:-1] = known[1:] > 1000 * known[:-1]
+    lasts = known[is_last]
+    return lasts[torch.searchsorted(lasts, magnitudes)]
