@@ -146,10 +146,11 @@ def _scales(magnitudes: torch.Tensor) -> torch.Tensor:
 
     So a mask of -3e38 or -1e9 does not make all scores beside it about equal.
     """
-    known = magnitudes[magnitudes > 0].unique()  # in rising order
+    known = magnitudes[magnitudes > 0].sort().values
     if not known.numel():
         return torch.ones_like(magnitudes)
     is_last = torch.ones_like(known, dtype=torch.bool)
     is_last[:-1] = known[1:] > 1000 * known[:-1]
     lasts = known[is_last]
-    return lasts[torch.searchsorted(lasts, magnitudes)]
+    scales: torch.Tensor = lasts[torch.searchsorted(lasts, magnitudes)]
+    return scales
