@@ -122,6 +122,14 @@ def test_a_mask_makes_no_scores_about_equal(mask):
         assert Calls(worst, x).verify(torch.tensor(ours)).agrees() is agrees, ours
 
 
+def test_scores_that_are_not_contiguous():
+    """Warnings are errors in tests; torch's search warns of other strides."""
+    best = lambda x: x.t().argmax(1)  # noqa: E731
+    x = torch.tensor([[0.5, 0.1], [0.5, 0.2], [0.25, 0.3]])
+    for ours, agrees in (([0, 2], True), ([1, 2], True), ([2, 2], False)):
+        assert Calls(best, x).verify(torch.tensor(ours)).agrees() is agrees, ours
+
+
 def test_a_decision_that_hangs_on_rounding():
     over = lambda x: (x * 3.0) > 0.3  # noqa: E731
     x = torch.tensor([0.1, 0.5, 0.0999])

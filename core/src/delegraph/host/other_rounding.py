@@ -152,5 +152,5 @@ def _scales(magnitudes: torch.Tensor) -> torch.Tensor:
     is_last = torch.ones_like(known, dtype=torch.bool)
     is_last[:-1] = known[1:] > 1000 * known[:-1]
     lasts = known[is_last]
-    scales: torch.Tensor = lasts[torch.searchsorted(lasts, magnitudes)]
+    scales: torch.Tensor = lasts[torch.searchsorted(lasts, magnitudes.contiguous())]  # it warns of other strides
     return scales
