@@ -6,7 +6,8 @@ import torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.errors import ContractViolation, FormatError, OptionError, PluginFailed
-from delegraph.formats import DelegateFormat, ProgramFormat
+from delegraph.formats import DelegateFormat, ProgramFormat, StoredBlob
+from delegraph.host.compatibility import ProgramCompatibility
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.plugin import BackendSpec, FormatSpec, PartitionerSpec, RuntimeSpec, hookimpl
 from delegraph.runtime import BackendRuntime, BlobHeader, Compatibility
@@ -170,6 +171,12 @@ class BareFormat(ProgramFormat):
     @staticmethod
     def read(path, load_delegate):
         return {"forward": lambda: None}
+
+
+def test_a_name_in_a_file_forges_no_line():
+    blob = StoredBlob("fo\ncan run here: runs", BlobHeader("B\x1b[2J\n", 0, b"", "p\n1"), [])
+    text = str(ProgramCompatibility(((blob, Compatibility("cannot", "of\nversion 1")),)))
+    assert text.splitlines()[0] == "can run here: cannot" and len(text.splitlines()) == 2 and "\x1b" not in text
 
 
 def test_a_format_that_does_not_say_its_delegates_says_so(tmp_path, registry):

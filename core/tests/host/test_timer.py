@@ -91,7 +91,16 @@ def test_a_runtime_of_the_api_before_is_timed_as_a_whole():
 
 
 @pytest.mark.parametrize(
-    "spent", [None, [1], {1: 2.0}, {1: {"seconds": -1}}, {1: {"seconds": float("nan")}}, {1: {"seconds": True}}]
+    "spent",
+    [
+        None,
+        [1],
+        {1: 2.0},
+        {1: {"seconds": -1}},
+        {1: {"seconds": float("nan")}},
+        {1: {"seconds": 10**400}},
+        {1: {"seconds": True}},
+    ],
 )
 def test_wrong_times_name_the_runtime(spent):
     with pytest.raises(ContractViolation, match="profile of the runtime of SlowBackend makes a delegate that returned"):

@@ -58,7 +58,7 @@ class ProgramCompatibility:
         for row in self.to_json()["delegates"]:
             by = f" ({', '.join(filter(None, (row['producer'], row['fingerprint'])))})" if row["producer"] else ""
             lines.append(f"  {row['method']}  {row['backend']}{by}  {row['verdict'] or 'not known'}: {row['reason']}")
-        return printable("\n".join(lines), kept="\n")
+        return "\n".join(map(printable, lines))  # a line end in a name of the file begins no line here
 
 
 def compatibility_of(

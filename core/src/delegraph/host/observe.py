@@ -5,7 +5,7 @@ A ``Timer`` gets times of delegates in place of the values inside.
 
 from __future__ import annotations
 
-import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -173,4 +173,4 @@ class _Timed(LoadedDelegate):
 
 
 def _is_amount(number: Any) -> bool:
-    return isinstance(number, (int, float)) and not isinstance(number, bool) and 0 <= number < math.inf
+    return isinstance(number, (int, float)) and not isinstance(number, bool) and 0 <= number <= sys.float_info.max

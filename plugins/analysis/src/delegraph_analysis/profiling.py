@@ -118,7 +118,7 @@ class ProgramProfile:
         for delegate, amounts in self.expected.items():
             told = ", ".join(f"{amount:,.0f} {name}" for name, amount in amounts.items())
             lines.append(f"{delegate}: estimated by its compiler, not measured: {told}")
-        return printable("\n".join(lines), kept="\n")
+        return "\n".join(map(printable, lines))  # a line end in a name begins no line here
 
 
 def _ms(seconds: float) -> str:

@@ -12,7 +12,7 @@ from delegraph.errors import OptionError
 from delegraph.formats import Blob, LoadDelegate, ProgramContents, ProgramFormat, StoredBlob, Summary, Verdict
 
 from .inspection import ProgramFacts, collect_facts, summarize
-from .inspection.blobs import stored_blob
+from .inspection.blobs import stored_blobs
 from .serialize.check import check_program
 from .serialize.reader import ProgramFile, named_segments, open_bytes, read_data, read_program
 
@@ -75,7 +75,7 @@ class PteFormat(ProgramFormat):
     def blobs(path: Path) -> Sequence[StoredBlob]:
         """The delegates of all methods, in their order."""
         file = _checked(path)
-        return [stored_blob(file, plan, k) for plan in file.program.plans for k in range(len(plan.delegates))]
+        return [blob for plan in file.program.plans for blob in stored_blobs(file, plan)]
 
     @staticmethod
     def load_in(runtime: str, path: Path) -> Mapping[str, Callable[..., Any]]:

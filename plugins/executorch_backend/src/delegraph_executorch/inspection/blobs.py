@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain, repeat
+
 from delegraph.backend import CompileSpec
 from delegraph.formats import StoredBlob
 from delegraph.runtime import BEGINNING, BlobHeader
@@ -11,11 +13,14 @@ from ..program.tables import ExecutionPlan
 from ..serialize.reader import ProgramFile, blob_of
 
 
-def stored_blob(file: ProgramFile, plan: ExecutionPlan, number: int) -> StoredBlob:
-    """The delegate of that number in a method; of its blob only the beginning is read."""
-    delegate = plan.delegates[number]
-    blob = blob_of(file, delegate)
-    made, told = (dict(enumerate(texts(plan.container))) for texts in (producers, fingerprints))
-    beginning = bytes(blob[:BEGINNING])
-    header = BlobHeader(delegate.id, len(blob), beginning, made.get(number, ""), told.get(number, ""))
-    return StoredBlob(plan.name, header, [CompileSpec(spec.key, spec.value) for spec in delegate.compile_specs])
+def stored_blobs(file: ProgramFile, plan: ExecutionPlan) -> list[StoredBlob]:
+    """The delegates of a method, in the order of the file; of each blob only the beginning is read."""
+    # files of other tools, or damaged ones, say it of fewer delegates than they have, or of more
+    made, told = (chain(texts(plan.container), repeat("")) for texts in (producers, fingerprints))
+    stored = []
+    for delegate, producer, fingerprint in zip(plan.delegates, made, told, strict=False):
+        blob = blob_of(file, delegate)
+        header = BlobHeader(delegate.id, len(blob), bytes(blob[:BEGINNING]), producer, fingerprint)
+        specs = [CompileSpec(spec.key, spec.value) for spec in delegate.compile_specs]
+        stored.append(StoredBlob(plan.name, header, specs))
+    return stored

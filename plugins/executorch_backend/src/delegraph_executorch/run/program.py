@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard
 
-from delegraph.backend import CompileSpec
 from delegraph.errors import InputError
-from delegraph.formats import LoadDelegate
+from delegraph.formats import LoadDelegate, StoredBlob
 
 from ..bridging.convention import convention_in_file
 from ..containers import argument_names, flatten_call, structure_of, unflatten_result
-from ..inspection.blobs import stored_blob
+from ..inspection.blobs import stored_blobs
 from ..program.calling import delegate_outputs
 from ..program.tables import BackendDelegate, Call, DelegateCall, ExecutionPlan
 from ..serialize.check import check_program
@@ -75,7 +74,8 @@ class HostProgram:
         plan = self._known(name)
         if name not in self._loaded:
             split = split_calls_of(self.file, plan)
-            delegates = [self._load_delegate(d, plan, k, split) for k, d in enumerate(plan.delegates)]
+            stored = stored_blobs(self.file, plan)
+            delegates = [self._load_delegate(d, plan, k, split, stored[k]) for k, d in enumerate(plan.delegates)]
             self._loaded.setdefault(name, HostMethod(plan, self._data, delegates, split, *self._limits))
         return self._loaded[name](inputs)
 
@@ -85,7 +85,12 @@ class HostProgram:
         return self._plans[name]
 
     def _load_delegate(
-        self, delegate: BackendDelegate, plan: ExecutionPlan, number: int, split: Mapping[int, int]
+        self,
+        delegate: BackendDelegate,
+        plan: ExecutionPlan,
+        number: int,
+        split: Mapping[int, int],
+        stored: StoredBlob,
     ) -> Runner:
         blob = bytes(blob_of(self.file, delegate))
         named = {key: bytes(content) for key, content in self._named_data().items()}
@@ -95,8 +100,7 @@ class HostProgram:
             if call is not None:
                 values = [plan.values[index].value for index in call.args]
                 named |= convention_in_file(delegate.id, blob, values, split[place])
-        specs = [CompileSpec(spec.key, spec.value) for spec in delegate.compile_specs]
-        return self._load(delegate.id, blob, specs, named, header=stored_blob(self.file, plan, number).header)
+        return self._load(delegate.id, blob, stored.compile_specs, named, header=stored.header)
 
     def _named_data(self) -> Mapping[str, Any]:
         return {**{key: content for key, (content, _) in self._data.external.items()}, **named_segments(self.file)}
