@@ -97,8 +97,10 @@ def test_a_registered_backend_is_refused(registry):
     ("choices", "text"),
     [
         ({"isolation": "thread"}, "isolation is 'process' or None, not 'thread'"),
-        ({"time_limit": 0}, "time_limit is a number above 0, not 0"),
-        ({"memory_limit": "1G"}, "memory_limit is a number above 0, not '1G'"),
+        ({"time_limit": 0}, "time_limit is a finite number above 0, not 0"),
+        ({"time_limit": float("nan")}, "time_limit is a finite number above 0, not nan"),
+        ({"memory_limit": float("inf")}, "memory_limit is a finite number above 0, not inf"),
+        ({"memory_limit": "1G"}, "memory_limit is a finite number above 0, not '1G'"),
     ],
 )
 def test_wrong_choices(choices, text, registry):

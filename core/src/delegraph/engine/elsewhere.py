@@ -7,6 +7,7 @@ backend.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -40,8 +41,10 @@ class Elsewhere:
         if isolation not in (None, "process"):
             raise OptionError("option-invalid", f"isolation is 'process' or None, not {isolation!r}")
         for name, limit in (("time_limit", time_limit), ("memory_limit", memory_limit)):
-            if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0):
-                raise OptionError("option-invalid", f"{name} is a number above 0, not {limit!r}")
+            if limit is not None and (
+                isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < math.inf
+            ):
+                raise OptionError("option-invalid", f"{name} is a finite number above 0, not {limit!r}")
         self._registry, self.executor = registry, executor
         self._given = executor, isolation is not None, time_limit, memory_limit  # the arguments of ``Workers``
         # foreign: an object that takes calls, and is not known to run them in threads of this process
