@@ -207,6 +207,8 @@ def test_the_command_takes_a_file_of_settings(settings, tmp_path):
         ("[backends.a]\npython = 3", "has python = "),
         ('[backends.a]\npython = "/bin/python"\nshell = "x"', "unknown key 'shell'"),
         ("[backends", "delegraph.toml: "),
+        ('[backend.a]\npython = "/bin/python"', "unknown table or key 'backend'"),
+        ('backends = "a"', "backends is a str"),
     ],
 )
 def test_settings_that_are_wrong(text, why, tmp_path):
@@ -266,7 +268,7 @@ def far(monkeypatch):
     known = {"far": (config.Setting("far", sys.executable, "tosa"), told)}
     for module in (plugin, environments):
         monkeypatch.setattr(module, "described", lambda: known)
-    caches = environments.environment, environments._backend, environments._partitioner, environments._runtime
+    caches = environments._environment, environments._backend, environments._partitioner, environments._runtime
     yield Registry(entry_points=[e for e in entry_points() if e.value == "delegraph_workers.plugin"])
     for each in caches:
         each.cache_clear()
@@ -324,7 +326,17 @@ def test_answers_of_partitioners_are_not_trusted(answer, far, monkeypatch):
         delegraph.lower(Waves().eval(), (torch.ones(3),), backends=["far"], registry=far)
 
 
-@pytest.mark.parametrize("rows", [[["tensor", "float32", [3]]], [["tensor", "Tensor", [1]]], [["plain", "text"]], 3])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [["tensor", "float32", [3]]],
+        [["tensor", "Tensor", [1]]],
+        [["tensor", "float32", [1 << 70]]],
+        [["plain", "text"]],
+        [["float", "0x1p9999"]],
+        3,
+    ],
+)
 def test_values_of_messages_are_not_trusted(rows):
     with pytest.raises(FormatError, match="values in a message"):
         tensors.read_values(rows, [memoryview(bytes(8))])
@@ -332,7 +344,8 @@ def test_values_of_messages_are_not_trusted(rows):
 
 def test_values_come_back():
     given = [torch.randn(2, 3).t(), torch.ones(0, 2), torch.tensor(float("nan")), 3, -0.0, True, None]
-    given += [torch.tensor([1 + 2j]), torch.ones(2, dtype=torch.bfloat16), torch.tensor([True])]
+    turned = torch.tensor([1 + 2j]).conj()
+    given += [turned, turned.imag, torch.ones(2, dtype=torch.bfloat16), torch.tensor([True])]
     rows, parts = tensors.write_values(given)
     for was, value in zip(
         given, tensors.read_values(json.loads(json.dumps(rows)), list(map(memoryview, parts))), strict=True

@@ -12,8 +12,9 @@ from concurrent.futures.process import BrokenProcessPool
 import delegraph
 import pytest
 import torch
-from delegraph.errors import FormatError, OptionError, PluginFailed
-from delegraph_workers import execute, message
+from delegraph.errors import FormatError, OptionError, PluginFailed, Unsupported
+from delegraph_workers import Workers, execute, message
+from delegraph_workers.supervise import Limits
 from torch import nn
 
 
@@ -147,11 +148,44 @@ def test_answers_are_not_trusted(wrong, text, registry):
         lowered(registry, Copying(wrong), names=("sin",))
 
 
-def test_forked_processes_are_refused(registry):
+def test_forked_processes_are_refused(registry, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
         with pytest.raises(OptionError, match="are forked") as error:
             lowered(registry, pool)
     assert "get_context('spawn')" in error.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
+class Column(nn.Module):
+    """Adds a constant with gaps, whose bytes have no address of their own."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.column = torch.full((8, 2), value)[:, 0]
+
+    def forward(self, x):
+        return torch.sinh(x + self.column)
+
+
+def test_a_refusal_is_of_the_constants_and_the_limits(registry):
+    pool = Copying()
+    there = Workers(pool)
+
+    def refused(value, limits):
+        program = torch.export.export(Column(value), (torch.ones(8),), strict=False)
+        with pytest.raises(Unsupported, match="no plan for it") as error:
+            there.compile("RefusingBackend", "troubled/refusing", {}, {"": [program]}, {"": [[]]}, limits)
+        assert error.value.hint == "none"
+        return len(pool.jobs)
+
+    try:
+        asked = [refused(value, Limits(seconds)) for value, seconds in [(1.0, 1), (1.0, 1), (2.0, 1), (1.0, 9)]]
+        assert asked == [1, 1, 2, 3]
+        there.forget()
+        assert refused(1.0, Limits(1)) == 4
+    finally:
+        there.close()
 
 
 @pytest.mark.slow

@@ -19,10 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .message import PROTOCOL
+
 CONFIG = "DELEGRAPH_CONFIG"
 """The variable that names another file of settings; ``--config FILE`` sets it."""
 SECONDS = 60.0
 """How long an environment may take to say which backend it has."""
+
+
+KINDS = {"str": str, "int": int, "float": float, "bool": bool}
+"""The types of options, by their names in descriptions."""
 
 
 class BadSettings(Exception):
@@ -70,11 +76,16 @@ def read_settings(text: str, path: Path) -> list[Setting]:
     """The backends in the text of a file of settings. Raises BadSettings."""
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        tables = toml.loads(text).get("backends", {})
-    except ValueError as e:
+        whole = toml.loads(text)
+    except (ValueError, RecursionError) as e:
         raise BadSettings(f"{path}: {e}") from e
+    if unknown := sorted(whole.keys() - {"backends"}):
+        raise BadSettings(f"{path} has the unknown table or key {unknown[0]!r}; it has tables [backends.NAME]")
+    tables = whole.get("backends", {})
+    if not isinstance(tables, Mapping):
+        raise BadSettings(f"{path}: backends is a {type(tables).__name__}; the file has tables [backends.NAME]")
     made = []
-    for name, table in tables.items() if isinstance(tables, Mapping) else ():
+    for name, table in tables.items():
         given = table if isinstance(table, Mapping) else {}
         python, backend = given.get("python"), given.get("backend", name)
         if not isinstance(python, str) or not os.path.isabs(python) or not isinstance(backend, str):
@@ -97,7 +108,7 @@ def description_of(setting: Setting) -> dict[str, Any]:
     kept = base / (hashlib.sha256(json.dumps([setting.python, setting.backend]).encode()).hexdigest() + ".json")
     try:
         known = json.loads(kept.read_text("utf-8"))
-        if known["stamps"] == _stamps(known["told"]["path"]):
+        if known["stamps"] == _stamps(known["told"]["path"]) and _is_description(known["told"]):
             return dict(known["told"])
     except (OSError, ValueError, KeyError, TypeError):
         pass  # there is none, or it is of another version: the environment is asked
@@ -112,16 +123,40 @@ def description_of(setting: Setting) -> dict[str, Any]:
     return told
 
 
+def _is_description(told: dict[str, Any]) -> bool:
+    """Whether an answer has what ``describe`` gives; of another protocol, just the protocol and the path are read."""
+    texts = "name", "backend_id", "summary", "distribution", "version", "prefix"
+    path, options = told.get("path"), told.get("options")
+    if type(told.get("protocol")) is not int or not isinstance(path, list) or not all(type(p) is str for p in path):
+        return False
+    if told["protocol"] != PROTOCOL:
+        return True
+    rows = isinstance(options, list) and all(isinstance(o, list) and len(o) == 5 for o in options)
+    rows = rows and all(isinstance(o[1], str) and o[1] in KINDS for o in options)
+    return rows and all(isinstance(told.get(key), str) for key in texts)
+
+
 def _stamps(path: list[str]) -> list[Any]:
     """When each folder was changed last, in nanoseconds; None for one that is not there."""
     return [os.stat(folder).st_mtime_ns if os.path.exists(folder) else None for folder in path]
 
 
+def no_settings(folder: Path) -> Path:
+    """An empty file of settings in a private folder, for the processes of another environment.
+
+    With the user's settings, an environment that has this distribution would ask itself what it has, without end.
+    """
+    path = folder / "delegraph.toml"
+    path.touch(mode=0o600)
+    return path
+
+
 def _ask(setting: Setting) -> dict[str, Any]:
     """Let the environment describe the backend."""
     command = [setting.python, "-m", "delegraph_workers.describe", setting.backend]
-    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", CONFIG)}
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     with tempfile.TemporaryDirectory(prefix="delegraph-") as nowhere:
+        environment[CONFIG] = str(no_settings(Path(nowhere)))
         try:
             done = subprocess.run(
                 command, env=environment, cwd=nowhere, capture_output=True, timeout=SECONDS, stdin=subprocess.DEVNULL
@@ -135,4 +170,7 @@ def _ask(setting: Setting) -> dict[str, Any]:
         raise BadSettings(f"{setting.python} does not describe {setting.backend!r}: {said[0]:.300}") from None
     if not isinstance(told, dict) or "error" in told:
         raise BadSettings(f"{setting.python}: {told.get('error') if isinstance(told, dict) else told!r}")
+    if not _is_description(told):
+        text = f"{setting.python} describes {setting.backend!r} in no known form; has it another delegraph-workers?"
+        raise BadSettings(text)
     return told

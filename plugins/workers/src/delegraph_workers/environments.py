@@ -38,6 +38,7 @@ from .tensors import read_values, write_values
 from .workers import Remote, Workers
 
 _NOTHING = Limits()
+_LOCK = threading.Lock()
 
 
 class Environment:
@@ -64,7 +65,8 @@ class Environment:
         self.workers.close()
 
     def ask(self, header: Mapping[str, Any], program: ExportedProgram) -> dict[str, Any]:
-        """What a worker answers about a program."""
+        """What a worker answers about a program; a lowering begins with it."""
+        self.workers.forget()
         answer, _ = self.workers.send({**header, "backend": self.backend}, [write(program)], self.backend)
         return self._told(answer)[0]
 
@@ -83,9 +85,14 @@ class Environment:
         return header, parts
 
 
-@cache
 def environment(name: str) -> Environment:
-    """The environment of a backend of the settings."""
+    """The environment of a backend of the settings; all threads use the same one."""
+    with _LOCK:
+        return _environment(name)
+
+
+@cache
+def _environment(name: str) -> Environment:
     return Environment(name)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -164,7 +165,8 @@ def _limited(limit: int | None) -> Iterator[None]:
     import resource
 
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (data_size() + limit, before[1]))
+    others = [n for n in before if n != resource.RLIM_INFINITY]  # a limit that is there already is not lifted
+    resource.setrlimit(resource.RLIMIT_DATA, (min(data_size() + limit, sys.maxsize, *others), before[1]))
     try:
         yield
     finally:

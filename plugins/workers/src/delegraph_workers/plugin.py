@@ -7,10 +7,8 @@ from typing import Any
 
 from delegraph.plugin import BackendSpec, OptionSpec, PartitionerSpec, RuntimeSpec, hookimpl
 
-from .config import BadSettings, Setting, description_of, settings
+from .config import KINDS, BadSettings, Setting, description_of, settings
 from .message import PROTOCOL
-
-_KINDS = {"str": str, "int": int, "float": float, "bool": bool}
 
 
 @functools.cache
@@ -61,7 +59,7 @@ def _spec(name: str, setting: Setting, told: dict[str, Any]) -> BackendSpec:
             name, home, f"Backend_{_identifier(name)}", 1, requires=(f"environment_of_{name}",), install_hint=hint
         )
     options = tuple(
-        OptionSpec(n, _KINDS[kind], default, tuple(c), text) for n, kind, default, c, text in told["options"]
+        OptionSpec(n, KINDS[kind], default, tuple(c), text) for n, kind, default, c, text in told["options"]
     )
     summary = f"{told['summary']} ({told['distribution']} {told['version']} in {told['prefix']})".strip()
     target = f"delegraph_workers.environments:{told['backend_id']}"

@@ -20,12 +20,18 @@ from typing import Any
 
 from delegraph.errors import DelegraphError, Unsupported
 
+from .config import CONFIG, no_settings
 from .failures import describe
 from .message import PROTOCOL, pack
 
 START_LIMIT = 300.0
 """Seconds for what comes before a compile: starting Python, importing torch and the backend, reading the partition."""
 _SHOWN_LINES, _SHOWN_BYTES = 5, 65536
+_LONGEST_LINE = 65536
+_LONGEST_WAIT = 3600.0
+"""Seconds that the system waits at a time; it refuses more than 24 days."""
+_DYING = 5.0
+"""Seconds that a process gets to end, after it was told to or has closed its descriptors."""
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
 
@@ -53,6 +59,7 @@ class WorkerProcess:
         environment = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **os.environ}
         if python:
             environment.pop("PYTHONPATH", None)  # it is of this environment
+            environment[CONFIG] = str(no_settings(folder))
         else:
             path = [p for p in sys.path if isinstance(p, str)]
             begin = f"import sys; sys.path[:] = {path!r}; from delegraph_workers.worker import main; main(*{numbers})"
@@ -94,21 +101,24 @@ class WorkerProcess:
 
         Raises Unsupported, with how it ended, if the process does not survive the job, or a limit stops it.
         """
-        if not self._ready:
-            self._expect_ready()
-        number, place = time.monotonic_ns(), os.fstat(self._output.fileno()).st_size
-        paths = [self._folder / f"{self.pid}-{number}.{kind}" for kind in ("job", "answer")]
-        paths[0].write_bytes(job)
+        number = time.monotonic_ns()
+        paths = [self._folder / f"{self.pid}-{number}.{kind}" for kind in ("job", "answer", "answer.partial")]
         request = {"job": str(paths[0]), "answer": str(paths[1]), "memory_limit": limits.memory}
         try:
+            if not self._ready:
+                self._expect_ready()
+            place = os.fstat(self._output.fileno()).st_size
+            paths[0].write_bytes(job)
             with contextlib.suppress(BrokenPipeError):
                 self._asks.write(json.dumps({**request, "directory": _directory()}) + "\n")
-            self._await("begun", START_LIMIT, place)
-            start = time.monotonic()
-            self._await("done", limits.seconds, place, start)
+            if self._await("begun", START_LIMIT, place):
+                self._await("done", limits.seconds, place)
+            if not paths[1].exists():
+                raise self._refusal("said that it was done, and left no answer", place)
             return paths[1].read_bytes(), self._printed(place)
-        except _Done:
-            return paths[1].read_bytes(), self._printed(place)
+        except BaseException:  # such as KeyboardInterrupt: what it says later is no answer to the next job
+            self.stop()
+            raise
         finally:
             for path in paths:
                 path.unlink(missing_ok=True)
@@ -118,10 +128,13 @@ class WorkerProcess:
         try:
             line = self._line(time.monotonic() + START_LIMIT)
         except _Ended:
-            self.stop()
-            why = _last_lines(self._printed(0)) or f"exit code {self._process.returncode}"
+            why = _last_lines(self._printed(0)) or f"exit code {self._exit_code()}"
             hint = "its environment has to have delegraph and delegraph-workers" if self.python else None
             raise DelegraphError("workers/not-started", f"a worker ended while it started: {why}", hint=hint) from None
+        except (_TooLong, _Nonsense) as e:
+            how = f"said {e}" if isinstance(e, _Nonsense) else f"had not started after {START_LIMIT:g} s"
+            text = f"a worker {how}; it printed: {_last_lines(self._printed(0)) or 'nothing'}"
+            raise DelegraphError("workers/not-started", text) from None
         if line.get("ready") != PROTOCOL:
             text = f"a worker speaks protocol {line.get('ready')}, and {PROTOCOL} is known here"
             raise DelegraphError("workers/not-started", text, hint="install the same delegraph-workers there")
@@ -132,22 +145,27 @@ class WorkerProcess:
         """By how many bytes its memory has grown since it was ready."""
         return data_size(self.pid) - self._at_first
 
-    def _await(self, what: str, limit: float | None, place: int, start: float | None = None) -> None:
-        """Wait for a line that says ``what``. Raises Unsupported if the process ends before, or takes too long."""
-        start = time.monotonic() if start is None else start
+    def _await(self, what: str, limit: float | None, place: int) -> bool:
+        """Wait for a line that says ``what``; False if the job is done before, with an error.
+
+        Raises Unsupported if the process ends before, takes too long, or says something else.
+        """
+        start = time.monotonic()
         try:
             line = self._line(None if limit is None else start + limit)
+            if what not in line and "done" not in line:
+                raise _Nonsense(f"{line!r:.80}")
         except _TooLong:
             assert limit is not None
             self._abort()
             raise self._refusal(f"was stopped after {limit:g} s", place, "allow more with time_limit") from None
+        except _Nonsense as e:
+            raise self._refusal(f"was stopped, since it said {e} where a worker says how far it is", place) from None
         except _Ended:
-            code = self._process.wait()
+            code = self._exit_code()
             how = f"ended with exit code {code}" if code >= 0 else f"was killed by {_signal_name(-code)}"
-            self.stop()
             raise self._refusal(f"{how} after {time.monotonic() - start:.1f} s", place) from None
-        if what not in line:  # an error came before the backend began: the answer says which
-            raise _Done
+        return what in line
 
     def _refusal(self, how: str, place: int, hint: str | None = None) -> Unsupported:
         printed = _last_lines(self._printed(place))
@@ -155,20 +173,32 @@ class WorkerProcess:
         return Unsupported("unsupported", text, hint=hint)
 
     def _line(self, until: float | None) -> dict[str, Any]:
-        """The next line that the worker tells. Raises _Ended at its end, _TooLong if none comes in time."""
+        """The next line that the worker tells.
+
+        Raises _Ended at its end, _TooLong if none comes in time, _Nonsense for what is no line of a worker.
+        """
         with selectors.DefaultSelector() as selector:
             selector.register(self._tells, selectors.EVENT_READ)
             while b"\n" not in self._lines:
                 left = None if until is None else until - time.monotonic()
-                if (left is not None and left <= 0) or not selector.select(left):
+                if left is not None and left <= 0:
                     raise _TooLong
+                if len(self._lines) > _LONGEST_LINE:
+                    raise _Nonsense(f"{self._lines[:40]!r}...")
+                if not selector.select(left if left is None else min(left, _LONGEST_WAIT)):
+                    continue
                 data = os.read(self._tells, 4096)
                 if not data:
                     raise _Ended
                 self._lines += data
         line, _, self._lines = self._lines.partition(b"\n")
-        told = json.loads(line)
-        return told if isinstance(told, dict) else {}
+        try:
+            told = json.loads(line)
+        except (ValueError, RecursionError):
+            told = None
+        if not isinstance(told, dict):
+            raise _Nonsense(f"{line!r:.80}")
+        return told
 
     def _printed(self, place: int) -> str:
         """What the process printed since its output had ``place`` bytes: the last part of it."""
@@ -176,11 +206,18 @@ class WorkerProcess:
         place = max(place, end - _SHOWN_BYTES)
         return os.pread(self._output.fileno(), end - place, place).decode("utf-8", "replace")
 
+    def _exit_code(self) -> int:
+        """How a process ended that has closed its descriptors, as subprocess says it; one that goes on is stopped."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(_DYING)
+        self.stop()
+        return self._process.wait()
+
     def _abort(self) -> None:
         """Stop the process so that it says where it was."""
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
             self._process.send_signal(signal.SIGABRT)
-            self._process.wait(5)
+            self._process.wait(_DYING)
         self.stop()
 
     def stop(self) -> None:
@@ -207,8 +244,8 @@ class _TooLong(Exception):
     """Nothing was said in time."""
 
 
-class _Done(Exception):
-    """The job is done before the backend began."""
+class _Nonsense(Exception):
+    """Something was said that no worker says; the text quotes it."""
 
 
 def _signal_name(number: int) -> str:

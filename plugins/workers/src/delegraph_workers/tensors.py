@@ -16,7 +16,7 @@ def write_values(values: Sequence[Any]) -> tuple[list[Any], list[bytes]]:
     rows, parts = list[Any](), list[bytes]()
     for value in values:
         if isinstance(value, torch.Tensor):
-            plain = value.detach().cpu().contiguous()
+            plain = torch.empty(value.shape, dtype=value.dtype).copy_(value.detach())  # no lazy conjugate, no strides
             rows.append(["tensor", str(value.dtype).removeprefix("torch."), list(value.shape)])
             parts.append(bytes(plain.reshape(-1).view(torch.uint8).numpy()) if plain.numel() else b"")
         elif isinstance(value, float):
@@ -39,7 +39,7 @@ def read_values(rows: Any, parts: Sequence[memoryview]) -> list[Any]:
                 made.append(row[0])
             else:
                 raise ValueError(f"a value {row[0]!r:.40}")
-    except (ValueError, TypeError, KeyError, IndexError, StopIteration, RuntimeError) as e:
+    except (ValueError, TypeError, KeyError, IndexError, StopIteration, RuntimeError, OverflowError) as e:
         raise FormatError("format-invalid", f"values in a message that are none: {type(e).__name__}: {e}") from e
     return made
 

@@ -6,7 +6,6 @@ it, and returns the result that the worker made. Workers are processes of this m
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import shutil
 import threading
@@ -63,6 +62,8 @@ class Workers:
         python: str | None = None,
     ) -> None:
         threads = executor is None or isinstance(executor, ThreadPoolExecutor)
+        if not threads:
+            _expect_no_fork(executor)  # before there is a folder, which nobody would remove
         self._foreign, self._python = None if threads else executor, python
         self._limits = Limits(time_limit, None if memory_limit is None else int(memory_limit))
         self._isolated = threads or isolated or self._limits != Limits()
@@ -72,9 +73,7 @@ class Workers:
         self._idle: list[WorkerProcess] = []
         self._all: list[WorkerProcess] = []
         self._lock = threading.Lock()
-        self._refused: dict[Any, Unsupported] = {}
-        if self._foreign is not None:
-            _expect_no_fork(executor)
+        self._refused: dict[Any, tuple[str, str | None]] = {}
 
     def prepare(self, backends: Sequence[str]) -> None:
         """Start workers, which import what these backends need while the caller does something else."""
@@ -96,6 +95,10 @@ class Workers:
         for worker in workers:
             worker.close()
         shutil.rmtree(self.path, ignore_errors=True)
+
+    def forget(self) -> None:
+        """Forget which partitions were refused, such as by a process that ended: it may not end another time."""
+        self._refused.clear()
 
     def stand_in(self, backend: type[BackendDetails], name: str, producer: tuple[str, str]) -> type[BackendDetails]:
         """A class that compiles as ``backend`` does, elsewhere. ``name`` is ``distribution/name``.
@@ -171,16 +174,16 @@ class Workers:
         }
         nodes = {n.name: n for listed in programs.values() for p in listed for n in all_nodes(p.graph_module)}
         place = _place(backend, programs)
-        identity = [(form.structure, [memory.place for memory in form.memories]) for form in flat]
-        key = hashlib.sha256(repr([name, header["programs"], identity]).encode()).digest()
+        key = name, limits, repr(header["programs"]), tuple(form.key for form in flat)
         if key in self._refused:  # the same partition under its own names: it would end a worker again
-            raise self._refused[key]
+            message, hint = self._refused[key]
+            raise Unsupported("unsupported", message, hint=hint)
         try:
             answer = self.send(header, flat, place, limits)
             results = self._results(answer, flat, nodes, limits)
         except Unsupported as refusal:
             if refusal.node is None:
-                self._refused[key] = refusal
+                self._refused[key] = refusal.message, refusal.hint  # its traceback would keep the program
             raise
         ordered = iter(results)
         return {method: [next(ordered) for _ in listed] for method, listed in forms.items()}

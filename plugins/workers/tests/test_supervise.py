@@ -1,0 +1,148 @@
+"""Processes that do not speak as workers do, started as an interpreter of another environment is."""
+
+import json
+import sys
+
+import pytest
+from delegraph.errors import DelegraphError, Unsupported
+from delegraph_workers import config, supervise
+from delegraph_workers.message import PROTOCOL
+from delegraph_workers.supervise import Limits, WorkerProcess
+
+START = f"""#!{sys.executable}
+import json, os, sys, time
+requests, answers, lifeline = map(int, sys.argv[-3:])
+def say(text):
+    os.write(answers, text.encode())
+READY = json.dumps({{"ready": {PROTOCOL}}}) + "\\n"
+BEGUN, DONE = '{{"begun": true}}\\n', '{{"done": true}}\\n'
+def answer(line):
+    request = json.loads(line)
+    with open(request["answer"], "wb") as file:
+        file.write(open(request["job"], "rb").read())
+"""
+
+
+@pytest.fixture
+def speaking(tmp_path):
+    """Makes a worker of what its process does; the folder of jobs is ``jobs``."""
+    made = []
+
+    def make(body):
+        script, folder = tmp_path / "python", tmp_path / "jobs"
+        folder.mkdir()
+        script.write_text(START + body)
+        script.chmod(0o700)
+        made.append(WorkerProcess(folder, str(script)))
+        return made[-1]
+
+    yield make
+    for worker in made:
+        worker.close()
+
+
+def left(tmp_path):
+    return [path.name for path in (tmp_path / "jobs").iterdir() if path.name != "delegraph.toml"]
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("say('compiling 3 of 4\\n')", "since it said b'compiling 3 of 4'"),
+        ("say('[' * 60000 + '\\n')", "since it said"),
+        ("say('7\\n')", "since it said b'7'"),
+        ("say('{}\\n')", "since it said {}"),
+        ("say('x' * 100_000)", "since it said"),
+        ("say(BEGUN + BEGUN)", "since it said {'begun': True}"),
+        ("say(BEGUN + DONE)", "left no answer"),
+        ("open(json.loads(line)['answer'] + '.partial', 'w').write('half'); os.kill(os.getpid(), 9)", "by SIGKILL"),
+    ],
+)
+def test_a_worker_that_says_something_else_is_stopped(said, why, speaking, tmp_path):
+    worker = speaking(f"say(READY)\nline = os.fdopen(requests).readline()\n{said}\ntime.sleep(60)")
+    with pytest.raises(Unsupported, match="its process") as error:
+        worker.run(b"job", Limits())
+    assert why in error.value.message
+    assert not worker.alive and left(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("say('{\"ready\": 99}\\n'); time.sleep(60)", "speaks protocol 99"),
+        ("say('hello\\n'); time.sleep(60)", "a worker said b'hello'"),
+        ("print('no licence'); time.sleep(60)", "had not started after 0.5 s; it printed: no licence"),
+    ],
+)
+def test_a_worker_that_does_not_start_is_stopped(said, why, speaking, monkeypatch):
+    """One of another version was kept, and the next job waited five minutes for it to start."""
+    monkeypatch.setattr(supervise, "START_LIMIT", 0.5 if "licence" in said else 60.0)
+    worker = speaking(said)
+    with pytest.raises(DelegraphError, match=why):
+        worker.run(b"job", Limits())
+    assert not worker.alive
+
+
+def test_a_worker_that_closes_its_descriptors_and_goes_on_is_stopped(speaking, monkeypatch):
+    monkeypatch.setattr(supervise, "_DYING", 0.2)
+    worker = speaking("say(READY)\nos.fdopen(requests).readline()\nos.close(answers)\ntime.sleep(60)")
+    with pytest.raises(Unsupported, match="its process was killed by SIGKILL"):
+        worker.run(b"job", Limits())
+    assert not worker.alive
+
+
+def test_an_interrupted_job_leaves_no_worker_that_answers_it_later(speaking, tmp_path, monkeypatch):
+    worker = speaking("say(READY)\nfor line in os.fdopen(requests):\n    say(BEGUN)\n    time.sleep(60)")
+    real = WorkerProcess._line
+
+    def interrupted(self, until):
+        line = real(self, until)
+        if "begun" in line:
+            raise KeyboardInterrupt
+        return line
+
+    monkeypatch.setattr(WorkerProcess, "_line", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        worker.run(b"job", Limits())
+    assert not worker.alive and left(tmp_path) == []
+
+
+def test_a_limit_of_years_is_waited_for(speaking):
+    body = "say(READY)\nfor line in os.fdopen(requests):\n    say(BEGUN)\n    time.sleep(0.2)\n"
+    body += "    answer(line)\n    say(DONE)"
+    assert speaking(body).run(b"job", Limits(seconds=1e9))[0] == b"job"
+
+
+def test_an_environment_does_not_ask_itself(tmp_path, monkeypatch):
+    """The user's own settings name an environment that has this distribution, too."""
+    home = tmp_path / "config" / "delegraph"
+    home.mkdir(parents=True)
+    asked = tmp_path / "asked"
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\necho asked >> {asked}\n[ $(wc -l < {asked}) -lt 5 ] || exit 3\nexec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o700)
+    (home / "delegraph.toml").write_text(f'[backends.far]\npython = "{python}"\nbackend = "nobody"\n')
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("DELEGRAPH_CONFIG", raising=False)
+    monkeypatch.delenv("DELEGRAPH_PLUGINS", raising=False)
+    (setting,) = config.settings()
+    with pytest.raises(config.BadSettings, match="no backend 'nobody'"):
+        config.description_of(setting)
+    assert asked.read_text().count("asked") == 1
+
+
+TEXTS = dict.fromkeys(["name", "backend_id", "summary", "distribution", "version", "prefix"], "far")
+ROWS = {"protocol": PROTOCOL, "path": [], "options": [["level", ["int"], 1, [], "help"]], **TEXTS}
+
+
+@pytest.mark.parametrize("told", [{}, {"protocol": PROTOCOL, "path": []}, {"protocol": PROTOCOL, "path": 3}, ROWS])
+def test_descriptions_in_no_known_form_are_of_no_backend(told, tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho '{json.dumps(told)}'\n")
+    python.chmod(0o700)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(config.BadSettings, match="in no known form"):
+        config.description_of(config.Setting("far", str(python), "far"))
