@@ -62,7 +62,7 @@ def unpacked(key: str, data: bytes) -> tuple[Any, memoryview]:
     end = _HEAD.size + _HEAD.unpack_from(data)[2]
     try:
         return json.loads(data[_HEAD.size : end]), memoryview(data)[end:]
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise nonsense(e) from e
 
 

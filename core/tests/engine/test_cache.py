@@ -14,7 +14,7 @@ from delegraph.backend import BackendDetails, NamedDataStore, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.engine import cache as cache_module
 from delegraph.engine import cache_key, remote_cache
-from delegraph.errors import ContractViolation, OptionError, Unsupported, WriteError
+from delegraph.errors import ContractViolation, FormatError, OptionError, Unsupported, WriteError
 from delegraph.exported_program import constant_tensor, placeholders
 from delegraph.io.blob import TensorBlob, join
 from delegraph.partitioner import CapabilityPartitioner, Reason
@@ -296,6 +296,7 @@ DAMAGES = {
     "nonsense": lambda path, data: entry(path, b'[{}, [["x"]], {}, null, null]'),
     "no list": lambda path, data: entry(path, b"7"),
     "no JSON": lambda path, data: entry(path, b"["),
+    "deep JSON": lambda path, data: entry(path, b"[" * 100_000),
     "another constant": lambda path, data: entry(path, b'[{}, [[[99, 0, 5000]]], {"d": []}, null, null]'),
     "no handles": lambda path, data: entry(
         path, b'[{}, [[]], {"d": [["debug_handle_map", {"d": [[0, {"t": [99]}]]}]]}, null, null]'
@@ -321,6 +322,54 @@ def test_a_damaged_entry_is_a_miss_and_a_note(name, registry, tmp_path):
     assert contents(program) == wanted
     assert sum("is not used: " in note for note in said(program)) == 2
     assert len(said(lowered(model(), registry, tmp_path))) == 1  # they were written anew
+
+
+MADE = {
+    "pipe": os.mkfifo if os.name == "posix" else None,
+    "folder": os.mkdir,
+    "link": lambda path: os.symlink(path.parent / "elsewhere", path),
+    "device": lambda path: os.symlink("/dev/zero", path),
+}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="other systems have other kinds of files")
+@pytest.mark.parametrize("kind", MADE)
+def test_what_is_no_file_is_no_entry(kind, registry, tmp_path):
+    """A pipe was waited for, a device read without end, and a link followed."""
+    kept = delegraph.Cache(tmp_path)
+    wanted = contents(lowered(model(), registry, kept))
+    listed = entries(tmp_path)
+    elsewhere, data = tmp_path / "elsewhere", listed[0].read_bytes()
+    elsewhere.write_bytes(data)
+    for path in listed:
+        path.unlink()
+        MADE[kind](path)
+    program = lowered(model(), registry, kept)
+    assert contents(program) == wanted
+    assert sum("is not used: it is no file" in note for note in said(program)) == 2
+    assert sum("could not be stored" in note for note in said(program)) == 2
+    assert list(kept.entries()) == kept.verify() == []
+    assert elsewhere.read_bytes() == data
+
+
+@pytest.mark.parametrize("header", [b"7", b"[7]", b"[]", b'[[["a"]]]', b"{}", b"[" * 100_000])
+def test_an_entry_whose_facts_are_nonsense_is_damaged(header, tmp_path):
+    path = tmp_path / f"{0:064}.entry"
+    path.write_bytes(entry(path, header))
+    kept = delegraph.Cache(tmp_path)
+    with pytest.raises(FormatError, match="it holds what no entry has"):
+        kept.told(path.stem)
+    assert kept.verify() == [path.stem]
+
+
+def test_a_limit_that_cannot_be_kept_is_a_note(registry, tmp_path, monkeypatch):
+    def fail(self):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(cache_module.Cache, "make_room", fail)
+    program = lowered(model(), registry, tmp_path)
+    assert said(program)[1] == "the limit of the cache could not be kept: Permission denied"
+    assert len(program.delegates) == 2
 
 
 def test_an_entry_that_cannot_be_written_is_a_note(registry, tmp_path, monkeypatch):

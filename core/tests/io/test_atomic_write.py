@@ -121,6 +121,29 @@ def test_a_file_that_must_not_be_written_is_refused_although_its_folder_would_le
     assert (tmp_path / "a").read_bytes() == b"old"
 
 
+def test_a_target_that_another_process_removes_or_replaces_meanwhile(tmp_path, monkeypatch):
+    target, real = tmp_path / "file", os.access
+
+    def gone(path, mode):
+        target.unlink(missing_ok=True)
+        return real(path, mode)
+
+    target.write_bytes(b"old")
+    with monkeypatch.context() as patch:
+        patch.setattr("os.access", gone)
+        write_whole(target, b"new")
+    assert target.read_bytes() == b"new"
+
+    with target.open("rb") as opened:  # its status, when it has lost its name to another file, says that it has no link
+        target.unlink()
+        status = os.fstat(opened.fileno())
+    target.write_bytes(b"of the other process")
+    number = target.stat().st_ino
+    monkeypatch.setattr("delegraph.io.atomic_write._status", lambda path: status)
+    write_whole(target, b"newer")
+    assert target.read_bytes() == b"newer" and target.stat().st_ino != number  # replaced, not written in place
+
+
 def test_a_pipe_is_written_into(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     read = []

@@ -6,6 +6,7 @@ An entry is bytes that begin with a digest; ``delegraph.work`` knows what they c
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import stat
@@ -14,13 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import FormatError, OptionError
+from ..errors import FormatError, OptionError, WriteError
 from ..io.atomic_write import write_whole
-from ..work import unpacked
+from ..work import nonsense, unpacked
 from .remote_cache import Remote
 
 _LIMIT = 10 << 30
 _NAME = re.compile(r"[0-9a-f]{64}\.entry")
+_NO_FILE = "it is no file, but a folder, link, pipe or device"
 
 
 class CacheEntry(NamedTuple):
@@ -72,7 +74,7 @@ class Cache:
         """The bytes of an entry, unchecked; None if the folder has none. Raises OSError if it cannot be read."""
         path = self._path(key)
         try:
-            data = path.read_bytes()
+            data = _content(path)
         except FileNotFoundError:
             return None
         # record the use, by which ``make_room`` chooses; fails if another user owns the entry, or it is gone by now
@@ -81,15 +83,17 @@ class Cache:
         return data
 
     def write(self, key: str, data: bytes) -> None:
-        """Store an entry, completely or not at all. Raises WriteError."""
-        write_whole(self._path(key), data)
+        """Store an entry, completely or not at all. Raises WriteError, also if its name is that of no file."""
+        path = self._path(key)
+        if path.is_symlink() or (path.exists() and not path.is_file()):  # ``write_whole`` would write to where it leads
+            raise WriteError("write-failed", f"cannot write {path}: {_NO_FILE}")
+        write_whole(path, data)
 
     def entries(self) -> Iterator[CacheEntry]:
-        """The entries of the folder, except those that another process removes meanwhile."""
+        """The entries of the folder, except those that another process removes meanwhile. Only files are entries."""
         for path in self.folder.iterdir():
             with contextlib.suppress(FileNotFoundError):
-                if _NAME.fullmatch(path.name):
-                    status = path.stat()
+                if _NAME.fullmatch(path.name) and stat.S_ISREG((status := path.lstat()).st_mode):
                     yield CacheEntry(path.stem, status.st_size, status.st_mtime)
 
     def told(self, key: str) -> dict[str, str]:
@@ -97,8 +101,11 @@ class Cache:
 
         Raises FormatError if the entry is damaged, and OSError if it cannot be read.
         """
-        header, _ = unpacked(key, self._path(key).read_bytes())
-        return dict(header[0])
+        header, _ = unpacked(key, _content(self._path(key)))
+        try:
+            return dict(header[0])
+        except (TypeError, ValueError, LookupError) as e:
+            raise nonsense(e) from e
 
     def verify(self) -> list[str]:
         """Remove the damaged entries; returns their keys."""
@@ -152,6 +159,13 @@ def user_folder() -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library/Caches/delegraph"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "delegraph"
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of an entry. Raises OSError, also for what is no file: a pipe could have no writer, a device no end."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise OSError(errno.EINVAL, _NO_FILE)
+    return path.read_bytes()
 
 
 def _unusable(folder: Path, why: str) -> OptionError:

@@ -158,7 +158,10 @@ class Lookups:
             kept.take(replace(result, debug_handle_map=handles), "equal")
             kept.item.equal_to = first.item
         if self._wrote:
-            self.cache.make_room()
+            try:
+                self.cache.make_room()
+            except OSError as e:
+                self.say(f"the limit of the cache could not be kept: {e.strerror or e}")
 
     def _keep(self, item: Work, registry: Registry) -> _Kept | None:
         """The form and the key of a partition; None, with a note, if it cannot be cached."""

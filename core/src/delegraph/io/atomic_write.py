@@ -103,8 +103,9 @@ def _replace(target: Path, old: os.stat_result | None, content: bytes | Blob) ->
     ``old``: status of the existing target; None if there is none. A target with several hard links, or with another
     owner than new files get, is not replaced: the content is copied into it. The temporary file is gone at the end.
     """
-    if old is not None and not os.access(target, os.W_OK):
-        raise PermissionError(None, "no permission to write to it")  # a rename does not check the target's permissions
+    # a rename does not check the target's permissions; another process may have removed the target by now
+    if old is not None and not os.access(target, os.W_OK) and os.path.lexists(target):
+        raise PermissionError(None, "no permission to write to it")
     _remove_leftovers(target.parent)
     # from the mode of a new file, the system takes away the bits of the umask
     mode = 0o666 if old is None else stat.S_IMODE(old.st_mode) & 0o777
@@ -114,7 +115,8 @@ def _replace(target: Path, old: os.stat_result | None, content: bytes | Blob) ->
             _reserve(file, len(content))
             _write_content(content, file)
             new = os.fstat(file.fileno())
-            if old is not None and (old.st_nlink, old.st_uid, old.st_gid) != (1, new.st_uid, new.st_gid):
+            # no link: another process replaced the target while its status was read
+            if old is not None and (old.st_nlink > 1 or (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid)):
                 file.seek(0)  # replacing the target would separate it from its other hard links, or change its owner
                 with target.open("wb") as existing:
                     shutil.copyfileobj(file, existing, 1 << 20)  # 1 MiB at a time
