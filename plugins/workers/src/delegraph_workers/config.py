@@ -133,7 +133,9 @@ def _is_description(told: dict[str, Any]) -> bool:
         return True
     if not isinstance(options, list) or not all(isinstance(o, list) and len(o) == 5 for o in options):
         return False
-    return all(isinstance(o[1], str) and o[1] in KINDS for o in options) and all(isinstance(told.get(key), str) for key in texts)
+    return all(isinstance(o[1], str) and o[1] in KINDS for o in options) and all(
+        isinstance(told.get(key), str) for key in texts
+    )
 
 
 def _stamps(path: list[str]) -> list[Any]:
