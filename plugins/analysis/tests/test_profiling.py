@@ -7,6 +7,10 @@ import pytest
 import torch
 from delegraph.cli import main
 from delegraph.errors import InputError
+from delegraph.source import Source
+from delegraph_analysis import ProgramProfile, render_page
+from delegraph_analysis.page.heat import Times
+from delegraph_analysis.profiling import Part
 
 MODEL = """
 import torch
@@ -68,6 +72,58 @@ def test_what_lines_were_fused_into_is_counted_under_all_of_them():
     assert all(part.seconds >= 0 for part in found.parts)
     lines = [part.lines for part in found.parts if part.where != "host" and part.lines]
     assert any(len(listed) == 2 for listed in lines)
+
+
+class Counting(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(3))
+
+    def forward(self, x):
+        self.count.add_(1)
+        x.mul_(2)
+        return x + self.count
+
+
+def test_neither_state_nor_inputs_are_written():
+    lowered, given = delegraph.lower(Counting(), (torch.ones(3),), backends=["tosa"]), torch.ones(3)
+    lowered.profile(given, repeats=2)
+    assert given.tolist() == [1, 1, 1] and lowered(torch.ones(3)).tolist() == [3, 3, 3]
+
+
+def profile_of(*parts):
+    return ProgramProfile("forward", 1, 2.0, 2.0, 2.0, 2.0, 3.0, None, parts, {"d": {"cycles": 7}})
+
+
+def test_operators_that_ran_at_the_same_time_are_shares_of_all_of_them():
+    line = (Source("net.py", 3, "forward", "x\ncan run: yes\x1b[2J"),)
+    text = str(found := profile_of(Part("0", "d", 3.0, line), Part("1", "d", 1.0)))
+    assert found.total == 4 and found.attributed == 0.75
+    assert "a runtime ran operators at the same time: their times add up to 4000.000 ms" in text
+    assert "75%" in text and "7 cycles" in text and "\x1b" not in text and "\ncan run" not in text
+
+
+def test_times_are_colours_of_the_page_and_a_column(path, tmp_path, capsys):
+    page, nodes = tmp_path / "r.html", tmp_path / "r.nodes.json"
+    reports = ["--report", page, "--report", nodes, "--report", tmp_path / "r.json", "--report", tmp_path / "r.txt"]
+    assert main(["profile", f"{path}:net", "--backend", "tosa", "--repeats", "1", *map(str, reports)]) == 0
+    shown = page.read_text()
+    assert "Where the time of a call goes" in shown and "20 % or more" in shown and ' e4"' in shown
+    column = json.loads((tmp_path / "r.milliseconds.json").read_text())["graph"]["results"]
+    assert {"linear", "sin", "linear_1"} <= column.keys() and all(row["value"] >= 0 for row in column.values())
+    assert json.loads((tmp_path / "r.json").read_text())["profile"]["forward"]["repeats"] == 1
+    assert "by module:" in (tmp_path / "r.txt").read_text()
+
+
+def test_a_picture_says_what_is_whose_and_what_is_of_several_together():
+    times = Times(
+        profile_of(Part("0", "d", 0.5, nodes=("a", "b")), Part("1", "d", 0.01, nodes=("a",)), Part("add", "host", 1.49))
+    )
+    assert [times.heat("d"), times.heat("d", "a"), times.heat("d", "b"), times.heat("d", "c")] == [4, 4, 4, 0]
+    assert list(times.shown("d", "a")) == ["510 ms, 25.5%, 2 operators together"]
+    assert list(times.lines("d", "b")) == ["0: 500 ms for this and 1 more"]
+    with pytest.raises(InputError, match="not what profile returned"):
+        render_page(delegraph.lower(Net().eval(), (torch.eye(8),), backends=[]).report, {}, {"forward": 3})
 
 
 def test_inputs_in_another_number_and_repeats_of_none_are_errors():

@@ -23,13 +23,15 @@ class LoweringResult:
 
     ``report``: a ``Report``, or None if lowering failed; ``error`` then says why. Until ``report.release()``,
     ``report.origin`` has the programs. ``verifications``: method -> comparison with eager; empty if there was none.
-    ``output``: where the program was saved; None if it was not. ``verbose``: the user wants details. ``model``: the
+    ``profiles``: method -> what ``LoweredProgram.profile`` returned; empty if nothing was timed. ``output``: where the
+    program was saved; None if it was not. ``verbose``: the user wants details. ``model``: the
     model as the user named it; "" if that is not known. ``gates``: name of a check that the user asked for -> its
     error, or None if the check passed. ``seconds``: duration of the whole work.
     """
 
     report: Any = None
     verifications: dict[str, Verification] = field(default_factory=dict)
+    profiles: dict[str, Any] = field(default_factory=dict)
     output: Path | None = None
     verbose: bool = False
     model: str = ""
@@ -68,20 +70,26 @@ class TextReport(ReportFormat):
 
     @staticmethod
     def render(result: LoweringResult) -> str:
-        """The report, and what was verified. Not called for a lowering that failed, which has no report."""
+        """The report, what was verified, and where the time goes. Not called for a lowering that failed."""
         assert result.report is not None
         lines = [result.report.to_text(result.verbose), *verification_lines(result.verifications)]
+        lines += map(str, result.profiles.values())
         return "\n".join(lines) + "\n"
 
 
 class JsonReport(ReportFormat):
-    """``.json``: ``Report.to_json()``, and the comparison with eager under the key "verification"."""
+    """``.json``: ``Report.to_json()``, and the comparison with eager under the key "verification".
+
+    If methods were timed, "profile" has their profiles by method.
+    """
 
     @staticmethod
     def render(result: LoweringResult) -> str:
         """One JSON object. Not called for a lowering that failed, which has no report."""
         assert result.report is not None
         content = {**result.report.to_json(), "verification": verification_content(result.verifications)}
+        if result.profiles:
+            content["profile"] = {method: profile.to_json() for method, profile in result.profiles.items()}
         return json.dumps(_without_infinities(content), indent=2, default=str, allow_nan=False) + "\n"
 
 

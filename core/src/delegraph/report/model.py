@@ -137,16 +137,22 @@ class Report(Told):
     def delegated_operators(self) -> int:
         return sum(row.operator_count for row in self.delegates)
 
-    def save(self, path: str | os.PathLike[str], verifications: Mapping[str, Verification] | None = None) -> None:
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        verifications: Mapping[str, Verification] | None = None,
+        profiles: Mapping[str, Any] | None = None,
+    ) -> None:
         """Write the report in the format that the path's suffix chooses: ``.txt``, ``.json``, or one of a plugin.
 
-        ``verifications``: method -> result of ``verify``, to be written with the report. Raises FormatNotFound if no
+        ``verifications``: method -> result of ``verify``, to be written with the report. ``profiles``: method -> result
+        of ``LoweredProgram.profile``, likewise. Raises FormatNotFound if no
         plugin declares the suffix (the hint names what to install), WriteError if the file cannot be written.
         """
         from .formats import LoweringResult
         from .saving import write_report
 
-        write_report(LoweringResult(self, dict(verifications or {})), path)
+        write_report(LoweringResult(self, dict(verifications or {}), dict(profiles or {})), path)
 
     def to_html(self, verifications: Mapping[str, Verification] | None = None) -> str:
         """The report as an HTML page with pictures, as ``save("report.html")`` writes it. Needs ``delegraph-analysis``.

@@ -36,6 +36,7 @@ from torch.fx import Node
 
 from .accuracy.operators import OperatorStatistics, OperatorVerification, operators_of, severity
 from .page.heat import degree
+from .profiling import ProgramProfile
 
 PROGRAM = "graph"
 """What Model Explorer calls the graph of a ``.pt2`` file; its nodes have the names that they have in the program."""
@@ -90,7 +91,8 @@ class NodeDataReport(ReportFormat):
         for method in report.host:
             found = result.verifications.get(method)
             figures = operators_of(found) if found is not None else None
-            for column in node_data_of(report, method, figures, _node_of(result.output)):
+            timed = result.profiles.get(method)
+            for column in node_data_of(report, method, figures, _node_of(result.output), timed):
                 parts = [path.name[: -len(".nodes.json")], *([method] if len(report.host) > 1 else []), column.name]
                 place = path.with_name(".".join([*parts, "json"]))
                 write_whole(place, f"{json.dumps(column.to_json(), indent=2)}\n".encode())
@@ -111,24 +113,32 @@ def node_data(
     method: str | None = None,
     verification: Verification | None = None,
     file: str | os.PathLike[str] | None = None,
+    profile: ProgramProfile | None = None,
 ) -> list[NodeData]:
-    """Columns for Model Explorer, beside the exported program of a method: delegate, source, refusal, error.
+    """Columns for Model Explorer, beside the exported program of a method: delegate, source, refusal, error, time.
 
-    ``verification`` is what ``verify_operators`` found. ``file``: where the program is saved; its nodes have the
-    figures too. Write each column's ``to_json()`` to a file of its own. Raises InputError if the report was released,
-    OptionError if the file's format does not say what Model Explorer calls its nodes.
+    ``verification`` is what ``verify_operators`` found, ``profile`` what ``profile_program`` did. ``file``: where the
+    program is saved; its nodes have the figures too. Write each column's ``to_json()`` to a file of its own. Raises
+    InputError if the report was released, OptionError if the file's format does not say what Model Explorer calls its
+    nodes.
     """
     found = None if verification is None else operators_of(verification)
     node_of = None if file is None else lowered.node_of(file)
-    return node_data_of(lowered.report, method or lowered.methods[0], found, node_of)
+    return node_data_of(lowered.report, method or lowered.methods[0], found, node_of, profile)
 
 
 def node_data_of(
-    report: Report, method: str, found: OperatorVerification | None = None, node_of: NodeOf | None = None
+    report: Report,
+    method: str,
+    found: OperatorVerification | None = None,
+    node_of: NodeOf | None = None,
+    profile: ProgramProfile | None = None,
 ) -> list[NodeData]:
     """The columns of one method: where each operator runs, its line, why it was refused, its error if that is known.
 
-    Each figure that a backend tells, such as cycles, is a column too.
+    The milliseconds of a call, if there is a ``profile``, are a column. What several operators were fused into is at
+    each of them, as a whole: which share is whose is not known. Each figure that a backend tells, such as cycles, is a
+    column too.
 
     The nodes are those of the exported program. ``node_of``: of a method that is one delegate, those of its file too.
     Raises InputError for a report whose programs were released.
@@ -136,7 +146,9 @@ def node_data_of(
     if method not in report.origin.programs:
         text = f"the report has no program of the method {method!r} any more"
         raise InputError("input-invalid", text, hint="take the node data before the report is released or pickled")
-    return _MethodColumns(report, method, found, node_of).columns()
+    columns = _MethodColumns(report, method, found, node_of)
+    times = [] if profile is None else [NodeData("milliseconds", columns.times(profile), gradient=_HEATS)]
+    return columns.columns() + times
 
 
 class _Place(NamedTuple):
@@ -187,6 +199,21 @@ class _MethodColumns:
             columns.append(NodeData("error", self._values(self._error, max), colors=heats))
         names = dict.fromkeys(name for amounts in self.figures for name in amounts[2])
         return columns + [NodeData(name, self._amounts(name), gradient=_HEATS) for name in names]
+
+    def times(self, profile: ProgramProfile) -> Mapping[str, Mapping[str, float | str]]:
+        """Graph -> node -> milliseconds of the parts that it was made into."""
+        shown_at: dict[tuple[str, str], list[tuple[str, str]]] = {}
+        for row, node in self.places:
+            key = ("host" if row is None else row.name, node.name)
+            shown_at[key] = [(PROGRAM, node.meta[EXPORTED])] if EXPORTED in node.meta else []
+        found: dict[str, dict[str, float | str]] = {PROGRAM: {}}
+        for part in profile.parts:
+            at = {place for node in part.nodes for place in shown_at.get((part.where, node), ())}
+            at |= {self.node_of(part.identifier)} if self.node_of is not None and part.identifier is not None else set()
+            for graph, place in at:
+                of_graph: Any = found.setdefault(graph, {})
+                of_graph[place] = round(of_graph.get(place, 0) + 1000 * part.seconds, 6)
+        return found
 
     def _amounts(self, name: str) -> Mapping[str, Mapping[str, float | str]]:
         """Graph -> node -> what its backend expects it to spend; a fusion's on each node that it stands for."""

@@ -6,6 +6,7 @@ line is shown as such.
 
 from __future__ import annotations
 
+import copy
 import os
 import statistics
 import time
@@ -16,6 +17,7 @@ from typing import Any
 from delegraph import LoweredProgram
 from delegraph.delegates import DelegateInfo
 from delegraph.errors import InputError
+from delegraph.exported import operator_name
 from delegraph.exported_program import CALL_DELEGATE
 from delegraph.io.escape import printable
 from delegraph.runtime import Spent
@@ -24,13 +26,17 @@ from torch.fx import Node
 
 _LISTED = 20
 """Rows of a table that the text has."""
+OVERLAPS = 1.05
+"""How many times a call its parts may take before that is said to be because they ran at the same time."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a call: what it is, where it runs (``host`` or the name of a delegate), and its seconds.
+    """A part of a call: what it is, where it runs, and its seconds.
 
-    ``lines`` and ``modules`` are those that it was made from; none of them if that is not known.
+    ``where``: ``host``, ``host, in PATH`` for the branch or loop body at that path, or the name of a delegate.
+    ``lines``, ``modules`` and ``nodes`` (names in the graph of ``where``) are those that it was made from; none of them
+    if that is not known. ``identifier``: the debug identifier by which a delegate's runtime told it; None for others.
     """
 
     what: str
@@ -38,6 +44,18 @@ class Part:
     seconds: float
     lines: tuple[Source, ...] = ()
     modules: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    identifier: Any = None
+
+    @staticmethod
+    def of(what: str, where: str, seconds: float, nodes: Sequence[Node], identifier: Any = None) -> Part:
+        """The part that was made from ``nodes``."""
+        return Part(what, where, seconds, _lines(nodes), _modules(nodes), tuple(n.name for n in nodes), identifier)
+
+    @property
+    def place(self) -> str:
+        """``host``, or the name of a delegate."""
+        return self.where.partition(", in ")[0]
 
 
 @dataclass(frozen=True)
@@ -61,9 +79,14 @@ class ProgramProfile:
     expected: Mapping[str, Mapping[str, float]]
 
     @property
+    def total(self) -> float:
+        """The seconds of all parts: those of the call, and more if a runtime's operators ran at the same time."""
+        return sum(part.seconds for part in self.parts)
+
+    @property
     def attributed(self) -> float:
-        """The share of the call's seconds that is on lines of the user's program."""
-        return sum(part.seconds for part in self.parts if part.lines) / self.seconds
+        """The share of the parts' seconds that is on lines of the user's program."""
+        return sum(part.seconds for part in self.parts if part.lines) / self.total
 
     def by_line(self) -> list[tuple[str, float]]:
         """Seconds by line, the slowest first; several lines in one row were fused."""
@@ -75,7 +98,7 @@ class ProgramProfile:
 
     def by_place(self) -> list[tuple[str, float]]:
         """Seconds by delegate, and of the host."""
-        return self._summed(lambda part: part.where)
+        return self._summed(lambda part: part.place)
 
     def _summed(self, key: Callable[[Part], str]) -> list[tuple[str, float]]:
         total: dict[str, float] = {}
@@ -94,30 +117,41 @@ class ProgramProfile:
             "plain_seconds": self.plain_seconds,
             "first_seconds": self.first_seconds,
             "load": self.load,
+            "total": self.total,
             "attributed": self.attributed,
         }
         tables = {"lines": self.by_line(), "modules": self.by_module(), "places": self.by_place()}
         rows = {name: [{"name": n, "seconds": s} for n, s in table] for name, table in tables.items()}
         parts = [
-            {"what": p.what, "where": p.where, "seconds": p.seconds, "lines": [line.place for line in p.lines]}
+            {
+                **{"what": p.what, "where": p.where, "seconds": p.seconds, "lines": [line.place for line in p.lines]},
+                **{"modules": list(p.modules), "nodes": list(p.nodes)},
+            }
             for p in self.parts
         ]
         return {**figures, **rows, "parts": parts, "expected": {k: dict(v) for k, v in self.expected.items()}}
 
-    def __str__(self) -> str:
+    def facts(self) -> list[str]:
+        """What is known of the whole call, a sentence each."""
         busy = "" if self.load is None else f"; the machine's load is {self.load:.1f} a processor"
         lines = [
             f"method {self.method}: {_ms(self.seconds)}, {self.attributed:.0%} of it on lines of the program",
             f"{_ms(self.fastest)} to {_ms(self.slowest)} in {self.repeats} calls; {_ms(self.plain_seconds)} where "
             f"nobody watches, {_ms(self.first_seconds)} the first{busy}",
         ]
-        for title, table in (("line", self.by_line()), ("module", self.by_module()), ("place", self.by_place())):
-            lines.append(f"by {title}:")
-            lines += [f"  {_ms(s):>10}  {s / self.seconds:4.0%}  {name}" for name, s in table[:_LISTED]]
-            lines += [f"  and {len(table) - _LISTED} more"] if len(table) > _LISTED else []
+        if self.total > OVERLAPS * self.seconds:
+            lines.append(f"a runtime ran operators at the same time: their times add up to {_ms(self.total)}")
         for delegate, amounts in self.expected.items():
             told = ", ".join(f"{amount:,.0f} {name}" for name, amount in amounts.items())
             lines.append(f"{delegate}: estimated by its compiler, not measured: {told}")
+        return lines
+
+    def __str__(self) -> str:
+        lines = self.facts()
+        for title, table in (("line", self.by_line()), ("module", self.by_module()), ("place", self.by_place())):
+            lines.append(f"by {title}:")
+            lines += [f"  {_ms(s):>10}  {s / self.total:4.0%}  {name}" for name, s in table[:_LISTED]]
+            lines += [f"  and {len(table) - _LISTED} more"] if len(table) > _LISTED else []
         return "\n".join(map(printable, lines))  # a line end in a name begins no line here
 
 
@@ -131,41 +165,47 @@ class _Clock:
     def __init__(self) -> None:
         self.parts: list[Part] = []
         self.own, self._since, self._inside = 0.0, 0.0, 0.0
+        self._path: list[str] = []
 
     def begin(self, values: Mapping[Node, Any]) -> None:
-        self.parts, self.own, self._inside, self._since = [], 0.0, 0.0, time.perf_counter()
+        self.parts, self._path, self.own, self._inside, self._since = [], [], 0.0, 0.0, time.perf_counter()
 
     def see(self, node: Node, value: Any) -> None:
         now = time.perf_counter()
         seconds = max(now - self._since - self._inside, 0.0)
+        where = f"host, in {'.'.join(self._path)}" if self._path else "host"
         if node.target is CALL_DELEGATE:  # its runtime has told the rest
-            self.parts.append(Part("calling a delegate", "host", seconds))
+            self.parts.append(Part("calling a delegate", where, seconds))
         else:
-            self.parts.append(Part(str(node.target), "host", seconds, _lines([node]), _modules([node])))
+            self.parts.append(Part.of(operator_name(node), where, seconds, [node]))
         self._inside, self._since = 0.0, time.perf_counter()
         self.own += self._since - now
 
-    def enter(self, owner: Node, module: Any, inputs: Sequence[Any]) -> None: ...
-    def leave(self) -> None: ...
+    def enter(self, owner: Node, module: Any, inputs: Sequence[Any]) -> None:
+        self._path.append(str(owner.target))
+
+    def leave(self) -> None:
+        self._path.pop()
+
     def inside(self, delegate: DelegateInfo, values: Any) -> None: ...
     def end(self) -> None: ...
 
     def spent(self, delegate: DelegateInfo, seconds: float, read: Callable[[], Spent]) -> None:
         start = time.perf_counter()
-        spent = read()
-        nodes = {n.meta["debug_handle"]: n for n in delegate.nodes if "debug_handle" in n.meta}
-        handles, told = delegate.debug_handle_map, 0.0
-        for identifier, amounts in spent.items():
+        told, name = 0.0, delegate.name
+        nodes: dict[int, list[Node]] = {}
+        for node in delegate.nodes:  # those that one operator was decomposed to have its handle together
+            nodes.setdefault(node.meta.get("debug_handle", -1), []).append(node)
+        handles = delegate.debug_handle_map
+        for identifier, amounts in read().items():
             if "seconds" in amounts:
-                of = [nodes[handle] for handle in handles.get(identifier, ()) if handle in nodes]
+                of = [node for handle in handles.get(identifier, ()) for node in nodes.get(handle, ())]
                 told += amounts["seconds"]
                 what = "on no operator" if identifier is None else str(identifier)
-                self.parts.append(Part(what, delegate.name, amounts["seconds"], _lines(of), _modules(of)))
-        lone = _lines(delegate.nodes) if not told else ()
-        is_whole = len(lone) == 1  # a delegate of one line needs no runtime that tells its operators
-        modules = _modules(delegate.nodes) if is_whole else ()
-        rest = max(seconds - told, 0.0)
-        self.parts.append(Part("the rest of the delegate", delegate.name, rest, lone if is_whole else (), modules))
+                self.parts.append(Part.of(what, name, amounts["seconds"], of, identifier))
+        # a delegate of one line needs no runtime that tells its operators
+        lone = delegate.nodes if not told and len(_lines(delegate.nodes)) == 1 else ()
+        self.parts.append(Part.of("the rest of the delegate", name, max(seconds - told, 0.0), lone))
         taken = time.perf_counter() - start
         self.own += taken
         self._inside += seconds + taken
@@ -187,21 +227,29 @@ def profile_program(
 ) -> ProgramProfile:
     """Call a method of ``lowered`` ``repeats`` times on these inputs, and say where the time of the median call goes.
 
-    Calls that are watched and calls that are not are made in turns. Raises InputError if ``repeats`` is not positive,
-    and what a call raises.
+    Calls that are watched and calls that are not are made in turns, of instances of the program that begin with its
+    initial state; neither ``lowered`` nor the inputs are written. Raises InputError if ``repeats`` is not positive, and
+    what a call raises.
     """
     if type(repeats) is not int or repeats < 1:
         raise InputError("input-invalid", f"repeats is a positive number of calls, not {repeats!r}")
-    name = method or ("forward" if "forward" in lowered.methods else lowered.methods[0])
     clock = _Clock()
-    watched, plain = lowered.observed(clock, name), lowered.method(name)
-    first = _timed(plain, args, kwargs)
-    _timed(watched, args, kwargs)
+    watched = lowered.observed(clock, method)
+    name = method or ("forward" if "forward" in lowered.methods else lowered.methods[0])
+    plain = lowered.instance().method(name)
+    writes = bool(lowered.exported_program(name).graph_signature.user_inputs_to_mutate)
+
+    def timed(run: Callable[..., Any]) -> float:
+        """The seconds of a call. What it writes are inputs of its own."""
+        return _timed(run, *copy.deepcopy((args, kwargs))) if writes else _timed(run, args, kwargs)
+
+    first = timed(plain)
+    timed(watched)
     runs, others = [], []
     for _ in range(repeats):
-        seconds = _timed(watched, args, kwargs)
+        seconds = timed(watched)
         runs.append((seconds - clock.own, clock.parts))
-        others.append(_timed(plain, args, kwargs))
+        others.append(timed(plain))
     runs.sort(key=lambda run: run[0])
     seconds, parts = runs[(len(runs) - 1) // 2]
     rest = Part("between the calls", "host", max(seconds - sum(part.seconds for part in parts), 0.0))

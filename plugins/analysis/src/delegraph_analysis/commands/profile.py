@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from delegraph.command import Outcome, check_model, parse_options, progress, read_model
+from delegraph.command import (
+    Outcome,
+    check_model,
+    expect_places,
+    output_path,
+    parse_options,
+    progress,
+    read_model,
+)
 from delegraph.errors import InputError
 
 
@@ -17,14 +25,17 @@ class Profile:
         add("model", metavar="MODEL", help="a .pt2 file, or path.py[:function] (this runs the file)")
         add("--backend", action="append", default=[], metavar="BACKEND", help="in order of preference (default: one)")
         add("--option", action="append", default=[], metavar="BACKEND.OPTION=VALUE")
+        told = "write the report with the times in the form of the suffix, such as .html; may be given several times"
+        add("--report", action="append", default=[], type=output_path, metavar="FILE", help=told)
         add("--repeats", type=int, default=10, metavar="N", help="calls of each method, of which the median is shown")
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
-        check_model(args.model)
+        expect_places(args.report, filter(None, [check_model(args.model)]))
         options = parse_options(args.backend, args.option)
         with progress(f"lowering {args.model}"):
             from delegraph import lower
+            from delegraph.reports import LoweringResult, write_report
 
             from ..profiling import profile_program
 
@@ -40,5 +51,7 @@ class Profile:
                         "input-invalid", f"method {method} has no example inputs to call it with", hint=hint
                     )
                 found.append(profile_program(lowered, *inputs, repeats=args.repeats, method=method, **kwargs or {}))
+        for path in args.report:
+            write_report(LoweringResult(lowered.report, profiles={f.method: f for f in found}, model=args.model), path)
         content = {"methods": [figures.to_json() for figures in found]}
         return Outcome("delegraph.profile/1", content, "\n".join(map(str, found)), 0)

@@ -25,7 +25,8 @@ from torch.fx import GraphModule, Node
 
 from ..accuracy.operators import OperatorVerification
 from ..drawing import Box, Picture, Wire, box_id, condense, overview
-from .heat import Errors
+from ..profiling import ProgramProfile
+from .heat import Errors, Heat, Times
 from .labels import Labels, stem
 
 if TYPE_CHECKING:
@@ -93,22 +94,28 @@ def tones(report: Report) -> dict[str, int]:
 
 
 def method_pictures(
-    report: Report, method: str, prefix: str, found: OperatorVerification | None = None, links: Links | None = None
+    report: Report,
+    method: str,
+    prefix: str,
+    found: OperatorVerification | None = None,
+    links: Links | None = None,
+    profile: ProgramProfile | None = None,
 ) -> MethodPictures | None:
     """The pictures of one method, with ids that begin with ``prefix``; None if there is no program to draw.
 
-    ``found`` colours the operators by their errors.
+    ``profile`` colours the operators by their times; without it ``found`` does by their errors.
     """
     if method not in report.origin.programs:
         return None
-    return _MethodDrawing(report, method, prefix, Errors(found), links or Links()).pictures()
+    heat: Heat = Errors(found) if profile is None else Times(profile)
+    return _MethodDrawing(report, method, prefix, heat, links or Links()).pictures()
 
 
 class _MethodDrawing:
     """What the pictures of one method share: who owns which delegate, and why operators were refused."""
 
-    def __init__(self, report: Report, method: str, prefix: str, errors: Errors, links: Links) -> None:
-        self.origin, self.errors, self.links = report.origin, errors, links
+    def __init__(self, report: Report, method: str, prefix: str, heat: Heat, links: Links) -> None:
+        self.origin, self.heat, self.links = report.origin, heat, links
         self.method, self.prefix, self.tones = method, prefix, tones(report)
         self.labels = Labels(report.origin.notation(method))
         rows = {(row.method, row.name): row for row in report.delegates}
@@ -196,10 +203,10 @@ class _Graph:
     def label(self, value: Node) -> str:
         return self.labels.value(value)
 
-    def more(self, node: Node, where: str, errors: Errors) -> Iterator[str]:
-        """What the box of an operator says below its name: the type of its result, and how wrong that is."""
+    def more(self, node: Node, where: str, heat: Heat) -> Iterator[str]:
+        """What the box of an operator says below its name: the type of its result, and its error or its time."""
         yield self.labels.value(node, named=False)
-        yield from errors.shown(where, node.name)
+        yield from heat.shown(where, node.name)
 
     def border(self, kind: str, title: str, node: Node) -> Box:
         """The box of an input or output of the graph."""
@@ -266,7 +273,8 @@ class _Host(_Graph):
         self.rows[node] = row = self.method.delegates[number][0]
         name = row.name.removeprefix(f"{self.path}.")
         box = _delegate_box(row, name, self.method.tones[row.backend], self.method.id(number))
-        return replace(box, heat=self.method.errors.heat(row.name), about=(self.method.id(number),))
+        more = partial(self.method.heat.shown, row.name, "")
+        return replace(box, heat=self.method.heat.heat(row.name), about=(self.method.id(number),), more=more)
 
     def _operator(self, node: Node) -> Box:
         held = [(n, _fetch(self.root, n)) for n in node.all_input_nodes if n.op == "get_attr"]
@@ -281,9 +289,9 @@ class _Host(_Graph):
             marked=self._is_refused(node),
             link=body,
             owner=self._owner(node),
-            heat=self.method.errors.heat(self.where, node.name),
+            heat=self.method.heat.heat(self.where, node.name),
             about=self.method.about(node, self.where),
-            more=partial(self.more, node, self.where, self.method.errors),
+            more=partial(self.more, node, self.where, self.method.heat),
         )
 
     def _owner(self, node: Node) -> str:
@@ -311,7 +319,7 @@ class _Host(_Graph):
     def _tooltip(self, node: Node) -> Iterator[str]:
         yield from self.labels.call(node, self.hidden)
         yield from (f"refused by {who}: {self.labels.notation.text(why)}" for who, why in self._refusals(node))
-        yield from self.method.errors.lines(self.where, node.name)
+        yield from self.method.heat.lines(self.where, node.name)
 
     def _outputs(self, node: Node, names: Sequence[str]) -> None:
         values = node.args[0] if isinstance(node.args[0], (list, tuple)) else [node.args[0]]
@@ -324,7 +332,7 @@ class _Host(_Graph):
 def _inside(row: DelegateRow, operators: Sequence[Node], method: _MethodDrawing) -> Picture:
     """The operators of a delegate between its inputs and its outputs."""
     nodes = [n for op in operators for n in (op, *(u for u in op.users if unpacked(u)))]
-    labels, errors = method.labels, method.errors
+    labels, heat = method.labels, method.heat
     graph, mine = _Graph(labels), set(nodes)
     names = {a.name for a in row.inputs}
     around = dict.fromkeys(i for n in nodes for i in n.all_input_nodes if i not in mine)
@@ -333,7 +341,7 @@ def _inside(row: DelegateRow, operators: Sequence[Node], method: _MethodDrawing)
     hidden = {n for n in around if n.name not in names}
 
     def tooltip(node: Node) -> tuple[str, ...]:
-        return (*labels.call(node, hidden), *errors.lines(row.name, node.name))
+        return (*labels.call(node, hidden), *heat.lines(row.name, node.name))
 
     for node in nodes:
         if not graph.unpack(node):
@@ -342,9 +350,9 @@ def _inside(row: DelegateRow, operators: Sequence[Node], method: _MethodDrawing)
                 partial(tooltip, node),
                 "backend",
                 method.tones[row.backend],
-                heat=errors.heat(row.name, node.name),
+                heat=heat.heat(row.name, node.name),
                 about=tuple(filter(None, [method.links.values.get((row.name, node.name))])),
-                more=partial(graph.more, node, row.name, errors),
+                more=partial(graph.more, node, row.name, heat),
             )
             graph.connect(node.all_input_nodes, graph.add(box, node))
     leaving = {a.name for a in row.outputs}

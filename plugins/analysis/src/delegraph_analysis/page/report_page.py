@@ -24,13 +24,17 @@ from delegraph.source import Source
 
 from ..accuracy.operators import OperatorStatistics, OperatorVerification, operators_of, severity
 from ..drawing import TONES, frame, head, share, swatch, text
+from ..profiling import ProgramProfile
 from .graphs import Drawn, Links, boxes_about, method_pictures, tones
+from .heat import SHARES
 from .tables import cell, code, fact_cell, fact_class, lines, link, places, table
 
 BOXES = 3000
 """Boxes that are drawn inside delegates, over the whole page; the delegates after these are in the table only."""
 _WORST = 20
 """Operators with the largest errors that the page lists."""
+_SLOWEST = 100
+"""Rows of a table of times."""
 _DEGREES = ("agrees with float64", "near its tolerance", "differs", "differs by more than ten times that")
 _HINT = (
     "Values flow down. Point at a box or a line for types, the line of your program, and reasons. A delegate leads to \
@@ -44,29 +48,41 @@ class PageReport(ReportFormat):
     @staticmethod
     def render(result: LoweringResult) -> str:
         assert result.report is not None
-        return render_page(result.report, result.verifications) + "\n"
+        return render_page(result.report, result.verifications, result.profiles) + "\n"
 
 
-def render_page(report: Report, verifications: Mapping[str, Verification] | None = None) -> str:
+def render_page(
+    report: Report,
+    verifications: Mapping[str, Verification] | None = None,
+    profiles: Mapping[str, ProgramProfile] | None = None,
+) -> str:
     """One page with a picture of each method; it refers to nothing outside, and runs its own script alone.
 
     ``verifications``: by method what ``verify`` returned, which the page shows too; that of ``verify_operators``
-    colours the pictures. Two runs of one lowering differ in the times only. Raises InputError for other objects.
+    colours the pictures. ``profiles``: by method what ``profile`` returned; the page has its tables, and the pictures
+    of such a method are coloured by times, whatever was verified. Two runs of one lowering differ in the times only.
+    Raises InputError for other objects.
     """
     for method, found in (verifications or {}).items():
         if not isinstance(found, Verification):
             text = f"method {method} has {type(found).__name__}, not what verify returned"
             raise InputError("input-invalid", text, hint="to_html({'forward': lowered.verify(...)})")
+    for method, profile in (profiles or {}).items():
+        if not isinstance(profile, ProgramProfile):
+            text = f"method {method} has {type(profile).__name__}, not what profile returned"
+            raise InputError("input-invalid", text, hint="render_page(report, {}, {'forward': lowered.profile(...)})")
     with pause_collection():
-        return "".join(_Page(report, verifications or {}).parts())
+        return "".join(_Page(report, verifications or {}, profiles or {}).parts())
 
 
 class _Page:
     """One page while it is written."""
 
-    def __init__(self, report: Report, verifications: Mapping[str, Verification]) -> None:
+    def __init__(
+        self, report: Report, verifications: Mapping[str, Verification], profiles: Mapping[str, ProgramProfile]
+    ) -> None:
         self.report, self.tones, self.room = report, tones(report), BOXES
-        self.verifications = verifications
+        self.verifications, self.profiles = verifications, profiles
         self.ids = {method: f"m{k}" for k, method in enumerate(report.host)}
 
     def parts(self) -> Iterator[str]:
@@ -95,7 +111,9 @@ class _Page:
         looks = [(classes, what) for classes, _, what in parts]
         looks += [("host marked", "refused by a backend")] if self.report.causes else []
         looks += [("border", "input, output")]
-        if any(operators_of(v) for v in self.verifications.values()):
+        if self.profiles:
+            looks += [(f"host e{k}", share) for k, share in enumerate(SHARES, start=1)]
+        if any(operators_of(v) for m, v in self.verifications.items() if m not in self.profiles):
             looks += [(f"host e{k}", degree) for k, degree in enumerate(_DEGREES, start=1)]
         items = "".join(f"<li>{swatch(classes)}{text(what)}</li>" for classes, what in looks)
         yield f'<ul class="legend" aria-label="Colours of the pictures">{items}</ul>\n'
@@ -138,6 +156,7 @@ class _MethodSection:
         method, self.row = row.name, row
         self.counts, self.rows = row.left, row.delegates
         self.verified = page.verifications.get(method)
+        self.profile = page.profiles.get(method)
         found = None if self.verified is None else operators_of(self.verified)
         self.figures = [row for row in page.report.figures if row.method == method]
         self.given_back = [row for row in page.report.given_back if row.method == method]
@@ -146,7 +165,7 @@ class _MethodSection:
         self.causes = {f"{prefix}c{k}": cause for k, cause in enumerate(causes)}
         self.values = {f"{prefix}a{k}": o for k, o in enumerate(_listed(found) if found is not None else ())}
         by_place = {(o.where, o.node): row for row, o in reversed(self.values.items())}
-        self.pictures = method_pictures(page.report, method, prefix, found, Links(self.causes, by_place))
+        self.pictures = method_pictures(page.report, method, prefix, found, Links(self.causes, by_place), self.profile)
         self.insides = page.affordable(self.pictures.delegates) if self.pictures else {}
         self.boxes = self._boxes()
 
@@ -164,6 +183,7 @@ class _MethodSection:
             verdict = "agree with eager" if self.verified.agrees() else "differ from eager by more than their tolerance"
             error = _ratio(self.verified.relative_error)
             yield f"<p>The outputs {verdict}; largest error {error} of the largest value.</p>\n"
+        yield from self._times()
         yield from self._given_back()
         yield from self._figures()
         yield from self._left()
@@ -177,6 +197,22 @@ class _MethodSection:
         if self.insides and len(self.insides) < len(self.rows):
             missing = len(self.rows) - len(self.insides)
             yield f"<p>The inside of {missing:,} more is not drawn, to keep this page small.</p>\n"
+
+    def _times(self) -> Iterator[str]:
+        """Where the time of a call goes: by line, module and place, the slowest first."""
+        profile = self.profile
+        if profile is None:
+            return
+        yield "<h3>Where the time of a call goes</h3>\n"
+        yield from (f"<p>{text(line)}.</p>\n" for line in profile.facts())
+        tables = (("line", profile.by_line()), ("module", profile.by_module()), ("place", profile.by_place()))
+        for title, listed in tables:
+            rows = [[f"{1000 * s:.3f}", f"{s / profile.total:.1%}", text(name)] for name, s in listed[:_SLOWEST]]
+            rest = listed[_SLOWEST:]
+            if rest:
+                seconds = sum(s for _, s in rest)
+                rows.append([f"{1000 * seconds:.3f}", f"{seconds / profile.total:.1%}", f"{len(rest):,} more"])
+            yield table(("ms", "share", title), rows, "number", "number", "text", around="short")
 
     def _figures(self) -> Iterator[str]:
         """What backends expect each line of the program to spend, the most expensive first."""
