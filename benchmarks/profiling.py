@@ -21,8 +21,8 @@ import delegraph
 import measuring
 import torch
 
-HEADER = ("model", "delegates", "on the host", "a run, ms", "profiled", "ratio", "on lines", "rest", "unknown", "host")
-HEADER = (*HEADER, "load")
+HEADER = ("model", "delegates", "on the host", "a run, ms", "profiled, ms", "ratio")
+SHARES = ("on lines", "rest", "unknown", "host", "load")
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
     print(measuring.heading(" ".join(["python benchmarks/profiling.py", *sys.argv[1:]]), ["torch", "delegraph"]))
-    print("| " + " | ".join(HEADER) + " |\n|---|" + "---:|" * (len(HEADER) - 1))
+    print("| " + " | ".join(HEADER + SHARES) + " |\n|---|" + "---:|" * (len(HEADER + SHARES) - 1))
     for name in arguments.models or ["MobileNetV2", "BERT-base"]:
         print("| " + " | ".join([name, *row(name, arguments.backend, arguments.repeats)]) + " |", flush=True)
 
