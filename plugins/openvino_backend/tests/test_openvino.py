@@ -102,6 +102,16 @@ def test_inputs_of_other_strides_and_zero_sizes_and_one_that_nobody_reads():
     assert empty.verify(torch.ones(0, 3)).agrees()
 
 
+@pytest.mark.parametrize("function", [lambda m, x: x.clone(), lambda m, x: (x.clone(), x.sin(), x.t().clone(), x[:1])])
+def test_a_result_may_be_an_input_as_it_is(function):
+    """With memory of ours for its results, OpenVINO returned what lay there, and wrote to the input."""
+    x = torch.randn(2, 3)
+    lowered = lower(function, x)
+    assert lowered.report.host_operators == 0
+    for given in (x, x + 1, x[:, :1].expand(2, 3)):
+        assert lowered.verify(given).relative_error < 1e-6
+
+
 def test_results_are_the_callers_own_and_threads_may_call_at_once():
     lowered = lower(Small(), IMAGES)
     first, again = lowered(IMAGES), lowered(IMAGES + 1)

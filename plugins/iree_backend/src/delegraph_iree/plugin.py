@@ -7,6 +7,21 @@ from delegraph_tosa.plugin import KNOWN_DIFFERENCES
 from delegraph_tosa.plugin import OPTIONS as TOSA_OPTIONS
 
 INSTALL = "pip install 'delegraph-iree[engine]'"
+_LEAST = "of nothing but infinities of one sign is the number that is nearest to them"
+LEAST = tuple(
+    (f"aten.{name}", _LEAST)
+    for name in (
+        *(
+            "max_pool2d.default",
+            "max_pool2d_with_indices.default",
+            "amax.default",
+            "amin.default",
+            "max.dim",
+            "min.dim",
+        ),
+    )
+)
+"""IREE begins a maximum with the least finite float, where TOSA's runtime begins with minus infinity."""
 OPTIONS = (
     OptionSpec("target", str, "llvm-cpu", choices=("llvm-cpu", "vulkan-spirv"), help="what IREE compiles for"),
     OptionSpec("cpu", str, "host", help="processor of llvm-cpu: host, generic, or a name that LLVM knows"),
@@ -27,7 +42,7 @@ def delegraph_backends() -> list[BackendSpec]:
             requires=("iree.compiler",),
             install_hint=INSTALL,
             options=OPTIONS,
-            known_differences=KNOWN_DIFFERENCES,
+            known_differences=(*KNOWN_DIFFERENCES, *LEAST),
             composes=("delegraph-tosa",),
         )
     ]

@@ -107,8 +107,6 @@ class Loaded:
         # the frontend leaves out inputs that no result depends on; the name of one tells its place in a call
         self.inputs = [(int(p.get_friendly_name()[1:]), p.get_element_type()) for p in model.get_parameters()]
         self.kinds = [result.get_element_type() for result in model.get_results()]
-        shapes = [result.get_output_partial_shape(0) for result in model.get_results()]
-        self.shapes = [tuple(shape.to_shape()) if shape.is_static else None for shape in shapes]
         self.sizes = [k for k, r in enumerate(model.get_results()) if r.get_friendly_name().startswith("size")]
         self.idle: deque[Any] = deque()
 
@@ -120,17 +118,10 @@ class Loaded:
         given = [_in_memory(arg) for arg in args]  # lives until the request has read it
         for k, (place, kind) in enumerate(self.inputs):
             request.set_input_tensor(k, _shared(given[place], kind))
-        results: list[Any] = [None] * len(self.kinds)
-        for k, shape in enumerate(self.shapes):
-            if shape is not None:
-                results[k] = torch.empty(shape, dtype=DTYPES[self.kinds[k]])
-                request.set_output_tensor(k, _shared(results[k], self.kinds[k]))
         request.infer()
-        for k, shape in enumerate(self.shapes):
-            if shape is None:
-                made = request.get_output_tensor(k)
-                results[k] = torch.empty(tuple(made.shape), dtype=DTYPES[self.kinds[k]])
-                made.copy_to(_shared(results[k], self.kinds[k]))
+        # Copied, since OpenVINO with memory of ours for its results writes those that are an input as it is
+        # into that input, and leaves the result as it was.
+        results = [_copied(request.get_output_tensor(k), kind) for k, kind in enumerate(self.kinds)]
         for k in self.sizes:
             results[k] = results[k].item()
         self.idle.append(request)
@@ -145,6 +136,13 @@ def _in_memory(value: torch.Tensor | float) -> torch.Tensor:
         if least < -(2**31) or most >= 2**31:
             text = f"OpenVINO computes int64 in 32 bits, and an input has elements from {least} to {most}"
             raise InputError("input-invalid", text, hint="keep what computes with such numbers on the host")
+    return tensor
+
+
+def _copied(made: ov.Tensor, kind: Any) -> Any:
+    """A result as a tensor with memory of its own."""
+    tensor = torch.empty(tuple(made.shape), dtype=DTYPES[kind])
+    made.copy_to(_shared(tensor, kind))
     return tensor
 
 

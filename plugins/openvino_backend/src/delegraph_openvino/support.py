@@ -27,8 +27,6 @@ MOVES = frozenset(
     "new_full new_zeros new_ones".split()
 )
 """Operators that compute no new integers: all that is taken on integers for integer results."""
-NOT_ON_SCALARS = ("unfold", "unfold_copy")
-"""Operators that the frontend converts to something else for an input without dimensions."""
 REMEMBERED = 10_000
 """How many answers of the frontend are kept. One takes a millisecond or more, and models repeat their calls."""
 _answers: OrderedDict[str, str | None] = OrderedDict()
@@ -60,8 +58,6 @@ def why_not(node: Node) -> str | None:
     reason = _why_not_integers(node)
     if reason is not None:
         return reason
-    if _name(node) in NOT_ON_SCALARS and any(v.meta["val"].dim() == 0 for v in node.all_input_nodes):
-        return "OpenVINO computes something else where its input has no dimensions"
     # made without a draft, which takes ten times as long
     operands = {n: f"%{k} {_described(n)}" for k, n in enumerate(node.all_input_nodes)}
     arguments = torch.fx.map_arg((node.args, node.kwargs), operands.__getitem__)
