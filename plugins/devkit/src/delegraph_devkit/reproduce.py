@@ -33,6 +33,11 @@ def observing(backend: ConfiguredBackend) -> str:
     return lowering(backend) + "print(lowered.verify(*inputs, per_operator=True))\n"
 
 
+def profiling(backend: ConfiguredBackend) -> str:
+    """Python that lowers ``model`` and shows what its operators took."""
+    return lowering(backend) + "print(lowered.verify(*inputs))\nprint(lowered.profile(*inputs, repeats=2))\n"
+
+
 def calling_again(backend: ConfiguredBackend) -> str:
     """Python that shows how the results of one call change with the next."""
     lines = ["first = lowered(*inputs)", "before = copy.deepcopy(first)", f"lowered(*{OTHER_INPUTS})"]

@@ -78,6 +78,10 @@ SAYS = {
     "tells_tensors": "returned Tensor for ",
     "tells_by_number": "observe tells values under 0, and under nothing that a debug handle map has",
     "observes_others": "observed delegates compute something else than loaded ones",
+    "times_by_number": "profile tells times under 0, and under nothing that a debug handle map has",
+    "profiles_others": "profiled delegates compute something else than loaded ones",
+    "knows_no_version": "compatible says of a blob that was compiled and run here: cannot, of version 0",
+    "reads_beyond": "compatible raised IndexError: index out of range; it was asked about 0 bytes",
     "stranger": "which no node of the partition has",
 }
 """Bad backend -> part of what its one failure says."""

@@ -19,7 +19,7 @@ from delegraph.errors import FormatError, NoRuntime, OptionError, Unsupported
 from delegraph.exported_program import constant_tensor, placeholders, user_inputs
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.plugin import OptionSpec
-from delegraph.runtime import BackendRuntime
+from delegraph.runtime import BackendRuntime, Compatibility
 from torch.fx import Node
 
 aten = torch.ops.aten
@@ -135,6 +135,16 @@ class GoodRuntime(BackendRuntime):
     @classmethod
     def observe(cls, processed_bytes, compile_specs, named_data):
         return GoodRuntime.load.__func__(cls, processed_bytes, compile_specs, named_data).observed
+
+    @classmethod
+    def profile(cls, processed_bytes, compile_specs, named_data):
+        observed = GoodRuntime.observe.__func__(cls, processed_bytes, compile_specs, named_data)
+        return lambda *args: (lambda outputs, told: (outputs, {k: {"seconds": 1e-6} for k in told}))(*observed(*args))
+
+    @staticmethod
+    def compatible(header, compile_specs, device=None):
+        good = device is None and header.beginning[:4] == MAGIC
+        return Compatibility("runs" if good else "cannot", "its blobs begin with its name, and run on this host alone")
 
 
 def tensor(data, shape):
@@ -625,6 +635,40 @@ class ObservesOthers(GoodRuntime):
         return lambda *args: (lambda outputs, told: (tuple(o * 2 for o in outputs), told))(*observed(*args))
 
 
+class TimesByNumber(GoodRuntime):
+    """By its own numbers, and not by the names that preprocess gave."""
+
+    @classmethod
+    def profile(cls, *parts):
+        profiled = super().profile(*parts)
+        return lambda *args: (lambda outputs, told: (outputs, dict(enumerate(told.values()))))(*profiled(*args))
+
+
+class ProfilesOthers(GoodRuntime):
+    """Measuring changes what is computed."""
+
+    @classmethod
+    def profile(cls, *parts):
+        profiled = super().profile(*parts)
+        return lambda *args: (lambda outputs, told: (tuple(o * 2 for o in outputs), told))(*profiled(*args))
+
+
+class KnowsNoVersion(GoodRuntime):
+    """Says of each blob that it cannot run, since it has no version to know."""
+
+    @staticmethod
+    def compatible(header, compile_specs, device=None):
+        return Compatibility("cannot", "of version 0")
+
+
+class ReadsBeyond(GoodRuntime):
+    """Takes the header's word for it that there are bytes."""
+
+    @staticmethod
+    def compatible(header, compile_specs, device=None):
+        return Compatibility("runs" if header.beginning[0] == MAGIC[0] else "cannot", "by its first byte")
+
+
 def register_good(registry):
     return variant()(registry)
 
@@ -698,6 +742,14 @@ BAD = {
         "tells_tensors": variant(runtime=TellsTensors),
         "tells_by_number": variant(runtime=TellsByNumber),
         "observes_others": variant(runtime=ObservesOthers),
+    },
+    "profiled_times": {
+        "times_by_number": variant(runtime=TimesByNumber),
+        "profiles_others": variant(runtime=ProfilesOthers),
+    },
+    "compatibility_answered": {
+        "knows_no_version": variant(runtime=KnowsNoVersion),
+        "reads_beyond": variant(runtime=ReadsBeyond),
     },
     "debug_handles": {"stranger": variant(changed(maps_a_stranger))},
 }
