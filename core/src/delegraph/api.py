@@ -102,7 +102,8 @@ def lower(
     elsewhere = Elsewhere(chosen, executor, isolation, time_limit, memory_limit)
     with elsewhere, pause_collection():  # also for the import of plugins, which takes less than a collection
         partitioners = _named_partitioners(backends, options, registry)
-        elsewhere.begin(b for b in backends if isinstance(b, str))
+        if backends:
+            elsewhere.begin(b for b in backends if isinstance(b, str))
         if example_inputs is None and (model := _model_of_plugin(program, registry)) is not None:
             program, transforms = model.programs, (*model.transforms, *transforms)
             example_inputs, example_kwargs, dynamic_shapes = model.inputs, model.kwargs, model.dynamic_shapes

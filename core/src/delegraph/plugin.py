@@ -190,13 +190,19 @@ class BackendSpec(Declaration):
     NaN"),)``. ``delegraph check`` uses both.
 
     ``composes``: distributions that influence the compiled blob, besides the backend's own, delegraph and torch. A
-    cached result is used only if their versions are the same.
+    cached result is used only if their versions are the same. ``independent_of``: ``("torch", "delegraph")`` or one of
+    them, if the blob depends on nothing but the program's graph and the backend's own code: a cached result is then
+    used with other versions of these, too.
 
     ``default=True``: use this backend if several are installed and the user names none. If several of these are
     declared as default, the user has to choose.
 
     ``isolated=True``: the compiler may end or hang its process, so ``delegraph.lower`` always runs it in another one.
     This needs ``delegraph-workers``.
+
+    ``origin``: (distribution, version) that has the backend, if that is installed in another environment and this
+    distribution stands for it. Reports and files name it. The class then has ``installed()``, which returns what is
+    installed there as a JSON value, for the keys of caches.
     """
 
     noun = "backend"
@@ -217,6 +223,8 @@ class BackendSpec(Declaration):
     default: bool = False
     composes: tuple[str, ...] = ()
     isolated: bool = False
+    independent_of: tuple[str, ...] = ()
+    origin: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
         """As ``Declaration.__post_init__``, and check the types of fields that only a backend has."""
@@ -225,6 +233,11 @@ class BackendSpec(Declaration):
             raise TypeError(f"BackendSpec {self.name!r}: api is an int, not {self.api!r}")
         if not all(isinstance(name, str) for name in self.composes):
             raise TypeError(f"BackendSpec {self.name!r}: composes is a tuple of distributions, not {self.composes!r}")
+        if not {*self.independent_of} <= {"torch", "delegraph"}:
+            text = f'independent_of has "torch", "delegraph" or both, not {self.independent_of!r}'
+            raise TypeError(f"BackendSpec {self.name!r}: {text}")
+        if self.origin is not None and [type(part) for part in self.origin] != [str, str]:
+            raise TypeError(f"BackendSpec {self.name!r}: origin is (distribution, version), not {self.origin!r}")
         if type(self.isolated) is not bool:
             raise TypeError(f"BackendSpec {self.name!r}: isolated is True or False, not {self.isolated!r}")
         for pair in self.known_differences:

@@ -13,11 +13,13 @@ import torch
 from delegraph.backend import BackendDetails, NamedDataStore, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.engine import cache as cache_module
-from delegraph.engine import cache_key, remote_cache
+from delegraph.engine import remote_cache
 from delegraph.errors import ContractViolation, FormatError, OptionError, Unsupported, WriteError
 from delegraph.exported_program import constant_tensor, placeholders
+from delegraph.io import installed
 from delegraph.io.blob import TensorBlob, join
 from delegraph.partitioner import CapabilityPartitioner, Reason
+from delegraph.plugin import BackendSpec
 from torch import nn
 
 
@@ -213,9 +215,27 @@ def test_another_fingerprint_or_other_sources_miss(registry, tmp_path, monkeypat
     monkeypatch.setattr(CountingBackend, "version", "2")
     lowered(model(), registry, tmp_path)
     assert len(CountingBackend.calls) == 4
-    monkeypatch.setattr(cache_key, "_sources", lambda package: "others")
+    monkeypatch.setattr(installed, "_sources", lambda package: "others")
     lowered(model(), registry, tmp_path)
     assert len(CountingBackend.calls) == 6
+
+
+@pytest.mark.parametrize("independent", [(), ("torch",), ("torch", "delegraph")])
+def test_versions_matter_unless_the_backend_says_that_they_do_not(independent, tmp_path, monkeypatch):
+    registry = Registry(discover=False)
+    target = f"{__name__}:CountingBackend"
+    registry.register(BackendSpec("counting", target, "CountingBackend", 2, independent_of=independent))
+    CountingBackend.calls.clear()
+    lowered(model(), registry, tmp_path)
+    real = installed._sources
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "9.0")
+        lowered(model(), registry, tmp_path)
+        assert (len(CountingBackend.calls) == 2) == ("torch" in independent)
+    CountingBackend.calls.clear()
+    monkeypatch.setattr(installed, "_sources", lambda package: "others" if package == "delegraph" else real(package))
+    lowered(model(), registry, tmp_path)
+    assert (not CountingBackend.calls) == ("delegraph" in independent)
 
 
 def test_names_matter_to_a_backend_that_keeps_them(registry, tmp_path, monkeypatch):
@@ -235,13 +255,13 @@ def test_sources_are_hashed_by_content(tmp_path, monkeypatch):
     code.write_text("a = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     __import__("sourced")
-    before = cache_key._sources.__wrapped__("sourced")
-    assert cache_key._sources.__wrapped__("sourced") == before
+    before = installed._sources.__wrapped__("sourced")
+    assert installed._sources.__wrapped__("sourced") == before
     code.write_text("a = 2\n")
-    changed = cache_key._sources.__wrapped__("sourced")
+    changed = installed._sources.__wrapped__("sourced")
     assert changed != before
     (tmp_path / "sourced/gone.py").symlink_to(tmp_path / "nowhere")  # an editor replaces it just now
-    assert cache_key._sources.__wrapped__("sourced") not in (before, changed)
+    assert installed._sources.__wrapped__("sourced") not in (before, changed)
 
 
 def test_a_backend_without_a_fingerprint_is_not_cached_and_the_report_says_so_once(registry, tmp_path, monkeypatch):

@@ -14,11 +14,12 @@ import zipfile
 import delegraph
 import pytest
 import torch
-from delegraph.backend import BackendDetails, PreprocessResult
+from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.errors import FormatError, PluginUnavailable
 from delegraph.partitioner import CapabilityPartitioner
-from delegraph_workers import config, describe, environments, execute, plugin, tensors, workers
+from delegraph.runtime import BlobHeader
+from delegraph_workers import config, describe, environments, execute, plugin, serve, tensors, workers
 from importlib_metadata import entry_points
 from torch import nn
 
@@ -26,7 +27,7 @@ SOURCE = """
 import json
 import torch
 import acme_compiler
-from delegraph.backend import BackendDetails, PreprocessResult
+from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.plugin import BackendSpec, OptionSpec, PartitionerSpec, RuntimeSpec, hookimpl
 from delegraph.runtime import BackendRuntime
@@ -35,6 +36,10 @@ TAKEN = torch.ops.aten.{operator}.default
 
 
 class {name}Backend(BackendDetails):
+    @staticmethod
+    def fingerprint(compile_specs):
+        return acme_compiler.VERSION
+
     @staticmethod
     def preprocess(edge_program, compile_specs):
         print("compiled by", acme_compiler.VERSION)
@@ -71,7 +76,7 @@ from delegraph.plugin import BackendSpec, OptionSpec, PartitionerSpec, RuntimeSp
 @hookimpl
 def delegraph_backends():
     options = (OptionSpec("mode", str, "well", ("well", "crash")),)
-    return [BackendSpec("{low}", "{low}_backend:{name}Backend", "{name}Backend", 1, "of acme", options=options)]
+    return [BackendSpec("{low}", "{low}_backend:{name}Backend", "{name}Backend", 2, "of acme", options=options)]
 
 @hookimpl
 def delegraph_partitioners():
@@ -168,7 +173,7 @@ def test_listing_names_the_environment_and_imports_nothing(registry, settings):
 
 
 @pytest.mark.slow
-def test_two_versions_of_a_compiler_serve_one_lowering(registry, settings):
+def test_two_versions_of_a_compiler_serve_one_lowering(registry, settings, tmp_path):
     model, x = Waves().eval(), torch.linspace(-1, 1, 6)
     lowered = delegraph.lower(model, (x,), backends=["one", "second"], registry=registry)
     assert [(d.backend, d.facts["compiler"], d.output) for d in lowered.report.delegates] == [
@@ -185,9 +190,14 @@ def test_two_versions_of_a_compiler_serve_one_lowering(registry, settings):
         model, (x,), backends=["one", "second"], registry=registry, options={"one": {"mode": "crash"}}
     )
     assert "SIGABRT" in crashed.report.given_back[0].reason and len(crashed.report.delegates) == 1
+    for found in ("compiled", "from the cache"):
+        kept = delegraph.lower(model, (x,), backends=["one", "second"], registry=registry, cache=tmp_path)
+        assert [d.compiled for d in kept.report.delegates] == [found] * 2
+        assert [d.processed_bytes for d in kept.delegates] == [d.processed_bytes for d in lowered.delegates]
+    assert [(d.producer, d.fingerprint) for d in kept.delegates] == [("acme-one 3.1", "1.0"), ("acme-two 3.1", "2.0")]
     for name in ("one", "second"):
         environments.environment(name).close()
-    environments.environment.cache_clear()
+    environments._environment.cache_clear()
 
 
 def test_the_command_takes_a_file_of_settings(settings, tmp_path):
@@ -300,6 +310,44 @@ def test_what_comes_from_there_is_what_would_be_made_here(model, x, far):
     ]
     assert refusals[0] == refusals[1]
     assert made.verify(x).agrees()
+
+
+def test_what_is_compiled_there_is_cached_by_what_is_installed_there(far, tmp_path, monkeypatch):
+    """A renamed model misses, since TOSA keeps names; another fingerprint, or other code there, misses as well."""
+    small, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), torch.randn(1, 4)
+
+    def compiled(**choices):
+        lowered = delegraph.lower(small, (x,), backends=["far"], registry=far, cache=tmp_path, **choices)
+        (delegate,) = lowered.report.delegates
+        return delegate.compiled, lowered
+
+    cold, first = compiled()
+    warm, second = compiled()
+    assert (cold, warm) == ("compiled", "from the cache")
+    assert first.delegates[0].processed_bytes == second.delegates[0].processed_bytes
+    assert first.delegates[0].producer == f"delegraph-tosa {describe.describe('tosa')['version']}"
+    assert compiled(isolation="process")[0] == "from the cache"
+    real = serve.about
+    with monkeypatch.context() as patch:
+        patch.setitem(serve.SERVICES, "about", lambda *a: ({**real(*a)[0], "installed": ["other code"]}, []))
+        assert compiled()[0] == "compiled"
+    with monkeypatch.context() as patch:
+        patch.setitem(serve.SERVICES, "about", lambda *a: ({**real(*a)[0], "fingerprint": None}, []))
+        lowered = compiled()[1]
+        assert any("gives no fingerprint" in note for note in lowered.report.notes)
+    assert compiled()[0] == "from the cache"
+
+
+def test_the_runtime_there_says_whether_a_blob_runs(far, monkeypatch):
+    runtime = far.runtime_for("far")
+    specs = [CompileSpec("tosa_spec", b"TOSA-1.0+FP")]
+    header = BlobHeader("TOSABackend", 9, b"something", "delegraph-tosa 0.1.0")
+    verdict = runtime.compatible(header, specs)
+    assert verdict == delegraph.get_runtime("tosa").compatible(header, specs) and verdict.verdict == "cannot"
+    for wrong in ("perhaps", ["perhaps", "so"], [3]):
+        monkeypatch.setitem(serve.SERVICES, "compatible", lambda *a, wrong=wrong: ({"verdict": wrong}, []))
+        with pytest.raises(FormatError, match="a verdict that is none"):
+            runtime.compatible(header, specs)
 
 
 def test_a_backend_there_meets_the_delegates_of_one_here(far):

@@ -82,6 +82,8 @@ def test_what_a_backend_declares_is_enough(registry, monkeypatch):
     monkeypatch.setattr("delegraph_workers.Workers", Recorded, raising=False)
     lowered(["sin"], registry, "leaving")
     assert begun == [["troubled/leaving"]]
+    delegraph.lower(Steps("sin").eval(), (torch.ones(512, 1024),), backends=[], registry=registry, **APART)
+    assert len(begun) == 1  # there is nothing to compile
 
 
 def test_a_registered_backend_is_refused(registry):

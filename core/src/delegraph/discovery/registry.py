@@ -77,9 +77,9 @@ class Registry:
         return self._index().find(name).full_name
 
     def producer(self, name: str) -> tuple[str, str]:
-        """(distribution, version) that declare the backend ``name``. Raises what ``spec`` does."""
-        record = self._index().find(name).record
-        return record.distribution, record.version
+        """(distribution, version) that have the backend ``name``. Raises what ``spec`` does."""
+        entry = self._index().find(name)
+        return entry.spec.origin or (entry.record.distribution, entry.record.version)
 
     def owner(self, kind: type) -> PluginRecord | None:
         """The plugin that declares the class ``kind``, else the only one with a target in its top-level package.

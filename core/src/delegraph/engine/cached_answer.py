@@ -15,6 +15,7 @@ from ..backend import CompileSpec
 from ..discovery.attribution import AtWork
 from ..errors import ContractViolation, DelegraphError, Unsupported
 from ..exported.work import DTYPES, write
+from ..io.installed import code_of
 from ..partitioner.contract import DelegationSpec, Partitioner, PartitionResult, Reason, Refusal
 from ..work import nonsense, packed, plain, unpacked, unplain
 from .cache_key import key_of
@@ -65,7 +66,7 @@ class Answers:
         except Unsupported as e:
             self._lookups.say(f"an answer of {type(partitioner).__name__} is not cached: {e.message}")
             return None
-        return key_of(type(partitioner), ["answer", form.key, form.names, fingerprint])
+        return key_of(type(partitioner), ["answer", code_of(type(partitioner)), form.key, form.names, fingerprint])
 
 
 def _asked(partitioner: Partitioner, program: ExportedProgram) -> PartitionResult:

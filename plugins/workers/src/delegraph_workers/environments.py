@@ -23,7 +23,7 @@ from delegraph.exported_program import (
     flat_call,
 )
 from delegraph.partitioner import DelegationSpec, Partitioner, PartitionResult, Reason, Refusal
-from delegraph.runtime import BackendRuntime, Delegate
+from delegraph.runtime import BackendRuntime, BlobHeader, Compatibility, Delegate
 from delegraph.work import write
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
@@ -55,6 +55,7 @@ class Environment:
         self.workers = Workers(isolated=True, python=self._setting.python)
         self._runner: WorkerProcess | None = None
         self._running = threading.RLock()
+        self._about: dict[Any, dict[str, Any]] = {}  # by compile specs, in one lowering
         atexit.register(self.close)
 
     def close(self) -> None:
@@ -67,8 +68,17 @@ class Environment:
     def ask(self, header: Mapping[str, Any], program: ExportedProgram) -> dict[str, Any]:
         """What a worker answers about a program; a lowering begins with it."""
         self.workers.forget()
+        self._about.clear()
         answer, _ = self.workers.send({**header, "backend": self.backend}, [write(program)], self.backend)
         return self._told(answer)[0]
+
+    def about(self, specs: Sequence[CompileSpec] | None = None) -> dict[str, Any]:
+        """What a cache has to know of the backend: keeps_names, installed, and its fingerprint for compile specs."""
+        rows = None if specs is None else rows_of(specs)
+        if (key := repr(rows)) not in self._about:
+            header = {"do": "about", "backend": self.backend, "specs": rows}
+            self._about[key] = self._told(self.workers.send(header, [], self.backend)[0])[0]
+        return self._about[key]
 
     def run(self, header: Mapping[str, Any], parts: Sequence[bytes]) -> tuple[dict[str, Any], list[memoryview], int]:
         """What the process that runs delegates answers, and its process id; it is started if there is none."""
@@ -107,6 +117,11 @@ def __getattr__(attribute: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {attribute!r}")
 
 
+def rows_of(specs: Sequence[CompileSpec]) -> list[list[str]]:
+    """Compile specs in words of JSON."""
+    return [[spec.key, spec.value.hex()] for spec in specs]
+
+
 # --- compiling --------------------------------------------------------------------------------------------------------
 
 
@@ -128,8 +143,22 @@ def _backend(name: str, backend_id: str, limits: Limits) -> type[Remote]:
         "thread_safe": True,
         "preprocess": staticmethod(preprocess),
         "limited": classmethod(lambda cls, limits: _backend(name, backend_id, limits)),
+        "fingerprint": staticmethod(lambda compile_specs: environment(name).about(compile_specs).get("fingerprint")),
+        "installed": staticmethod(lambda: environment(name).about().get("installed")),
     }
-    return type(backend_id, (Remote,), body)
+    made: Any = type(backend_id, (Remote,), body)
+    made.keeps_names = _KeepsNames(name)  # after the class was checked, which reads all attributes
+    return made  # type: ignore[no-any-return]
+
+
+class _KeepsNames:
+    """The attribute of that name of a class in another environment, which is asked when it is read."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type) -> bool:
+        return bool(environment(self._name).about().get("keeps_names", True))
 
 
 # --- partitioning -----------------------------------------------------------------------------------------------------
@@ -254,7 +283,18 @@ def _runtime(name: str) -> type[BackendRuntime]:
     def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:
         return _Loaded(name, processed_bytes, compile_specs, named_data)
 
-    body = {"__module__": __name__, "load": staticmethod(load)}
+    def compatible(
+        header: BlobHeader, compile_specs: Sequence[CompileSpec], device: str | None = None
+    ) -> Compatibility | None:
+        asked = {"id": header.backend_id, "size": header.size, "producer": header.producer}
+        asked |= {"do": "compatible", "specs": rows_of(compile_specs), "device": device}
+        told, _, _ = environment(name).run({**asked, "fingerprint": header.fingerprint}, [header.beginning])
+        try:
+            return told["verdict"] and Compatibility(*told["verdict"])
+        except (KeyError, TypeError, ValueError) as e:
+            raise FormatError("format-invalid", f"the environment of {name!r} gave a verdict that is none: {e}") from e
+
+    body = {"__module__": __name__, "load": staticmethod(load), "compatible": staticmethod(compatible)}
     return type(f"Runtime_{name.replace('-', '_')}", (BackendRuntime,), body)
 
 
@@ -263,7 +303,7 @@ class _Loaded:
 
     def __init__(self, name: str, blob: bytes, specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> None:
         self._name = name
-        header = {"do": "load", "specs": [[s.key, s.value.hex()] for s in specs], "keys": list(named_data)}
+        header = {"do": "load", "specs": rows_of(specs), "keys": list(named_data)}
         told, _, self._process = environment(name).run(header, [bytes(blob), *map(bytes, named_data.values())])
         self._number = told["number"]
 

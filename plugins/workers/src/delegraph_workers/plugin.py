@@ -63,4 +63,5 @@ def _spec(name: str, setting: Setting, told: dict[str, Any]) -> BackendSpec:
     )
     summary = f"{told['summary']} ({told['distribution']} {told['version']} in {told['prefix']})".strip()
     target = f"delegraph_workers.environments:{told['backend_id']}"
-    return BackendSpec(name, target, str(told["backend_id"]), 1, summary, options=options)
+    origin = told["distribution"], told["version"]
+    return BackendSpec(name, target, told["backend_id"], 2, summary, options=options, origin=origin)

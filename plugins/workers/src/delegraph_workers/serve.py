@@ -11,8 +11,9 @@ import torch
 from delegraph.backend import CompileSpec
 from delegraph.errors import ContractViolation, DelegraphError
 from delegraph.exported import TRACING
+from delegraph.io.installed import code_of
 from delegraph.partitioner import Partitioner
-from delegraph.runtime import Delegate
+from delegraph.runtime import BlobHeader, Compatibility, Delegate
 from delegraph.work import read
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
@@ -90,12 +91,39 @@ def keeps(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
     return {"operators": list(dict.fromkeys(str(n.target) for n in kept)), "kept": [n.name for n in kept]}, []
 
 
+def about(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
+    """What a cache has to know of the backend, and its fingerprint if there are compile specs; API 1 has none."""
+    backend, declared = delegraph.get_backend(header["backend"]), delegraph.default_registry().spec(header["backend"])
+    return {
+        "fingerprint": backend.fingerprint(_specs(header))
+        if header["specs"] is not None and declared.api > 1
+        else None,
+        "keeps_names": backend.keeps_names,
+        "installed": code_of(backend, declared.composes, declared.independent_of),
+    }, []
+
+
+def compatible(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
+    """What the backend's runtime says of a stored blob, of which there is a header: verdict and reason, or None."""
+    runtime = delegraph.get_runtime(header["backend"])
+    if delegraph.default_registry().spec(header["backend"]).api < 2:
+        return {"verdict": None}, []
+    blob = BlobHeader(header["id"], header["size"], bytes(parts[0]), header["producer"], header["fingerprint"])
+    answer = runtime.compatible(blob, _specs(header), header["device"])
+    if not isinstance(answer, Compatibility | None):
+        raise ContractViolation("contract-violation", f"{runtime.__name__}.compatible returned {answer!r:.80}")
+    return {"verdict": answer and [answer.verdict, answer.reason]}, []
+
+
+def _specs(header: Mapping[str, Any]) -> list[CompileSpec]:
+    return [CompileSpec(key, bytes.fromhex(value)) for key, value in header["specs"]]
+
+
 def load(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
     """Load a blob in the backend's runtime; the answer has a number for it."""
     runtime = delegraph.get_runtime(header["backend"])
-    specs = [CompileSpec(key, bytes.fromhex(value)) for key, value in header["specs"]]
     named = dict(zip(header["keys"], map(bytes, parts[1:]), strict=True))
-    _loaded[number := len(_loaded)] = runtime.load(bytes(parts[0]), specs, named)
+    _loaded[number := len(_loaded)] = runtime.load(bytes(parts[0]), _specs(header), named)
     return {"number": number}, []
 
 
@@ -113,6 +141,8 @@ def call(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
 SERVICES: Mapping[str, Callable[[Mapping[str, Any], Sequence[memoryview]], Answer]] = {
     "partition": partition,
     "keeps": keeps,
+    "about": about,
+    "compatible": compatible,
     "load": load,
     "call": call,
 }

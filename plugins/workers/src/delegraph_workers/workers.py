@@ -76,7 +76,12 @@ class Workers:
         self._refused: dict[Any, tuple[str, str | None]] = {}
 
     def prepare(self, backends: Sequence[str]) -> None:
-        """Start workers, which import what these backends need while the caller does something else."""
+        """Start workers, which import what these backends need while the caller does something else.
+
+        Backends of this distribution have processes of their own.
+        """
+        if backends and all(name.startswith("delegraph-workers/") for name in backends):
+            return
         count = min(getattr(self.executor if self._foreign is None else self._foreign, "_max_workers", 1), _WARMED)
         if self._foreign is not None:
             for _ in range(count):
