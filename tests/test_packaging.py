@@ -17,8 +17,8 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parent.parent
 DISTRIBUTIONS = (
     *("core", "plugins/analysis", "plugins/demo_backend", "plugins/devkit"),
-    *("plugins/executorch_backend", "plugins/iree_backend", "plugins/openvino_backend", "plugins/quantize"),
-    *("plugins/tosa_backend", "plugins/workers"),
+    *("plugins/ethosu_backend", "plugins/executorch_backend", "plugins/iree_backend"),
+    *("plugins/openvino_backend", "plugins/quantize", "plugins/tosa_backend", "plugins/workers"),
 )
 """In the order of their names."""
 TEMPLATES = re.compile("delegraph_devkit/scaffold/(device_)?template/tests/")  # tests of the packages that it makes
@@ -62,7 +62,7 @@ def delegraph(installed, *arguments):
 
 def test_the_wheels_are_pure_and_typed(wheels):
     names = [w.name.split("-")[0] for w in wheels]
-    plugins = ("analysis", "demo", "devkit", "executorch", "iree", "openvino", "quantize", "tosa", "workers")
+    plugins = ("analysis", "demo", "devkit", "ethosu", "executorch", "iree", "openvino", "quantize", "tosa", "workers")
     of_plugins = [f"delegraph_{name}" for name in plugins]
     assert names == ["delegraph", *of_plugins]
     for wheel, package in zip(wheels, names, strict=True):
@@ -140,6 +140,7 @@ def test_both_plugins_are_listed_from_the_wheels(installed):
         "vulkan": ["executorch"],
         "coreml": ["executorch", "coremltools"],
         "iree": ["iree"],
+        "ethosu": ["ethosu"],
         "openvino": ["openvino"],
     }
     bridged = {name: "ok" if all(map(find_spec, needs)) else "unavailable" for name, needs in wanted.items()}
