@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch.export import ExportedProgram
 
-    from .runtime import Delegate
+    from .runtime import Delegate, Spent
 
 __all__ = [
     "Blob",
@@ -30,13 +30,16 @@ __all__ = [
     "DelegateContents",
     "DelegateFormat",
     "DelegateSummary",
+    "FileTimer",
     "Inspection",
     "LoadDelegate",
     "MethodSummary",
+    "Origin",
     "ProgramContents",
     "ProgramFormat",
     "Quantization",
     "QuantizationParameters",
+    "Step",
     "StoredBlob",
     "Summary",
     "TensorSummary",
@@ -162,6 +165,41 @@ class StoredBlob(NamedTuple):
     compile_specs: Sequence[CompileSpec]
 
 
+class Origin(NamedTuple):
+    """What an instruction was made from: ``operators`` by name, and ``lines`` of the user's program as text.
+
+    Either is empty if the file does not say it.
+    """
+
+    operators: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+
+
+class Step(NamedTuple):
+    """An instruction of a program in a file that has been executed: its name, and what it was made from.
+
+    ``inside``: of a call of a delegate what its operators were made from, by delegate debug identifier as text; None of
+    other instructions.
+    """
+
+    name: str
+    origin: Origin = Origin()
+    inside: Mapping[str, Origin] | None = None
+
+
+class FileTimer(Protocol):
+    """Gets the times of a program in a file; the format's part is ``see``."""
+
+    def spent(self, backend_id: str, seconds: float, read: Callable[[], Spent]) -> None:
+        """A call of a delegate took ``seconds`` in its runtime; comes before its ``see``.
+
+        ``read()`` returns what its operators took of them, and may take a while itself.
+        """
+
+    def see(self, step: Step) -> None:
+        """An instruction has been executed, since the one before it, or since the call began."""
+
+
 # --- results of formats -----------------------------------------------------------------------------------------------
 
 
@@ -238,6 +276,16 @@ class ProgramFormat:
 
         A format whose files demand memory or loops also takes ``max_memory: int`` (bytes) and ``max_iterations: int``,
         both with defaults; ``delegraph.load`` and ``delegraph run`` pass the user's limits.
+        """
+        raise NotImplementedError
+
+    @staticmethod
+    def profile(
+        path: Path, load_delegate: LoadDelegate, see: Callable[[Step], None]
+    ) -> Mapping[str, Callable[..., Any]]:
+        """As ``read``, but a call passes each instruction to ``see`` as soon as it has been executed.
+
+        Optional: without it ``delegraph profile FILE`` calls what ``read`` returns, and only delegates are timed.
         """
         raise NotImplementedError
 

@@ -6,7 +6,7 @@ import delegraph
 import pytest
 import torch
 from delegraph.cli import main
-from delegraph.errors import InputError
+from delegraph.errors import FormatError, InputError
 from delegraph.source import Source
 from delegraph_analysis import ProgramProfile, render_page
 from delegraph_analysis.page.heat import Times
@@ -146,3 +146,58 @@ def test_the_command_prints_it_as_text_and_json(path, capsys):
     [method] = json.loads(capsys.readouterr().out)["methods"]
     assert method["repeats"] == 2 and {"lines", "modules", "places", "parts", "attributed"} <= method.keys()
     assert any(line.endswith("net.py:10") for part in method["parts"] for line in part["lines"])
+
+
+class Summing(Net):
+    def forward(self, x):
+        return self.second(torch.cumsum(self.first(x), 1))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A program of two delegates and a host operator, saved with its side file and without, and one of a delegate."""
+    folder = tmp_path_factory.mktemp("saved")
+    lowered = delegraph.lower(Summing().eval(), (torch.eye(8),), backends=["compiler-demo"])
+    lowered.save(folder / "with.pte", debug_file=True)
+    lowered.save(folder / "bare.pte")
+    delegraph.lower(torch.nn.Linear(8, 8), (torch.eye(8),), backends=["tosa"]).save(folder / "whole.tosa")
+    return folder
+
+
+def test_a_saved_program_is_timed_by_instruction_and_its_lines_are_those_of_the_side_file(saved):
+    found = delegraph.load(saved / "with.pte").profile(torch.eye(8), repeats=2)
+    assert found.total == pytest.approx(found.seconds, rel=0.1)
+    lines = " ".join(name for name, _ in found.by_line())
+    assert "torch.cumsum(self.first(x), 1)" in lines and "on no line" in lines
+    assert {"BackendWithCompilerDemo 0", "BackendWithCompilerDemo 1", "host"} == {name for name, _ in found.by_place()}
+    assert {"aten.cumsum.default", "aten.linear.default"} <= {name for name, _ in found.by_operator()}
+    bare = delegraph.load(saved / "bare.pte").profile(torch.eye(8), repeats=1)
+    assert bare.attributed == 0 and "by line:" not in str(bare) and "by operator:" in str(bare)
+
+
+def test_delegates_of_a_format_that_knows_no_steps_are_timed(saved, capsys):
+    assert main(["profile", str(saved / "whole.tosa"), "--repeats", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "0% of it on lines of the program" in shown and "TOSABackend" in shown and "by module" not in shown
+
+
+@pytest.mark.parametrize(
+    "content, says",
+    [
+        ('{"schema": "delegraph.pte-debug/1", "methods": {"forward": {}}}', "is not the debug file of other.pte"),
+        ('{"schema": "delegraph.pte-debug/1", "methods": {"forward": '
+         '{"instructions": [1], "delegates": [], "operators": {}}}}', "of 1 instructions and 0 delegates"),
+        ("[", "is no debug file"),
+    ],
+)  # fmt: skip
+def test_a_side_file_of_another_program_is_an_error(saved, content, says):
+    (saved / "other.pte").write_bytes((saved / "bare.pte").read_bytes())
+    (saved / "other.debug.json").write_text(content)
+    with pytest.raises(FormatError, match=says):
+        delegraph.load(saved / "other.pte").profile(torch.eye(8), repeats=1)
+
+
+@pytest.mark.parametrize("words", [["--backend", "tosa"], ["--report", "r.html"], ["--input", "no.npy"]])
+def test_what_is_for_a_model_is_refused_for_a_file(saved, words, capsys):
+    assert main(["profile", str(saved / "bare.pte"), *words]) == 2
+    assert words[0] in (told := capsys.readouterr().err) or "no.npy" in told

@@ -6,12 +6,14 @@ import inspect
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, BinaryIO, cast
 
 from ..discovery.attribution import AtWork
+from ..discovery.own import provided
 from ..discovery.registry import Registry
 from ..errors import ContractViolation, InputError, NoRuntime, OptionError
-from ..formats import Blob, ProgramContents, ProgramFormat, Quantization, Summary, defines, write_files
+from ..formats import Blob, FileTimer, ProgramContents, ProgramFormat, Quantization, Summary, defines, write_files
 from ..io.blob import is_blob
 from ..io.escape import printable
 from ..io.paths import as_path
@@ -72,10 +74,19 @@ class LoadedProgram:
         """
         return self._file.compatible(device)
 
+    def profile(self, *args: Any, repeats: int = 10, method: str | None = None, **kwargs: Any) -> Any:
+        """Where the time of a call goes: see ``delegraph_analysis.profile_file``. Calls the file's program anew."""
+        profile = provided("delegraph_analysis:profile_file", "profile()")
+        return profile(self._file, *args, repeats=repeats, method=method or self.only_method, **kwargs)
+
+    @property
+    def only_method(self) -> str:
+        """The method of calls that name none: the only one, or ``forward``."""
+        return self.methods[0] if len(self._methods) == 1 else "forward"
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call ``forward``, or the only method."""
-        only = self.methods[0] if len(self._methods) == 1 else "forward"
-        return self.method(only)(*args, **kwargs)
+        return self.method(self.only_method)(*args, **kwargs)
 
 
 class FileFormat:
@@ -144,12 +155,13 @@ class FileFormat:
         write_files(contents, self.path)
         return len(contents[""])
 
-    def load(self, runtime: str | None = None, **limits: int | None) -> LoadedProgram:
+    def load(self, runtime: str | None = None, timer: FileTimer | None = None, **limits: int | None) -> LoadedProgram:
         """Read the program in the file, for this host or for the ``runtime`` of that name.
 
-        ``limits``, except those that are None, are passed to the format's ``read``. Raises InputError for a file that
-        cannot be opened, NoRuntime if the runtime does not execute such files, OptionError for a limit that the format
-        does not have.
+        ``timer`` gets the times of this host's calls: of delegates, and of all instructions if the format has
+        ``profile``. ``limits``, except those that are None, are passed to the format's ``read``. Raises InputError for
+        a file that cannot be opened, NoRuntime if the runtime does not execute such files, OptionError for a limit that
+        the format does not have.
         """
         bounds = self._bounds(runtime, limits)
         try:  # a file that is missing is the user's mistake, and not an error of the plugin that reads it
@@ -158,7 +170,12 @@ class FileFormat:
             raise InputError("input-invalid", f"cannot read {self.path}: {e.strerror or e}") from e
         if runtime is not None and self.suffix != self.registry.suffix_for(runtime):
             raise NoRuntime("no-runtime", f"the runtime {runtime!r} does not execute {self.suffix} files")
-        methods = self.load_in(runtime, self.path) if runtime else self.read(self.path, self._load_delegate, **bounds)
+        if runtime:
+            methods = self.load_in(runtime, self.path)
+        elif timer is not None and self.defines("profile"):
+            methods = self.profile(self.path, partial(self._load_delegate, timer=timer), timer.see)
+        else:
+            methods = self.read(self.path, partial(self._load_delegate, timer=timer), **bounds)
         if not isinstance(methods, Mapping) or not methods or not all(map(callable, methods.values())):
             text = f"{self.kind.__name__}.read returned {type(methods).__name__}, not the methods of a program by name"
             raise ContractViolation("contract-violation", text)
@@ -197,8 +214,9 @@ class FileFormat:
         compile_specs: Any = (),
         named_data: Mapping[str, bytes] | None = None,
         header: BlobHeader | None = None,
+        timer: FileTimer | None = None,
     ) -> Callable[..., tuple[Any, ...]]:
-        """A delegate in the file as a function, loaded at its first call.
+        """A delegate in the file as a function, loaded at its first call; ``timer`` gets the times of its calls.
 
         A format's ``read`` calls this for each delegate. ``named_data``: None if the delegate has none. ``header``:
         None if the format keeps no facts about blobs; then it is made from the blob itself.
@@ -209,7 +227,11 @@ class FileFormat:
         where = f"a delegate of {self.path}"
         known = header or BlobHeader(backend_id, len(processed_bytes), bytes(processed_bytes[:BEGINNING]))
         stored = StoredDelegate(backend_id, processed_bytes, list(compile_specs), dict(named_data or {}), where, known)
-        return LoadedDelegate(stored, Delegates(self.registry))
+        if timer is None:
+            return LoadedDelegate(stored, Delegates(self.registry))
+        from .observe import TimedDelegate
+
+        return TimedDelegate(stored, Delegates(self.registry), partial(timer.spent, backend_id))
 
 
 @dataclass(frozen=True, eq=False)

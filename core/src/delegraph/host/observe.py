@@ -16,7 +16,7 @@ from ..delegates.lowered_module import LoweredBackendModule
 from ..discovery.attribution import AtWork
 from ..errors import ContractViolation
 from ..runtime import BackendRuntime, Delegate, Inside, Observer, Spent
-from .executor import Delegates, Executable, LoadedDelegate
+from .executor import Delegates, Executable, LoadedDelegate, StoredDelegate
 
 
 class ObservedExecutable(Executable):
@@ -48,7 +48,7 @@ class ObservedExecutable(Executable):
         """
         assert self._delegates is not None
         if spent := getattr(self._observer, "spent", None):
-            return _Timed(module, self._delegates, partial(spent, self._infos[module]))
+            return TimedDelegate(module, self._delegates, partial(spent, self._infos[module]))
         return _Observed(module, self._delegates, partial(self._observer.inside, self._infos[module]))
 
 
@@ -110,11 +110,14 @@ class _Observed(LoadedDelegate):
         return returned
 
 
-class _Timed(LoadedDelegate):
+class TimedDelegate(LoadedDelegate):
     """A delegate that tells how long a call of its runtime took, and its operators, if the runtime can say that."""
 
     def __init__(
-        self, module: LoweredBackendModule, delegates: Delegates, tell: Callable[[float, Callable[[], Spent]], None]
+        self,
+        module: LoweredBackendModule | StoredDelegate,
+        delegates: Delegates,
+        tell: Callable[[float, Callable[[], Spent]], None],
     ) -> None:
         """``tell``: is called after each call, with its seconds and a function that returns what its operators took."""
         super().__init__(module, delegates)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .columns import NodeData, node_data
     from .comparison import Candidate, Comparison, compare
     from .page.report_page import render_page
-    from .profiling import ProgramProfile, profile_program
+    from .profiling import ProgramProfile, profile_file, profile_program
     from .summaries import summary_text
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "compare",
     "compare_operators",
     "node_data",
+    "profile_file",
     "profile_program",
     "render_page",
     "summary_text",
@@ -43,7 +44,7 @@ _NAMES = {
     "comparison": "Candidate Comparison compare",
     "columns": "NodeData node_data",  # no module is called as one of the names: importing it would take the name away
     "page.report_page": "render_page",
-    "profiling": "ProgramProfile profile_program",
+    "profiling": "ProgramProfile profile_file profile_program",
     "summaries": "summary_text",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}

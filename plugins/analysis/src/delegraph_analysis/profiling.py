@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from delegraph import LoweredProgram
@@ -19,6 +20,8 @@ from delegraph.delegates import DelegateInfo
 from delegraph.errors import InputError
 from delegraph.exported import operator_name
 from delegraph.exported_program import CALL_DELEGATE
+from delegraph.formats import Origin, Step
+from delegraph.host import FileFormat
 from delegraph.io.escape import printable
 from delegraph.runtime import Spent
 from delegraph.source import Source, source_of
@@ -34,15 +37,17 @@ OVERLAPS = 1.05
 class Part:
     """A part of a call: what it is, where it runs, and its seconds.
 
-    ``where``: ``host``, ``host, in PATH`` for the branch or loop body at that path, or the name of a delegate.
-    ``lines``, ``modules`` and ``nodes`` (names in the graph of ``where``) are those that it was made from; none of them
-    if that is not known. ``identifier``: the debug identifier by which a delegate's runtime told it; None for others.
+    ``what``: its operators, or what it is instead, such as the rest of a delegate. ``where``: ``host``,
+    ``host, in PATH`` for the branch or loop body at that path, or the name of a delegate. ``lines`` (text, of a program
+    in a file), ``modules`` and ``nodes`` (names in the graph of ``where``) are those that it was made from; none of
+    them if that is not known. ``identifier``: the debug identifier by which a delegate's runtime told it; None for
+    others.
     """
 
     what: str
     where: str
     seconds: float
-    lines: tuple[Source, ...] = ()
+    lines: tuple[Source | str, ...] = ()
     modules: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     identifier: Any = None
@@ -96,6 +101,10 @@ class ProgramProfile:
         """Seconds by module (``layers.0.norm``), the slowest first."""
         return self._summed(lambda part: " and ".join(part.modules) or "in no module")
 
+    def by_operator(self) -> list[tuple[str, float]]:
+        """Seconds by operator, all calls of one together; several in one row were fused."""
+        return self._summed(lambda part: part.what)
+
     def by_place(self) -> list[tuple[str, float]]:
         """Seconds by delegate, and of the host."""
         return self._summed(lambda part: part.place)
@@ -120,16 +129,30 @@ class ProgramProfile:
             "total": self.total,
             "attributed": self.attributed,
         }
-        tables = {"lines": self.by_line(), "modules": self.by_module(), "places": self.by_place()}
+        tables = {
+            **{"lines": self.by_line(), "modules": self.by_module(), "operators": self.by_operator()},
+            "places": self.by_place(),
+        }
         rows = {name: [{"name": n, "seconds": s} for n, s in table] for name, table in tables.items()}
         parts = [
             {
-                **{"what": p.what, "where": p.where, "seconds": p.seconds, "lines": [line.place for line in p.lines]},
+                **{
+                    "what": p.what,
+                    "where": p.where,
+                    "seconds": p.seconds,
+                    "lines": [line if isinstance(line, str) else line.place for line in p.lines],
+                },
                 **{"modules": list(p.modules), "nodes": list(p.nodes)},
             }
             for p in self.parts
         ]
         return {**figures, **rows, "parts": parts, "expected": {k: dict(v) for k, v in self.expected.items()}}
+
+    def tables(self) -> list[tuple[str, list[tuple[str, float]]]]:
+        """What each table is by, and its rows: without lines and modules where a file says of none."""
+        lined = [("line", self.by_line())] if any(part.lines for part in self.parts) else []
+        lined += [("module", self.by_module())] if any(part.modules for part in self.parts) else []
+        return [*lined, ("operator", self.by_operator()), ("place", self.by_place())]
 
     def facts(self) -> list[str]:
         """What is known of the whole call, a sentence each."""
@@ -148,7 +171,7 @@ class ProgramProfile:
 
     def __str__(self) -> str:
         lines = self.facts()
-        for title, table in (("line", self.by_line()), ("module", self.by_module()), ("place", self.by_place())):
+        for title, table in self.tables():
             lines.append(f"by {title}:")
             lines += [f"  {_ms(s):>10}  {s / self.total:4.0%}  {name}" for name, s in table[:_LISTED]]
             lines += [f"  and {len(table) - _LISTED} more"] if len(table) > _LISTED else []
@@ -190,6 +213,10 @@ class _Clock:
     def inside(self, delegate: DelegateInfo, values: Any) -> None: ...
     def end(self) -> None: ...
 
+    def finish(self) -> list[Part]:
+        """The parts of the call that has ended."""
+        return self.parts
+
     def spent(self, delegate: DelegateInfo, seconds: float, read: Callable[[], Spent]) -> None:
         start = time.perf_counter()
         told, name = 0.0, delegate.name
@@ -201,7 +228,7 @@ class _Clock:
             if "seconds" in amounts:
                 of = [node for handle in handles.get(identifier, ()) for node in nodes.get(handle, ())]
                 told += amounts["seconds"]
-                what = "on no operator" if identifier is None else str(identifier)
+                what = " and ".join(dict.fromkeys(map(operator_name, of))) or _unnamed(identifier)
                 self.parts.append(Part.of(what, name, amounts["seconds"], of, identifier))
         # a delegate of one line needs no runtime that tells its operators
         lone = delegate.nodes if not told and len(_lines(delegate.nodes)) == 1 else ()
@@ -209,6 +236,63 @@ class _Clock:
         taken = time.perf_counter() - start
         self.own += taken
         self._inside += seconds + taken
+
+
+class _FileClock:
+    """A ``FileTimer``: as ``_Clock``, for the instructions of a program in a file."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """A call begins."""
+        self.own, self._inside, self._parts = 0.0, 0.0, list[Part]()
+        self._told: list[tuple[str, float, Spent]] = []  # of delegates whose step was not seen yet
+        self._since = time.perf_counter()
+
+    def spent(self, backend_id: str, seconds: float, read: Callable[[], Spent]) -> None:
+        start = time.perf_counter()
+        self._told.append((backend_id, seconds, read()))
+        taken = time.perf_counter() - start
+        self.own += taken
+        self._inside += seconds + taken
+
+    def see(self, step: Step) -> None:
+        now = time.perf_counter()
+        seconds = max(now - self._since - self._inside, 0.0)
+        if step.inside is None:
+            what = " and ".join(step.origin.operators) or step.name
+            self._parts.append(Part(what, "host", seconds, step.origin.lines))
+        else:
+            self._parts.append(Part("calling a delegate", "host", seconds))
+            self._place(step.name, step.inside)
+        self._inside, self._since = 0.0, time.perf_counter()
+        self.own += self._since - now
+
+    def _place(self, name: str, inside: Mapping[str, Origin]) -> None:
+        """Make parts of what delegates told; ``name``: what they are called, "" if that is not known."""
+        every = tuple(dict.fromkeys(line for origin in inside.values() for line in origin.lines))
+        for backend_id, seconds, spent in self._told:
+            where, told = name or backend_id, 0.0
+            for identifier, amounts in spent.items():
+                if "seconds" in amounts:
+                    origin = inside.get(str(identifier), Origin())
+                    told += amounts["seconds"]
+                    what = " and ".join(origin.operators) or _unnamed(identifier)
+                    self._parts.append(Part(what, where, amounts["seconds"], origin.lines, identifier=identifier))
+            lone = every if not told and len(every) == 1 else ()
+            self._parts.append(Part("the rest of the delegate", where, max(seconds - told, 0.0), lone))
+        self._told = []
+
+    def finish(self) -> list[Part]:
+        """The parts of the call that has ended."""
+        self._place("", {})
+        return self._parts
+
+
+def _unnamed(identifier: Any) -> str:
+    """What an operator of a delegate is called whose node is not known; without an ``identifier`` it is no operator."""
+    return "on no operator" if identifier is None else f"operator {identifier}"
 
 
 def _lines(nodes: Iterable[Node]) -> tuple[Source, ...]:
@@ -231,8 +315,7 @@ def profile_program(
     initial state; neither ``lowered`` nor the inputs are written. Raises InputError if ``repeats`` is not positive, and
     what a call raises.
     """
-    if type(repeats) is not int or repeats < 1:
-        raise InputError("input-invalid", f"repeats is a positive number of calls, not {repeats!r}")
+    _expect_positive(repeats)
     clock = _Clock()
     watched = lowered.observed(clock, method)
     name = method or ("forward" if "forward" in lowered.methods else lowered.methods[0])
@@ -243,28 +326,60 @@ def profile_program(
         """The seconds of a call. What it writes are inputs of its own."""
         return _timed(run, *copy.deepcopy((args, kwargs))) if writes else _timed(run, args, kwargs)
 
-    first = timed(plain)
-    timed(watched)
+    expected = {d.name: _expected(d) for d in lowered.delegates if d.method == name and d.figures}
+    return _profile_calls(name, repeats, clock, partial(timed, watched), partial(timed, plain), expected)
+
+
+def profile_file(
+    file: FileFormat, *args: Any, repeats: int = 10, method: str | None = None, **kwargs: Any
+) -> ProgramProfile:
+    """Call a method of the program in a file, as ``profile_program`` does one that was lowered here.
+
+    Files of a format that has ``profile`` tell the time of each instruction, and the lines that they were made from
+    where the file says them; of other files only delegates are timed. Raises InputError if ``repeats`` is not positive,
+    and what loading and calling the file raises.
+    """
+    _expect_positive(repeats)
+    clock = _FileClock()
+    plain, watched = file.load(), file.load(timer=clock)
+    name = method or plain.only_method
+
+    def timed(run: Callable[..., Any]) -> float:
+        """The seconds of a call. A file may write its inputs and does not say so, so that each call has its own."""
+        given = copy.deepcopy((args, kwargs))
+        clock.begin()
+        return _timed(run, *given)
+
+    watch, call = (partial(timed, loaded.method(name)) for loaded in (watched, plain))
+    return _profile_calls(name, repeats, clock, watch, call, {})
+
+
+def _expect_positive(repeats: int) -> None:
+    if type(repeats) is not int or repeats < 1:
+        raise InputError("input-invalid", f"repeats is a positive number of calls, not {repeats!r}")
+
+
+def _profile_calls(
+    method: str,
+    repeats: int,
+    clock: _Clock | _FileClock,
+    watched: Callable[[], float],
+    plain: Callable[[], float],
+    expected: Mapping[str, Mapping[str, float]],
+) -> ProgramProfile:
+    """The profile of ``repeats`` calls that ``clock`` watches, in turns with others; each returns its seconds."""
+    first = plain()
+    watched()
     runs, others = [], []
     for _ in range(repeats):
-        seconds = timed(watched)
-        runs.append((seconds - clock.own, clock.parts))
-        others.append(timed(plain))
+        seconds = watched()
+        runs.append((seconds - clock.own, clock.finish()))
+        others.append(plain())
     runs.sort(key=lambda run: run[0])
     seconds, parts = runs[(len(runs) - 1) // 2]
     rest = Part("between the calls", "host", max(seconds - sum(part.seconds for part in parts), 0.0))
-    return ProgramProfile(
-        name,
-        repeats,
-        seconds,
-        runs[0][0],
-        runs[-1][0],
-        statistics.median(others),
-        first,
-        load_of_machine(),
-        (*parts, rest),
-        {d.name: _expected(d) for d in lowered.delegates if d.method == name and d.figures},
-    )
+    times = seconds, runs[0][0], runs[-1][0], statistics.median(others), first
+    return ProgramProfile(method, repeats, *times, load_of_machine(), (*parts, rest), expected)
 
 
 def _expected(delegate: DelegateInfo) -> dict[str, float]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from delegraph.command import provided
 from delegraph.errors import OptionError
-from delegraph.formats import Blob, LoadDelegate, ProgramContents, ProgramFormat, StoredBlob, Summary, Verdict
+from delegraph.formats import Blob, LoadDelegate, ProgramContents, ProgramFormat, Step, StoredBlob, Summary, Verdict
 
 from .inspection import ProgramFacts, collect_facts, summarize
 from .inspection.blobs import stored_blobs
@@ -64,6 +64,19 @@ class PteFormat(ProgramFormat):
         from .run.program import HostProgram
 
         program = HostProgram(read_program(open_bytes(path)), _data_of(path), load_delegate, max_memory, max_iterations)
+        return {name: program.method(name) for name in program.methods}
+
+    @staticmethod
+    def profile(
+        path: Path, load_delegate: LoadDelegate, see: Callable[[Step], None]
+    ) -> Mapping[str, Callable[..., Any]]:
+        """As ``read``; instructions are of the lines that the side file ``model.debug.json`` says, if there is one."""
+        from .run.program import HostProgram
+        from .run.steps import StepsOfFile
+
+        file = read_program(open_bytes(path))
+        steps = StepsOfFile(path, file)
+        program = HostProgram(file, _data_of(path), load_delegate, ran=lambda plan, at: see(steps.step(plan.name, at)))
         return {name: program.method(name) for name in program.methods}
 
     @staticmethod

@@ -90,12 +90,16 @@ def _call_method(
     """Run a file by its method: its format only reads it, or has another runtime."""
     from torch.utils import _pytree as pytree
 
-    loaded = file_format.load(runtime, **bounds)
+    loaded = file_format.load(runtime, None, **bounds)
     called = loaded if method is None else loaded.method(method)
-    plain = _plain_inputs(file_format, method, len(inputs))
-    given = [_as_argument(array, k, k in plain) for k, array in enumerate(inputs)]
-    results = pytree.tree_leaves(called(*given))
+    results = pytree.tree_leaves(called(*as_arguments(file_format, method, inputs)))
     return [(f"output_{k}", _as_array(r)) for k, r in enumerate(results) if r is not None]
+
+
+def as_arguments(file_format: FileFormat, method: str | None, inputs: list[Array]) -> list[Any]:
+    """Arrays as a method of a file takes them: tensors, and numbers and texts where these are its inputs."""
+    plain = _plain_inputs(file_format, method, len(inputs))
+    return [_as_argument(array, k, k in plain) for k, array in enumerate(inputs)]
 
 
 def _plain_inputs(file_format: FileFormat, method: str | None, count: int) -> set[int]:

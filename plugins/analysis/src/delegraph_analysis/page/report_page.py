@@ -205,8 +205,7 @@ class _MethodSection:
             return
         yield "<h3>Where the time of a call goes</h3>\n"
         yield from (f"<p>{text(line)}.</p>\n" for line in profile.facts())
-        tables = (("line", profile.by_line()), ("module", profile.by_module()), ("place", profile.by_place()))
-        for title, listed in tables:
+        for title, listed in profile.tables():
             rows = [[f"{1000 * s:.3f}", f"{s / profile.total:.1%}", text(name)] for name, s in listed[:_SLOWEST]]
             rest = listed[_SLOWEST:]
             if rest:

@@ -47,7 +47,8 @@ Runner = Callable[..., tuple[Any, ...]]
 class HostMethod:
     """A method, loaded: memory of its own, and state that is kept from call to call. Calls are made one by one.
 
-    ``outputs_of``: position of each delegate call -> how many of its last arguments are outputs.
+    ``outputs_of``: position of each delegate call -> how many of its last arguments are outputs. ``ran``: is told the
+    position of each instruction after it was executed.
     """
 
     def __init__(
@@ -58,8 +59,9 @@ class HostMethod:
         outputs_of: Mapping[int, int],
         max_memory: int,
         max_jumps: int,
+        ran: Callable[[int], None] | None = None,
     ) -> None:
-        self.plan, self._max_jumps, self._delegates = plan, max_jumps, delegates
+        self.plan, self._max_jumps, self._delegates, self._ran = plan, max_jumps, delegates, ran
         _expect_memory(plan, max_memory)
         self._memories = _reserve_planned(plan)
         self._values = [self._load(entry.value, data) for entry in plan.values]
@@ -134,6 +136,8 @@ class HostMethod:
         while place < len(self._calls):
             call = self._calls[place]
             target = self._step(call, place)
+            if self._ran is not None:
+                self._ran(place)
             if target <= place:
                 jumps += 1
                 if jumps > self._max_jumps:

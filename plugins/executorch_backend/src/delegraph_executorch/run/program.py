@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeGuard
 
 from delegraph.errors import InputError
@@ -39,11 +40,13 @@ class HostProgram:
         load_delegate: LoadDelegate,
         max_memory: int = MAX_MEMORY,
         max_iterations: int = MAX_ITERATIONS,
+        ran: Callable[[ExecutionPlan, int], None] | None = None,
     ) -> None:
+        """``ran``: is told the plan and the position of each instruction after it was executed."""
         check_program(file)
         check_arguments(file)
         self.file, self._data, self._load = file, Data.of(file, data), load_delegate
-        self._limits = max_memory, max_iterations
+        self._limits, self._ran = (max_memory, max_iterations), ran
         self._plans = {plan.name: plan for plan in file.program.plans}
         self._loaded: dict[str, HostMethod] = {}
 
@@ -76,7 +79,8 @@ class HostProgram:
             split = split_calls_of(self.file, plan)
             stored = stored_blobs(self.file, plan)
             delegates = [self._load_delegate(d, plan, k, split, stored[k]) for k, d in enumerate(plan.delegates)]
-            self._loaded.setdefault(name, HostMethod(plan, self._data, delegates, split, *self._limits))
+            ran = partial(self._ran, plan) if self._ran is not None else None
+            self._loaded.setdefault(name, HostMethod(plan, self._data, delegates, split, *self._limits, ran))
         return self._loaded[name](inputs)
 
     def _known(self, name: str) -> ExecutionPlan:
