@@ -356,6 +356,19 @@ def test_a_bad_plugin_is_reported_and_the_good_one_works(site, monkeypatch, row)
         assert_explained(rows[distribution], row, site, version=f"0.{7 + k}")
 
 
+def test_a_format_that_lacks_the_same_module_makes_no_plugin_usable(site, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    light(
+        HOOK.format(
+            hook="delegraph_backends", arguments="", answer="[BackendSpec('bad', 'a:B', 'B', 1, requires=('no_one',))]"
+        )
+        + "@hookimpl\ndef delegraph_formats():\n    from delegraph.plugin import FormatSpec\n"
+        + "    return [FormatSpec('.bad', 'a:Format', requires=('no_one',))]\n"
+    )(site)
+    [record] = [p for p in Registry().plugins() if p.distribution == "bad-one"]
+    assert record.status is Status.UNAVAILABLE and "needs 'no_one'" in record.error
+
+
 def install_good(site):
     (site.folder / "good_target.py").write_text(GOOD_TARGET)
     site.plugin("good-one", GOOD)

@@ -3,13 +3,17 @@
 import subprocess
 import sys
 import sysconfig
+from importlib.metadata import version
 from pathlib import Path
 
 import delegraph
 import pytest
 import torch
-from delegraph.errors import FormatError, InputError
-from delegraph_iree.module import unpack
+from delegraph.errors import FormatError, InputError, OptionError
+from delegraph.runtime import BlobHeader
+from delegraph_iree import module
+from delegraph_iree.module import Signature, pack, unpack
+from delegraph_iree.runtime import IREERuntime
 
 
 class Network(torch.nn.Module):
@@ -79,6 +83,31 @@ def test_a_damaged_module_is_refused_before_it_runs(lowered, tmp_path):
     unpack(blob)
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        '["llvm-cpu", [["load", [1]]], []]',
+        '["llvm-cpu", [["float32", [-2]]], []]',
+        '["gpu", [], []]',
+        "[" * 100_000,
+        "7",
+    ],
+)
+def test_a_signature_that_a_forger_wrote_is_refused(told, monkeypatch):
+    monkeypatch.setattr(module.json, "dumps", lambda value: told)
+    with pytest.raises(FormatError):
+        IREERuntime.load(pack(b"", Signature("", (), ())), [], {})
+
+
+def test_a_stored_module_is_compared_by_the_release_that_compiled_it(lowered):
+    header = lambda compiler: BlobHeader("IREEBackend", 9, b"", fingerprint=compiler)  # noqa: E731
+    here = f"iree-base-compiler {version('iree-base-runtime')}"
+    assert IREERuntime.compatible(header(here), []).verdict == "runs"
+    assert IREERuntime.compatible(header("iree-base-compiler 2.9.1"), []).verdict == "rebuild"
+    assert IREERuntime.compatible(header(here), [], "tpu").verdict == "cannot"
+    assert IREERuntime.compatible(header(""), []) is None
+
+
 @pytest.mark.parametrize("x", [torch.ones(2, 3, 8, 7), torch.ones(2, 3, 8, 8).double(), torch.ones(3, 8, 8)])
 def test_an_input_of_another_type_is_refused(lowered, tmp_path, x):
     lowered.save(tmp_path / "m.vmfb")
@@ -93,6 +122,11 @@ def test_a_compiler_that_refuses_gives_the_partition_to_the_host():
     [refused] = lowered.report.given_back
     assert "iree-compile ended with 1: " in refused.reason and "--no-such-flag" in refused.reason
     torch.testing.assert_close(lowered(x), model(x))
+
+
+def test_flags_that_no_shell_would_read_are_the_users_mistake():
+    with pytest.raises(OptionError, match="'flags' of iree.*No closing quotation"):
+        delegraph.lower(torch.nn.ReLU(), (torch.ones(2),), backends=["iree"], options={"iree": {"flags": "--x='1"}})
 
 
 def test_integers_are_those_of_tosas_host_runtime():

@@ -12,6 +12,7 @@ import pytest
 import torch
 from delegraph.backend import CompileSpec
 from delegraph.errors import FormatError, InputError, NoRuntime, OptionError
+from delegraph.runtime import BlobHeader
 from delegraph_openvino import support
 from delegraph_openvino.blob import decode
 from delegraph_openvino.frontend import Draft
@@ -233,6 +234,32 @@ def test_the_frontend_is_asked_once_about_equal_calls(monkeypatch):
     monkeypatch.setattr(support, "_answers", type(support._answers)())
     lower(lambda m, x: x.sin().sin().sin().cos(), torch.ones(2, 7))
     assert asked == [1, 1, 4]  # sin, cos, and the partition
+
+
+def test_the_time_of_a_call_is_by_call_and_on_lines_of_the_program():
+    lowered = lower(Small(), IMAGES)
+    [delegate] = lowered.delegates
+    parts = delegate.processed_bytes, delegate.compile_specs, delegate.module.named_data()
+    profiled = OpenVINORuntime.profile(*parts)
+    torch.testing.assert_close(profiled(IMAGES)[0][0], lowered(IMAGES))
+    first, second = (profiled(IMAGES)[1]() for _ in range(2))
+    assert first.keys() == second.keys() and set(first) - {None} <= set(delegate.debug_handle_map)
+    lines = {source.code for part in lowered.profile(IMAGES, repeats=2).parts for source in part.lines}
+    assert lines == {"return self.out(F.relu6(self.norm(self.conv(x))).mean((2, 3)))"}
+
+
+def test_a_stored_blob_is_compared_by_release_and_device():
+    blob = bytes(lower(Small(), IMAGES).delegates[0].processed_bytes)
+    release = f"openvino {ov.get_version()}"
+
+    def verdict(beginning=blob[:4096], fingerprint=release, specs=(), device=None):
+        answer = OpenVINORuntime.compatible(BlobHeader("OpenVINOBackend", 9, beginning, "", fingerprint), specs, device)
+        return answer and answer.verdict
+
+    assert verdict() == verdict(fingerprint="openvino 2024.1.0-1") == "runs"
+    assert verdict(fingerprint="openvino 2999.1.0") == "rebuild" and verdict(fingerprint="") is None
+    assert verdict(b"PK") == verdict(device="NPU") == verdict(specs=[CompileSpec("speed", b"\xff")]) == "cannot"
+    assert verdict(specs=[CompileSpec("openvino_device", b"\xff")]) == "cannot"
 
 
 # --- options, blobs, weights ------------------------------------------------------------------------------------------

@@ -47,7 +47,10 @@ def read_declarations(plugin: Any, record: PluginRecord) -> PluginRecord:
     _expect_different_names([*backends, *others])
     checked = replace(record, declarations=(*backends, *others), faults=faults, manager=manager)
     # One backend may need more than the rest of the plugin: an extra that is not installed does not disable the rest.
-    usable = [*(s for s in backends if s.name not in faults), *(d for d in others if d.alone)]
+    usable = [
+        *(s for s in backends if s.name not in faults),
+        *(d for d in others if d.alone and not missing(d.requires)),
+    ]
     return checked if first is None or usable else checked.failed(first)
 
 

@@ -20,9 +20,9 @@ from delegraph.formats import join
 from delegraph_tosa import Graph
 from torch.export import ExportedProgram
 
-from . import partitioner  # noqa: F401  # makes the word of targets that the compile specs have
 from .mlir import write_mlir
 from .module import Signature, pack
+from .partitioner import check_flags  # the module makes the word of targets that the compile specs have
 
 _SETTINGS = ("iree_target", "iree_cpu", "iree_flags")
 _LONGEST = 400
@@ -61,10 +61,11 @@ class IREEBackend(BackendDetails):
 
 
 def separated(compile_specs: Sequence[CompileSpec]) -> tuple[list[CompileSpec], dict[str, str]]:
-    """The compile specs of TOSA, and those of IREE by key. OptionError if one of IREE's is missing."""
-    settings = {spec.key: spec.value.decode() for spec in compile_specs if spec.key in _SETTINGS}
+    """The compile specs of TOSA, and those of IREE by key. OptionError if one is missing, or the flags are no words."""
+    settings = {spec.key: spec.value.decode(errors="replace") for spec in compile_specs if spec.key in _SETTINGS}
     if len(settings) != len(_SETTINGS):
         raise OptionError("option-invalid", f"the compile specs of IREEBackend have {', '.join(_SETTINGS)}")
+    check_flags(settings["iree_flags"])
     return [spec for spec in compile_specs if spec.key not in _SETTINGS], settings
 
 

@@ -44,6 +44,9 @@ def unpack(blob: bytes) -> tuple[memoryview, Signature]:
     end = len(blob) - _TAIL
     if length > end or hashlib.sha256(memoryview(blob)[:end]).digest() != blob[end : end + 32]:
         raise FormatError("format-invalid", "a damaged IREE module: its digest is another")
-    target, inputs, outputs = json.loads(blob[end - length : end])
-    sides = (tuple((dtype, tuple(shape)) for dtype, shape in side) for side in (inputs, outputs))
-    return memoryview(blob)[: end - length], Signature(target, *sides)
+    try:
+        target, inputs, outputs = json.loads(blob[end - length : end])
+        sides = [tuple((str(dtype), tuple(shape)) for dtype, shape in side) for side in (inputs, outputs)]
+    except (ValueError, TypeError, RecursionError) as error:
+        raise FormatError("format-invalid", f"an IREE module without a signature: {error}") from error
+    return memoryview(blob)[: end - length], Signature(str(target), *sides)

@@ -61,6 +61,11 @@ def delegraph_runtimes() -> list[RuntimeSpec]:
 @hookimpl
 def delegraph_formats() -> list[FormatSpec]:
     return [
-        FormatSpec(".vmfb", "delegraph_iree.format:VmfbFormat", "an IREE module, one whole delegate"),
-        FormatSpec(".mlir", "delegraph_iree.format:MlirFormat", "TOSA in MLIR's generic form, one whole delegate"),
+        FormatSpec(
+            ".vmfb",
+            "delegraph_iree.format:VmfbFormat",
+            "an IREE module, one whole delegate",
+            requires=("iree.runtime",),
+            install_hint=INSTALL,
+        )
     ]

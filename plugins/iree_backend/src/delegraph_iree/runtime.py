@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
+from importlib.metadata import version
 from typing import Any
 from weakref import WeakSet
 
@@ -13,7 +15,7 @@ import numpy as np
 import torch
 from delegraph.backend import CompileSpec
 from delegraph.errors import FormatError, InputError, NoRuntime
-from delegraph.runtime import BackendRuntime, Delegate
+from delegraph.runtime import BackendRuntime, BlobHeader, Compatibility, Delegate
 
 from .module import Signature, unpack
 
@@ -31,6 +33,7 @@ _ELEMENTS = {
     torch.float32: (torch.float32, "FLOAT_32"),
 }
 """Dtype of a tensor -> the one of equal size that numpy has, and IREE's element type."""
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _ELEMENTS}
 
 
 class IREERuntime(BackendRuntime):
@@ -39,7 +42,35 @@ class IREERuntime(BackendRuntime):
     @staticmethod
     def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:
         """Load a module. FormatError if it is damaged, NoRuntime if the host has no device for its target."""
-        return _Module(*unpack(processed_bytes))
+        return _Module(*_checked_blob(processed_bytes))
+
+    @staticmethod
+    def compatible(
+        header: BlobHeader, compile_specs: Sequence[CompileSpec], device: str | None = None
+    ) -> Compatibility | None:
+        """By the releases of IREE, which promises no more than that a runtime reads modules of its own release."""
+        if device is not None and device not in _DRIVERS.values():
+            return Compatibility(
+                "cannot", f"IREE has no driver {device!r:.40} here, but {', '.join(_DRIVERS.values())}"
+            )
+        theirs, ours = (_RELEASE.match(text) for text in (header.fingerprint, f"iree-base-compiler {version(RUNTIME)}"))
+        if theirs is None or ours is None:
+            return None
+        told = f"compiled by IREE {theirs.group(1)}, and its runtime here is {ours.group(1)}"
+        return Compatibility("runs" if theirs.group(1) == ours.group(1) else "rebuild", told)
+
+
+_RELEASE = re.compile(r"iree-base-compiler (\d{1,6}\.\d{1,6})")
+RUNTIME = "iree-base-runtime"
+
+
+def _checked_blob(blob: bytes) -> tuple[memoryview, Signature]:
+    """The parts of a blob, if its signature has targets and types that there are; else FormatError."""
+    module, signature = unpack(blob)
+    for dtype, shape in (*signature.inputs, *signature.outputs):
+        if dtype not in DTYPES or any(type(size) is not int or size < -1 for size in shape):
+            raise FormatError("format-invalid", f"an IREE module with a tensor of {dtype!r:.40} and {shape!r:.80}")
+    return module, signature
 
 
 @cache
@@ -79,7 +110,7 @@ class _Module:
         except Exception as error:
             raise FormatError("format-invalid", f"IREE cannot load the module: {error}") from error
         _LOADED.add(self)
-        self._dtypes = [getattr(torch, dtype) for dtype, _ in signature.outputs]
+        self._dtypes = [DTYPES[dtype] for dtype, _ in signature.outputs]
 
     def __call__(self, *args: torch.Tensor | int | float | bool) -> tuple[torch.Tensor, ...]:
         inputs, results = iree.VmVariantList(len(args)), iree.VmVariantList(len(self._dtypes))

@@ -47,7 +47,7 @@ class Options:
 
 def from_compile_specs(compile_specs: Sequence[CompileSpec]) -> Options:
     """Raises OptionError for any other compile spec, which nobody would read."""
-    given = {spec.key.removeprefix(PREFIX): spec.value.decode() for spec in compile_specs}
+    given = {spec.key.removeprefix(PREFIX): spec.value.decode(errors="replace") for spec in compile_specs}
     known = {PREFIX + name for name in vars(Options())}
     for spec in compile_specs:
         if spec.key not in known:

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from itertools import count
 from typing import Any
 
 import numpy as np
 import openvino as ov
 import torch
 from delegraph.backend import CompileSpec
-from delegraph.errors import FormatError, InputError, NoRuntime
-from delegraph.runtime import BackendRuntime, Delegate, ObservedDelegate
+from delegraph.errors import FormatError, InputError, NoRuntime, OptionError
+from delegraph.runtime import (
+    BackendRuntime,
+    BlobHeader,
+    Compatibility,
+    Delegate,
+    ObservedDelegate,
+    ProfiledDelegate,
+    Spent,
+)
 
-from .blob import decode
+from .blob import MAGIC, decode
 from .frontend import TYPES, reason_of
 from .options import Options, from_compile_specs
 
@@ -34,6 +44,10 @@ def is_present(device: str) -> bool:
     kind, _, inside = device.partition(":")
     wanted = inside.split(",") if kind in _VIRTUAL else [device]
     return all(name.strip("-").partition(".")[0].partition("(")[0] in here for name in wanted if name)
+
+
+def _absent(device: str) -> str:
+    return f"OpenVINO has no {device:.40} on this machine; it has {', '.join(core().available_devices)}"
 
 
 def compile_model(model: ov.Model, options: Options) -> Any:
@@ -56,7 +70,7 @@ class OpenVINORuntime(BackendRuntime):
     ) -> ObservedDelegate:
         """As ``load``; each call's last operator becomes a result, so that OpenVINO fuses less than otherwise."""
         model, memory = read_model(processed_bytes, named_data)
-        count, last = len(model.get_results()), dict[int, Any]()
+        results, last = len(model.get_results()), dict[int, Any]()
         for node in model.get_ordered_ops():
             call = re.match(r"n(\d+)/", node.get_friendly_name())
             if call and node.get_output_size() == 1 and node.get_element_type() in DTYPES:
@@ -65,10 +79,72 @@ class OpenVINORuntime(BackendRuntime):
         loaded = Loaded(model, memory, from_compile_specs(compile_specs))
 
         def observed(*args: torch.Tensor | float) -> tuple[tuple[Any, ...], dict[int, list[torch.Tensor]]]:
-            results = loaded(*args)
-            return results[:count], {k: [value] for k, value in zip(last, results[count:], strict=True)}
+            values = loaded(*args)
+            return values[:results], {k: [value] for k, value in zip(last, values[results:], strict=True)}
 
         return observed
+
+    @staticmethod
+    def profile(
+        processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]
+    ) -> ProfiledDelegate:
+        """As ``load``; OpenVINO counts the time of its kernels. One that computes several calls counts for the first.
+
+        OpenVINO tells means of all calls so far; what is told here is the time since the last reading.
+        """
+        options = from_compile_specs(compile_specs)
+        counting = replace(options, properties=",".join(filter(None, (options.properties, "PERF_COUNT=YES"))))
+        loaded = Loaded(*read_model(processed_bytes, named_data), counting)
+        numbers = _calls_of_kernels(loaded.compiled.get_runtime_model())
+        calls, told = count(), dict[str, float]()
+
+        def read(calls_so_far: int) -> Spent:
+            spent: dict[int | None, dict[str, float]] = {}
+            for kernel in loaded.idle[-1].get_profiling_info():  # the request of the last call
+                total = calls_so_far * kernel.real_time.total_seconds()
+                amounts = spent.setdefault(numbers.get(kernel.node_name), {"seconds": 0.0})
+                amounts["seconds"] += max(total - told.get(kernel.node_name, 0.0), 0.0)
+                told[kernel.node_name] = total
+            return spent
+
+        def profiled(*args: torch.Tensor | float) -> tuple[tuple[Any, ...], Callable[[], Spent]]:
+            return loaded(*args), partial(read, 1 + next(calls))
+
+        return profiled
+
+    @staticmethod
+    def compatible(
+        header: BlobHeader, compile_specs: Sequence[CompileSpec], device: str | None = None
+    ) -> Compatibility | None:
+        """By the device, and by the release that wrote the IR: OpenVINO promises to read those of older releases."""
+        if not header.beginning.startswith(MAGIC):
+            return Compatibility("cannot", f"it begins with {header.beginning[:24]!r}, not with {MAGIC!r}")
+        try:
+            wanted = device or from_compile_specs(compile_specs).device
+        except OptionError as e:
+            return Compatibility("cannot", e.message)
+        if not is_present(wanted):
+            return Compatibility("cannot", _absent(wanted))
+        theirs, ours = (_RELEASE.match(text) for text in (header.fingerprint, f"openvino {ov.get_version()}"))
+        if theirs is None or ours is None:
+            return None
+        text = f"the IR is of {theirs.group()}, and {ours.group()} is installed"
+        is_newer = [*map(int, theirs.groups())] > [*map(int, ours.groups())]
+        return Compatibility("rebuild" if is_newer else "runs", text)
+
+
+_RELEASE = re.compile(r"openvino (\d{1,6})\.(\d{1,6})")
+
+
+def _calls_of_kernels(compiled: ov.Model) -> dict[str, int]:
+    """The names of OpenVINO's kernels, and for each the number of the call that it computes, if that is known."""
+    calls = {}
+    for node in compiled.get_ordered_ops():
+        name, made_of = node.get_friendly_name(), node.get_rt_info()["originalLayersNames"].astype(str)
+        named = re.search(r"(?:^|[_,])n(\d+)/", f"{made_of},{name}")
+        if named:
+            calls[name] = int(named.group(1))
+    return calls
 
 
 def read_model(blob: bytes, named_data: Mapping[str, bytes]) -> tuple[ov.Model, list[Any]]:
@@ -97,8 +173,8 @@ class Loaded:
 
     def __init__(self, model: ov.Model, memory: list[Any], options: Options) -> None:
         if not is_present(options.device):
-            text = f"OpenVINO has no {options.device} on this machine; it has {', '.join(core().available_devices)}"
-            raise NoRuntime("no-runtime", text, hint="lower with the option device set to one of these")
+            hint = "lower with the option device set to one of these"
+            raise NoRuntime("no-runtime", _absent(options.device), hint=hint)
         try:
             self.compiled = compile_model(model, options)
         except RuntimeError as e:
