@@ -34,6 +34,7 @@ from ..schema import is_random
 from ..tracing import unlogged
 from .attention import SEEN_ROWS, is_attention, sees_every_row
 from .tables import RECURRENT, Decompose, core_table, is_composite, to_core
+from .without_trace import strides_of, without_trace
 
 aten = torch.ops.aten
 Table = Mapping[OpOverload, Decompose]
@@ -179,9 +180,9 @@ class Tracer:
             raise Untraceable("the program does not say the types and shapes of its operands and results")
         if is_random(node):  # torch's decomposition of a recurrent layer leaves the dropout between its layers out
             raise Untraceable("it draws random numbers, for its dropout")
-        cast = _as_cast(node)
-        if cast is not None:
-            return cast
+        known = without_trace(node, mode)
+        if known is not None and not any(call.target in table for call in known.nodes):
+            return Decomposition(known, single=True)
         # a guard that the trace adds means that the decomposition is right for some sizes only
         before = _guards(mode)
         decomposition = _trace(node, how, mode, whole, table)
@@ -235,25 +236,6 @@ def _guards(mode: Any) -> int:
     """How many conditions on symbolic sizes torch has recorded so far."""
     env = mode.shape_env
     return 0 if env is None else len(env.guards) + len(env.replacements)
-
-
-def _as_cast(node: Node) -> Decomposition | None:
-    """The decomposition of a plain cast, made without a trace, which would take three milliseconds.
-
-    None if ``node`` is no cast or does not change the dtype.
-    """
-    source = node.args[0]
-    if node.target is not aten.to.dtype or len(node.args) != 2 or node.kwargs or not isinstance(source, Node):
-        return None
-    if source.meta["val"].dtype is node.meta["val"].dtype:  # a cast to the same type returns its argument
-        return None
-    graph = Graph()
-    operand = graph.placeholder("self")
-    operand.meta["val"] = source.meta["val"]
-    call = graph.call_function(aten._to_copy.default, (operand,), {"dtype": node.args[1]})
-    call.meta["val"] = node.meta["val"]
-    graph.output((call,))
-    return Decomposition(graph, single=True)
 
 
 def _trace(node: Node, how: Decompose, mode: Any, whole: frozenset[Any], table: Table) -> Decomposition:
@@ -317,7 +299,7 @@ def _give_strides(result: Any, wanted: Any) -> Any:
     Unchanged if the strides are equal or symbolic, or if the two are not tensors of equal rank.
     """
     comparable = isinstance(result, torch.Tensor) and isinstance(wanted, torch.Tensor) and result.dim() == wanted.dim()
-    if not comparable or _strides(result) == _strides(wanted):
+    if not comparable or strides_of(result) == strides_of(wanted):
         return result
     strides: Any = wanted.stride()
     if not all(isinstance(s, int) for s in strides):
@@ -326,11 +308,6 @@ def _give_strides(result: Any, wanted: Any) -> Any:
     outer_first = sorted(range(result.dim()), key=lambda d: -strides[d])
     inverse = [outer_first.index(d) for d in range(result.dim())]
     return result.permute(outer_first).clone(memory_format=torch.contiguous_format).permute(inverse)
-
-
-def _strides(tensor: torch.Tensor) -> list[str]:
-    """Strides as text, to compare them; without those of dimensions of size 1, which do not matter."""
-    return [str(s) for s, d in zip(tensor.stride(), tensor.shape, strict=True) if not (isinstance(d, int) and d == 1)]
 
 
 def _as_function(node: Node, how: Decompose) -> Callable[..., Any]:

@@ -1,0 +1,102 @@
+"""Decompositions into one call that are known beforehand: a trace of one takes several milliseconds.
+
+They are what a trace gives, which a test compares. A call for which that is not certain is traced.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
+
+from ..schema import bound_arguments
+
+aten = torch.ops.aten
+OneCall = tuple[OpOverload, tuple[Any, ...], dict[str, Any]]
+"""An operator, its arguments and its keyword arguments, with nodes for operands."""
+
+
+def without_trace(node: Node, mode: Any) -> Graph | None:
+    """The decomposition of a call, whose graph returns one value; None for a call that has to be traced.
+
+    ``mode``: the fake tensor mode of the recorded values.
+    """
+    find = _BY_OPERATOR.get(node.target)
+    operands = node.all_input_nodes
+    # an operand that is passed twice would have two placeholders
+    if find is None or node.kwargs or sum(isinstance(a, Node) for a in node.args) != len(operands):
+        return None
+    recorded = [n.meta.get("val") for n in (node, *operands)]
+    if not all(isinstance(val, torch.Tensor) for val in recorded):
+        return None
+    call = find(**bound_arguments(node))
+    return None if call is None else _graph_of(node, call, mode)
+
+
+def _graph_of(node: Node, call: OneCall, mode: Any) -> Graph | None:
+    """A graph of one call, and of its first result if it has several; None if its result has other strides."""
+    graph, (op, args, kwargs) = Graph(), call
+    copies = {operand: graph.placeholder(operand.name) for operand in node.all_input_nodes}
+    for operand, copy in copies.items():
+        copy.meta["val"] = operand.meta["val"]
+    args = tuple(copies[a] if isinstance(a, Node) else a for a in args)
+    made = graph.create_node("call_function", op, args, kwargs, op.overloadpacket.__name__)
+    made.meta["val"] = val = node.meta["val"]
+    if op is not aten._to_copy.default:  # a cast returns what was recorded, unknown sizes included
+        with mode, torch.no_grad():
+            made.meta["val"] = val = op(*(a.meta["val"] if isinstance(a, Node) else a for a in args), **kwargs)
+    if isinstance(val, (list, tuple)):
+        made, val = graph.create_node("call_function", operator.getitem, (made, 0), {}, "getitem"), val[0]
+        made.meta["val"] = val
+    graph.output((made,))
+    return graph if strides_of(val) == strides_of(node.meta["val"]) else None
+
+
+def strides_of(tensor: torch.Tensor) -> list[str]:
+    """Strides as text, to compare them; without those of dimensions of size 1, which do not matter."""
+    return [str(s) for s, d in zip(tensor.stride(), tensor.shape, strict=True) if not (isinstance(d, int) and d == 1)]
+
+
+def _is_static(operand: Any) -> bool:
+    """Whether the sizes of an operand are numbers."""
+    return operand is None or all(isinstance(d, int) for d in operand.meta["val"].shape)
+
+
+def _cast(self: Node, dtype: torch.dtype, non_blocking: bool, copy: bool, memory_format: Any) -> OneCall | None:
+    """A plain cast; one to the same dtype returns its argument."""
+    if (non_blocking, copy, memory_format) != (False, False, None) or self.meta["val"].dtype is dtype:
+        return None
+    return aten._to_copy.default, (self,), {"dtype": dtype}
+
+
+def _convolution(
+    input: Node, weight: Node, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
+) -> OneCall | None:
+    """A convolution of a batch of images of known sizes."""
+    settings = [list(value) for value in (stride, padding, dilation)]
+    of_batch = input.meta["val"].dim() == 4 and all(len(value) == 2 for value in settings)
+    if not of_batch or not all(map(_is_static, (input, weight, bias))):
+        return None
+    return aten.convolution.default, (input, weight, bias, *settings, False, [0, 0], groups), {}
+
+
+def _batch_norm(
+    input: Node, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, momentum: float,
+    eps: float, cudnn_enabled: bool,
+) -> OneCall | None:  # fmt: skip
+    """A batch norm in inference, of known sizes, with statistics."""
+    given = (input, weight, bias, running_mean, running_var)
+    if training or running_mean is None or running_var is None or not all(map(_is_static, given)):
+        return None
+    return aten._native_batch_norm_legit_no_training.default, (*given, momentum, eps), {}
+
+
+_BY_OPERATOR: dict[Any, Callable[..., OneCall | None]] = {
+    aten.to.dtype: _cast,
+    aten.conv2d.default: _convolution,
+    aten.batch_norm.default: _batch_norm,
+}
