@@ -51,6 +51,7 @@ DISTRIBUTIONS += [
     "plugins/quantize",
     "plugins/workers",
     "plugins/iree_backend",
+    "plugins/vgf_backend",
     "plugins/ethosu_backend",
 ]
 GUIDES = ["README.md", "docs/user-guide.md", "docs/recipes.md", "docs/backend-authors.md", "docs/compatibility.md"]

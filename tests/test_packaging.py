@@ -18,7 +18,8 @@ ROOT = Path(__file__).parent.parent
 DISTRIBUTIONS = (
     *("core", "plugins/analysis", "plugins/demo_backend", "plugins/devkit"),
     *("plugins/ethosu_backend", "plugins/executorch_backend", "plugins/iree_backend"),
-    *("plugins/openvino_backend", "plugins/quantize", "plugins/tosa_backend", "plugins/workers"),
+    *("plugins/openvino_backend", "plugins/quantize", "plugins/tosa_backend", "plugins/vgf_backend"),
+    "plugins/workers",
 )
 """In the order of their names."""
 TEMPLATES = re.compile("delegraph_devkit/scaffold/(device_)?template/tests/")  # tests of the packages that it makes
@@ -62,8 +63,8 @@ def delegraph(installed, *arguments):
 
 def test_the_wheels_are_pure_and_typed(wheels):
     names = [w.name.split("-")[0] for w in wheels]
-    plugins = ("analysis", "demo", "devkit", "ethosu", "executorch", "iree", "openvino", "quantize", "tosa", "workers")
-    of_plugins = [f"delegraph_{name}" for name in plugins]
+    plugins = ("analysis", "demo", "devkit", "ethosu", "executorch", "iree", "openvino", "quantize", "tosa", "vgf")
+    of_plugins = [f"delegraph_{name}" for name in (*plugins, "workers")]
     assert names == ["delegraph", *of_plugins]
     for wheel, package in zip(wheels, names, strict=True):
         assert wheel.name.endswith("-py3-none-any.whl")
@@ -140,6 +141,7 @@ def test_both_plugins_are_listed_from_the_wheels(installed):
         "vulkan": ["executorch"],
         "coreml": ["executorch", "coremltools"],
         "iree": ["iree"],
+        "vgf": ["model_converter"],
         "ethosu": ["ethosu"],
         "openvino": ["openvino"],
     }

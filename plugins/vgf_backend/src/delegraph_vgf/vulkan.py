@@ -1,0 +1,99 @@
+"""Whether this host can run VGF files, and why not: the Vulkan loader, a driver, and Arm's emulation layer.
+
+The layer is two Vulkan layers, which the loader finds through environment variables. Who has set VK_INSTANCE_LAYERS
+(to nothing, for a driver that has the extensions itself) keeps what it says.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import emulation_layer
+import scenario_runner
+from delegraph.errors import NoRuntime
+
+_LOADER = "libvulkan.so.1"
+_OLDEST = (1, 3, 268)
+_LAYERS = {"VK_LAYER_ML_Graph_Emulation": "Graph", "VK_LAYER_ML_Tensor_Emulation": "Tensor"}
+"""Name of a layer -> its library. The graph's comes first: it uses the other."""
+INSTALL = "apt-get install libvulkan1 mesa-vulkan-drivers, of Debian 13, Ubuntu 24.10 or newer"
+_environment = threading.Lock()
+
+
+@contextmanager
+def layers() -> Iterator[None]:
+    """Vulkan instances that are made inside have the emulation layer; the environment is put back behind them."""
+    deployed = Path(emulation_layer.__file__).parent / "deploy"
+    wanted = {"VK_LAYER_PATH": str(deployed / "share/vulkan/explicit_layer.d"), "VK_INSTANCE_LAYERS": ":".join(_LAYERS)}
+    if "VK_INSTANCE_LAYERS" in os.environ:
+        yield
+        return
+    for library in _LAYERS.values():  # the manifests name them without a folder: the loader finds what is loaded
+        ctypes.CDLL(str(deployed / "lib" / f"libVkLayer_{library}.so"))
+    with _environment:
+        before = {name: os.environ.get(name) for name in wanted}
+        os.environ.update(wanted)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+
+
+def require() -> None:
+    """NoRuntime with what to install, if this host cannot run VGF files."""
+    if (why := why_not()) is not None:
+        raise NoRuntime("no-runtime", why, hint=INSTALL)
+
+
+@cache
+def why_not() -> str | None:
+    """Why this host cannot run VGF files; None if it can.
+
+    A process of its own tries, since drivers and layers that do not fit each other crash.
+    """
+    done = subprocess.run([sys.executable, "-m", __name__], capture_output=True, text=True, errors="replace")
+    if done.returncode < 0:
+        return f"the Vulkan driver crashes with Arm's emulation layer (signal {-done.returncode})"
+    return done.stdout.strip() or None
+
+
+def loader_version() -> tuple[int, int, int] | None:
+    """Version of the Vulkan loader; None if there is none."""
+    try:
+        loader = ctypes.CDLL(_LOADER)
+    except OSError:
+        return None
+    packed = ctypes.c_uint32()
+    loader.vkEnumerateInstanceVersion(ctypes.byref(packed))
+    return packed.value >> 22 & 0x7F, packed.value >> 12 & 0x3FF, packed.value & 0xFFF
+
+
+def tried() -> str:
+    """Why no device can be made here; "" if it can."""
+    version = loader_version()
+    if version is None:
+        return f"there is no Vulkan loader ({_LOADER})"
+    named = ".".join(map(str, version))
+    builder = scenario_runner.ScenarioBuilder()
+    builder.add_tensor([1], scenario_runner.Format.R32Sfloat)
+    try:
+        with layers():
+            builder.build()
+    except RuntimeError as error:
+        if version < _OLDEST:
+            return f"the Vulkan loader {named} is too old for Arm's emulation layer: {error}"
+        return f"no Vulkan driver here has what Arm's emulation layer needs (loader {named}): {error}"
+    return ""
+
+
+if __name__ == "__main__":
+    sys.stdout.write(tried())

@@ -1,0 +1,168 @@
+"""VGF files as Arm's own library reads them, and as our reader does."""
+
+import struct
+
+import delegraph
+import delegraph_tosa
+import pytest
+import torch
+import vgfpy
+from delegraph.errors import FormatError
+from delegraph_vgf.blob import unseal
+from delegraph_vgf.content import content_of
+
+INPUT, OUTPUT = vgfpy.ResourceCategory.Input, vgfpy.ResourceCategory.Output
+FORMATS = {"fp32": 100, "fp16": 76, "int8": 14, "int16": 75, "int32": 99, "bool": 1000460000}
+"""Name of a type of TOSA -> VkFormat."""
+
+
+class Network(torch.nn.Module):
+    """Results of several types, constants with NaN and infinity, inputs whose order is not that of their use."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.linear = torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(4, 5)
+        self.register_buffer("odd", torch.tensor([float("nan"), float("inf"), -0.0, 1e-45, 1.0]))
+
+    def forward(self, scale, x):
+        y = torch.relu(self.conv(x)).amax((2, 3))
+        z = torch.softmax(self.linear(y), 1) * scale
+        return z, y > 0.5, y.argmax(1).to(torch.int32), y.half(), torch.maximum(z, self.odd)
+
+
+MODEL, INPUTS = Network().eval(), (torch.tensor(2.0), torch.randn(2, 3, 8, 8))
+
+
+@pytest.fixture(scope="module")
+def lowered():
+    return delegraph.lower(MODEL, INPUTS, backends=["vgf"], require_full=True)
+
+
+@pytest.fixture(scope="module")
+def graph():
+    """What TOSA makes of the same program."""
+    lowered = delegraph.lower(MODEL, INPUTS, backends=["tosa"], require_full=True)
+    return delegraph_tosa.read(lowered.delegates[0].processed_bytes)
+
+
+class Arms:
+    """A file as vgfpy reads it."""
+
+    def __init__(self, data):
+        header = vgfpy.CreateHeaderDecoder(data, vgfpy.HeaderSize(), len(data))
+        assert header.IsValid() and header.CheckVersion() and header.IsLatestVersion()
+
+        def section(of, create):
+            start, size = (getattr(header, f"Get{of}{what}")() for what in ("Offset", "Size"))
+            return create(data[start : start + size], size)
+
+        self.modules = section("ModuleTable", vgfpy.CreateModuleTableDecoder)
+        self.sequence = section("ModelSequenceTable", vgfpy.CreateModelSequenceTableDecoder)
+        self.resources = section("ModelResourceTable", vgfpy.CreateModelResourceTableDecoder)
+        self.constants = section("Constants", vgfpy.CreateConstantDecoder)
+
+    def borders(self, side):
+        """(name, slot, category, format, shape) of each input or output."""
+        names = getattr(self.sequence, f"getModelSequence{side}NamesHandle")()
+        slots = getattr(self.sequence, f"getModelSequence{side}BindingSlotsHandle")()
+        rows = []
+        for k in range(self.sequence.getBindingsSize(slots)):
+            at = self.sequence.getBindingSlotMrtIndex(slots, k)
+            slot, name = self.sequence.getBindingSlotBinding(slots, k), self.sequence.getName(names, k)
+            rows.append((name, slot, self.resources.getCategory(at), *self.type(at)))
+        return rows
+
+    def type(self, at):
+        return self.resources.getVkFormat(at), tuple(self.resources.getTensorShape(at) or ())
+
+    def stored(self):
+        """(format, shape, bytes) of each constant."""
+        numbers = range(self.constants.size())
+        return [
+            (*self.type(self.constants.getConstantMrtIndex(k)), bytes(self.constants.getConstant(k))) for k in numbers
+        ]
+
+
+@pytest.fixture(scope="module")
+def data(lowered):
+    return bytes(unseal(lowered.delegates[0].processed_bytes)[0])
+
+
+def declared(values):
+    return [(FORMATS[str(value.dtype)], tuple(value.shape)) for value in values]
+
+
+def test_arms_library_finds_the_inputs_and_outputs_that_we_lowered(data, graph):
+    file = Arms(data)
+    inputs, outputs = file.borders("Input"), file.borders("Output")
+    assert [row[3:] for row in inputs] == declared(graph.inputs)
+    assert [row[3:] for row in outputs] == declared(graph.outputs)
+    assert {row[2] for row in inputs} == {INPUT} and {row[2] for row in outputs} == {OUTPUT}
+    assert len({row[1] for row in (*inputs, *outputs)}) == 7  # a slot each
+
+
+def test_arms_library_finds_one_module_and_one_segment_that_runs_it(data):
+    file = Arms(data)
+    assert (file.modules.size(), file.sequence.modelSequenceTableSize()) == (1, 1)
+    assert file.modules.getModuleType(0) == vgfpy.ModuleType.Graph and file.modules.hasSPIRVCode(0)
+    assert file.sequence.getSegmentModuleIndex(0) == 0
+    assert file.modules.getSPIRVModuleCode(0)[0] == 0x07230203  # SPIR-V's magic number
+
+
+def test_constants_have_the_bits_of_the_weights(data):
+    """Vectors of a few elements are not among them: they are part of the SPIR-V."""
+    conv, linear = MODEL.conv.weight.detach().permute(0, 2, 3, 1), MODEL.linear.weight.detach()
+    assert Arms(data).stored() == [
+        (100, (4, 3, 3, 3), conv.numpy().tobytes()),
+        (100, (5, 1, 1, 4), linear.numpy().tobytes()),
+    ]
+
+
+def test_our_reader_finds_the_same(data):
+    ours, arms = content_of(data), Arms(data)
+    for side, tensors in (("Input", ours.inputs), ("Output", ours.outputs)):
+        assert [(t.name, t.slot, t.format, t.shape) for t in tensors] == [
+            (name, slot, *type) for name, slot, _, *type in arms.borders(side)
+        ]
+    assert [(t.format, t.shape) for t in ours.constants] == [row[:2] for row in arms.stored()]
+    assert [bytes(data[start : start + size]) for start, size in ours.extents] == [row[2] for row in arms.stored()]
+    assert ours.modules == ((arms.modules.getModuleName(0), len(arms.modules.getSPIRVModuleCode(0))),)
+
+
+def test_what_stands_behind_a_file_is_skipped(lowered, data):
+    assert content_of(lowered.delegates[0].processed_bytes) == content_of(data)
+
+
+def test_each_damage_is_a_format_error_and_no_other(data):
+    """Of the whole header, and of every 23rd byte behind it; lengths likewise."""
+    for place in (*range(128), *range(128, len(data), 23)):
+        for value in (0, 0x7F, 0xFF):
+            damaged = bytearray(data)
+            damaged[place] = value
+            try:
+                content_of(damaged)
+            except FormatError as error:
+                assert str(error)
+    for length in range(0, len(data) - 1, 23):
+        with pytest.raises(FormatError):
+            content_of(data[:length])
+
+
+@pytest.mark.parametrize(
+    "place, form, value",
+    [(8, "<B", 1), (9, "<B", 6), (16, "<Q", 2**63), (24, "<Q", 2**64 - 1), (64, "<Q", 0), (72, "<Q", 2**40)],
+)
+def test_a_header_that_leads_astray_is_refused(data, place, form, value):
+    damaged = bytearray(data)
+    struct.pack_into(form, damaged, place, value)
+    with pytest.raises(FormatError):
+        content_of(damaged)
+
+
+def test_a_count_of_constants_beyond_the_file_is_refused(data):
+    start = struct.unpack_from("<Q", data, 64)[0]
+    for count in (2**20, 2**60, 2**64 - 1):
+        damaged = bytearray(data)
+        struct.pack_into("<Q", damaged, start + 8, count)
+        with pytest.raises(FormatError, match="constants"):
+            content_of(damaged)

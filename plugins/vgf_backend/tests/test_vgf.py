@@ -1,0 +1,158 @@
+"""Programs as VGF files: what is compiled, what is refused and why, and what runs where there is a Vulkan driver."""
+
+import os
+import subprocess
+import sys
+
+import delegraph
+import pytest
+import torch
+from delegraph.errors import FormatError, InputError, NoRuntime
+from delegraph.runtime import BlobHeader
+from delegraph_vgf import vulkan
+from delegraph_vgf.backend import VgfBackend
+from delegraph_vgf.blob import unseal
+from delegraph_vgf.runtime import VgfRuntime
+
+
+@pytest.fixture
+def here():
+    """Skips, with the reason, where no VGF file can be run."""
+    if (why := vulkan.why_not()) is not None:
+        pytest.skip(f"{why}; {vulkan.INSTALL}")
+
+
+class Network(torch.nn.Module):
+    """Several types at the border, a 0-d input and a 0-d result."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 4, 3)
+
+    def forward(self, x, scale, mask):
+        y = torch.where(mask, torch.relu(self.conv(x)) * scale, float("nan"))
+        return y, y.isnan(), y.amax((2, 3)).argmax(1).to(torch.int32), scale * 2, y.half()
+
+
+MODEL = Network().eval()
+INPUTS = (torch.randn(2, 3, 8, 8), torch.tensor(2.0), torch.rand(2, 4, 6, 6) > 0.2)
+
+
+@pytest.fixture(scope="module")
+def lowered():
+    return delegraph.lower(MODEL, INPUTS, backends=["vgf"], require_full=True)
+
+
+def test_equal_programs_have_equal_files(lowered):
+    again = delegraph.lower(MODEL, INPUTS, backends=["vgf"], require_full=True)
+    assert again.delegates[0].processed_bytes == lowered.delegates[0].processed_bytes
+
+
+def test_a_damaged_file_is_refused_before_it_runs(lowered):
+    blob = lowered.delegates[0].processed_bytes
+    for place in range(0, len(blob), len(blob) // 100):
+        with pytest.raises(FormatError):
+            unseal(blob[:place] + bytes([blob[place] ^ 1]) + blob[place + 1 :])
+        with pytest.raises(FormatError):
+            unseal(blob[:place])
+    unseal(blob)
+
+
+def test_a_converter_that_refuses_gives_the_partition_to_the_host():
+    model, x = torch.nn.Linear(2, 2).eval(), torch.ones(1, 2)
+    lowered = delegraph.lower(model, (x,), backends=["vgf"], options={"vgf": {"flags": "--no-such-flag"}})
+    assert not lowered.delegates
+    [refused] = lowered.report.given_back
+    assert "model-converter ended with " in refused.reason and "--no-such-flag" in refused.reason
+    torch.testing.assert_close(lowered(x), model(x))
+
+
+def test_a_file_that_is_called_otherwise_is_refused():
+    options = {"vgf": {"flags": "--type-narrowing full"}}
+    lowered = delegraph.lower(torch.nn.ReLU(), (torch.ones(2),), backends=["vgf"], options=options)
+    [refused] = lowered.report.given_back
+    assert "float16" in refused.reason and "float32" in refused.reason
+
+
+def test_the_cache_knows_the_converter():
+    [specs] = [d.compile_specs for d in delegraph.lower(torch.nn.ReLU(), (torch.ones(2),), backends=["vgf"]).delegates]
+    assert VgfBackend.fingerprint(list(specs)).startswith("ai-ml-sdk-model-converter 0.")
+
+
+def test_a_header_says_whether_the_file_runs(lowered):
+    blob = lowered.delegates[0].processed_bytes
+    assert VgfRuntime.compatible(BlobHeader("VgfBackend", len(blob), blob[:4096]), ()).verdict == "runs"
+    newer = blob[:9] + b"\x09" + blob[10:4096]
+    for beginning in (newer, b"", b"VGF1"):
+        assert VgfRuntime.compatible(BlobHeader("VgfBackend", 9, beginning), ()).verdict == "cannot"
+
+
+@pytest.mark.parametrize("present", [False, True])
+def test_without_the_converter_it_is_unavailable_with_the_line_that_installs_it(present, tmp_path):
+    """As in an environment without it: a module of that name cannot be found."""
+    code = "import sys; sys.modules['model_converter'] = None\n" if not present else ""
+    code += "import delegraph; [b] = [b for b in delegraph.backends() if b.name == 'vgf']; print(b.status, b.hint)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown == ("ok \n" if present else "unavailable pip install 'delegraph-vgf[runtime]'\n")
+
+
+def test_a_host_without_a_loader_is_told_what_to_install(monkeypatch):
+    monkeypatch.setattr(vulkan, "why_not", lambda: "there is no Vulkan loader (libvulkan.so.1)")
+    with pytest.raises(NoRuntime, match="no Vulkan loader") as error:
+        VgfRuntime.is_available()
+    assert "apt-get install libvulkan1 mesa-vulkan-drivers" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    "version, error, told",
+    [
+        (None, None, "there is no Vulkan loader"),
+        ((1, 3, 239), "requires extension: VK_ARM_tensors", "1.3.239 is too old"),
+        ((1, 4, 309), "Required features not supported", "no Vulkan driver here has what"),
+        ((1, 4, 309), None, ""),
+    ],
+)
+def test_one_line_says_what_is_missing(monkeypatch, version, error, told):
+    class Builder:
+        def add_tensor(self, shape, format):
+            pass
+
+        def build(self):
+            if error is not None:
+                raise RuntimeError(error)
+
+    monkeypatch.setattr(vulkan, "loader_version", lambda: version)
+    monkeypatch.setattr(vulkan.scenario_runner, "ScenarioBuilder", Builder)
+    line = vulkan.tried()
+    assert told in line and (error or "") in line and "\n" not in line
+
+
+def test_the_environment_is_put_back(monkeypatch):
+    monkeypatch.setenv("VK_LAYER_PATH", "/mine")
+    monkeypatch.delenv("VK_INSTANCE_LAYERS", raising=False)
+    with vulkan.layers():
+        assert os.environ["VK_INSTANCE_LAYERS"].startswith("VK_LAYER_ML_Graph_Emulation:")
+    assert os.environ["VK_LAYER_PATH"] == "/mine" and "VK_INSTANCE_LAYERS" not in os.environ
+
+
+@pytest.mark.usefixtures("here")
+def test_the_results_are_those_of_eager(lowered):
+    assert lowered.verify(*INPUTS).relative_error < 1e-5
+    dtypes = [value.dtype for value in lowered(*INPUTS)]
+    assert dtypes == [torch.float32, torch.bool, torch.int32, torch.float32, torch.float16]
+
+
+@pytest.mark.usefixtures("here")
+def test_results_have_memory_of_their_own(lowered):
+    first = lowered(*INPUTS)[0]
+    kept = first.clone()
+    lowered(INPUTS[0] * 3, *INPUTS[1:])[0].zero_()
+    torch.testing.assert_close(first, kept, equal_nan=True, rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("x", [torch.ones(2, 3, 8, 7), torch.ones(2, 3, 8, 8).double(), torch.ones(3, 8, 8)])
+def test_an_input_of_another_type_is_refused(lowered, tmp_path, x):
+    lowered.save(tmp_path / "m.vgf")
+    with pytest.raises(InputError, match="input 0"):
+        delegraph.load(tmp_path / "m.vgf")(x, *INPUTS[1:])
