@@ -74,7 +74,16 @@ def test_a_cache_and_a_pool(registry, tmp_path):
     pool = Copying()
     wanted = contents(lowered(registry))
     assert contents(lowered(registry, pool, cache=tmp_path / "cache")) == wanted
+    jobs = len(pool.jobs)
     assert contents(lowered(registry, pool, cache=tmp_path / "cache")) == wanted
+    assert len(pool.jobs) == jobs == 2
+
+
+def test_progress_names_the_partition_where_a_cache_hides_its_names(registry, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(registry.get_backend("good"), "keeps_names", False)
+    with caplog.at_level(logging.INFO, "delegraph.progress"):
+        lowered(registry, Copying(), cache=tmp_path / "cache")
+    assert any("GoodBackend_0 of forward, GoodBackend, compiled by process" in line for line in caplog.messages)
 
 
 def test_a_worker_that_does_not_see_the_folder_gets_weights_with_the_job(registry, monkeypatch):

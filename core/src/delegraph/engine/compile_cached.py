@@ -276,6 +276,8 @@ def _compile_canonical(kept: _Kept, registry: Registry) -> PreprocessResult | No
     item, program, name = kept.item, canonical(kept.form), kept.backend.__name__
     canonical_item, before, inputs = replace(item, program=program), Snapshot(program), user_inputs(program)
     names = [node.name for node in inputs]
+    # for progress: the program's own meta says nothing of where it is from, since its blob may not depend on that
+    program.graph_module.meta["local:place"] = f"{item.partition.tag} of {item.method}"
     programs, specs = {item.method: [program]}, {item.method: [list(item.partition.spec.compile_specs)]}
     try:
         returned, _ = preprocess(kept.backend, programs, specs, [item], registry)

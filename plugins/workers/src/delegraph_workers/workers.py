@@ -316,7 +316,8 @@ def _unpacked(answer: Any) -> tuple[dict[str, Any], list[memoryview]]:
 def _place(backend: str, programs: Programs) -> str:
     """Which partitions these are, for who waits."""
     metas = [program.graph_module.meta for listed in programs.values() for program in listed]
-    return ", ".join(f"{meta.get('partition')} of {meta.get('method')}" for meta in metas) + f", {backend}"
+    places = (meta.get("local:place", f"{meta.get('partition')} of {meta.get('method')}") for meta in metas)
+    return ", ".join(places) + f", {backend}"
 
 
 def _expect_no_fork(executor: Any) -> None:
