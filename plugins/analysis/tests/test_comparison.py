@@ -67,15 +67,56 @@ def test_a_row_for_each_backend_and_one_for_all(found):
 
 
 def test_nobody_lowers_while_the_model_is_timed(found, monkeypatch):
-    timed, held = comparison._median_seconds, []
+    timed, held = comparison.call_methods, []
 
-    def watched(methods, calls):
+    def watched(methods, *rest):
         held.append((type(next(iter(methods.values()))).__name__, TRACING.is_mine()))
-        return timed(methods, calls)
+        return timed(methods, *rest)
 
-    monkeypatch.setattr(comparison, "_median_seconds", watched)
+    monkeypatch.setattr(comparison, "call_methods", watched)
     delegraph.compare(Net().eval(), (torch.ones(3),), backends=["echobackend"], registry=found[0])
-    assert held == [("Executable", False), ("GraphModule", True)]
+    turn = [("GraphModule", True), ("Executable", False)]
+    assert held == turn * (1 + comparison.RUNS), "eager and the lowering take turns"
+
+
+class FailingRuntime(EchoRuntime):
+    """Its second call fails."""
+
+    @staticmethod
+    def load(*parts):
+        calls, run = [], EchoRuntime.load(*parts)
+
+        def call(*args):
+            calls.append(args)
+            if len(calls) > 1:
+                raise ValueError("no more")
+            return run(*args)
+
+        return call
+
+
+class Doubling(torch.nn.Module):
+    def forward(self, x):
+        print("called")
+        x.mul_(2)
+        return x.sin()
+
+
+def test_a_run_that_fails_ends_its_row_and_no_input_is_written(capsys):
+    registry = Registry(discover=False)
+    for name, runtime in (("good", EchoRuntime), ("failing", FailingRuntime)):
+        kind = type(name, (EchoBackend,), {})
+        registry.register(kind, partitioner=CapabilityPartitioner(refuse_others("sin"), name), runtime=runtime)
+    given = torch.ones(3)
+    compared = delegraph.compare(Doubling().eval(), (given,), backends=["good", "failing"], registry=registry)
+    good, failing, _ = compared.candidates
+    assert given.tolist() == [1, 1, 1] and good.relative_error == 0
+    low, high = good.spread
+    assert low <= good.run_seconds <= high and good.first_seconds > 0
+    assert failing.first_seconds > 0 and failing.run_seconds is None and failing.error.code == "plugin-failed"
+    assert failing.verifications is None and "no more" in str(compared)
+    rows = compared.to_json()
+    assert rows["runs"] == comparison.RUNS and rows["candidates"][0]["spread"] == [low, high] and "load" in rows
 
 
 def test_text_and_page(found):

@@ -2,41 +2,55 @@
 
 from __future__ import annotations
 
-import statistics
+import copy
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from delegraph import LoweredProgram, Registry, default_registry, export, lower
 from delegraph.errors import DelegraphError, InputError, OptionError
 from delegraph.exported import TRACING, ExampleInputs, Program, Transform, all_nodes, operator_name
-from delegraph.host import Verification
+from delegraph.host import FileFormat, Verification
 from delegraph.io.escape import table
 from delegraph.reports import Report, format_seconds, format_size, left_operators
 from torch.export import ExportedProgram
 
 from .page.tables import Section, fragment, tables
+from .profiling import load_of_machine
+from .turns import Caller, call_in_turns
 
 RUNS = 5
-"""Calls of which the time of a run is the median."""
-_HEADS = ("backends", "delegated", "delegates", "size", "lowering", "a run", "largest error", "")
+"""Calls of which the time of a run is the median; those of all lowerings and of eager take turns."""
+_HEADS = (
+    *("backends", "delegated", "delegates", "size", "as .pte", "lowering", "first call", "a run", "from ... to"),
+    *("memory", "largest error", ""),
+)
 
 
 @dataclass(frozen=True)
 class Candidate:
     """One lowering: for which backends, its report, and what was measured on this host.
 
-    ``lower_seconds`` is without the export. ``run_seconds``, a call of each method, and ``verifications``, by method,
-    are None where a backend has no runtime here. ``error`` is what ended the lowering or the run, and says why.
+    ``lower_seconds`` is without the export. ``file_bytes``: of a ``.pte`` file of it; None where that format is not
+    installed or cannot hold it. ``first_seconds``: the first call of each method, which loads the delegates, and
+    ``peak_bytes``: by how much it raised this process's peak of resident memory; None where the system does not tell.
+    ``run_seconds``: the median of later calls, and ``spread`` the fastest and the slowest. These and
+    ``verifications``, by method, are None where a backend has no runtime here. ``error`` is what ended the lowering or
+    the run, and says why.
     """
 
     backends: tuple[str, ...]
     report: Report | None = None
     lower_seconds: float | None = None
+    file_bytes: int | None = None
+    first_seconds: float | None = None
+    peak_bytes: int | None = None
     run_seconds: float | None = None
+    spread: tuple[float, float] | None = None
     verifications: Mapping[str, Verification] | None = None
     error: DelegraphError | None = None
 
@@ -59,8 +73,12 @@ class Candidate:
             "delegated_share": report and report.delegated_share,
             "delegates": report and len(report.delegates),
             "bytes": self.bytes,
+            "file_bytes": self.file_bytes,
             "lower_seconds": self.lower_seconds,
+            "first_seconds": self.first_seconds,
             "run_seconds": self.run_seconds,
+            "spread": self.spread and list(self.spread),
+            "peak_bytes": self.peak_bytes,
             "relative_error": self.relative_error,
             "error": error and {"code": error.code, "message": error.message},
             "report": report and report.to_json(),
@@ -70,13 +88,15 @@ class Candidate:
         """As a row of a table."""
         r, error = self.report, self.relative_error
         taken = "-" if r is None else f"{r.delegated_share:.0%} of {r.delegated_operators + r.host_operators}"
-        times = ["-" if s is None else format_seconds(s) for s in (self.lower_seconds, self.run_seconds)]
+        times = [_seconds(s) for s in (self.lower_seconds, self.first_seconds, self.run_seconds)]
         return [
             " + ".join(self.backends) or "eager",
             taken,
             "-" if r is None else str(len(r.delegates)),
-            "-" if self.bytes is None else format_size(self.bytes),
+            *map(_size, (self.bytes, self.file_bytes)),
             *times,
+            _span(self.spread),
+            _size(self.peak_bytes),
             "-" if error is None else f"{error:.2g}",
             "" if self.error is None else f"{self.error.code}: {self.error.message.partition(chr(10))[0]}",
         ]
@@ -86,13 +106,16 @@ class Candidate:
 class Comparison:
     """All lowerings of one export. ``alone``: backend -> operator -> how many of it no other backend takes by itself.
 
-    ``eager_seconds``: a call of each method in eager PyTorch, by the same measure.
+    ``eager_seconds`` and ``eager_spread``: a call of each method in eager PyTorch, by the same measure. ``load``: how
+    many processes wanted a processor on average in the last minute of it, for each processor; None if not known.
     """
 
     candidates: tuple[Candidate, ...]
     alone: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     export_seconds: float = 0.0
     eager_seconds: float | None = None
+    eager_spread: tuple[float, float] | None = None
+    load: float | None = None
 
     def __repr__(self) -> str:
         return f"<Comparison: {', '.join(' + '.join(c.backends) or 'eager' for c in self.candidates)}>"
@@ -102,7 +125,8 @@ class Comparison:
         rows = [candidate.to_json() for candidate in self.candidates]
         only = {backend: dict(sorted(counts.items())) for backend, counts in self.alone.items()}
         seconds = {"export_seconds": self.export_seconds, "eager_seconds": self.eager_seconds}
-        return {"schema": "delegraph.compare/1", **seconds, "candidates": rows, "only": only}
+        measured = {"eager_spread": self.eager_spread and list(self.eager_spread), "runs": RUNS, "load": self.load}
+        return {"schema": "delegraph.compare/1", **seconds, **measured, "candidates": rows, "only": only}
 
     def to_html(self) -> str:
         """As one page without scripts."""
@@ -110,18 +134,27 @@ class Comparison:
 
     def _sections(self) -> list[Section]:
         only = [[backend, _counts(counts)] for backend, counts in self.alone.items()]
-        return [("Lowerings", _HEADS, self._rows()), ("Operators that only one takes", ("backend", "which"), only)]
+        return [
+            (f"Lowerings: {self._how()}", _HEADS, self._rows()),
+            ("Operators that only one takes", ("backend", "which"), only),
+        ]
 
     def _rows(self) -> list[list[str]]:
-        eager = "-" if self.eager_seconds is None else format_seconds(self.eager_seconds)
-        return [*(c.cells() for c in self.candidates), ["eager", "-", "-", "-", "-", eager, "-", ""]]
+        eager = ["eager", *["-"] * 6, _seconds(self.eager_seconds), _span(self.eager_spread), "-", "-", ""]
+        return [*(c.cells() for c in self.candidates), eager]
+
+    def _how(self) -> str:
+        """How the times were taken, and how busy the machine was."""
+        busy = "" if self.load is None else f"; the machine's load is {self.load:.1f} a processor"
+        return f"a run is the median of {RUNS} calls, taken in turns{busy}"
 
     def _repr_html_(self) -> str:
         return fragment("Comparison of backends", (), self._sections())
 
     def __str__(self) -> str:
         rows = [list(map(str.upper, _HEADS)), *self._rows()]
-        return "\n".join([table(rows), *(f"only {b} takes: {_counts(n)}" for b, n in self.alone.items())])
+        only = (f"only {b} takes: {_counts(n)}" for b, n in self.alone.items())
+        return "\n".join([table(rows), self._how(), *only])
 
 
 def compare(
@@ -159,13 +192,20 @@ def compare(
         theirs = {b: o for b, o in (options or {}).items() if b in group}
         return lower(exported, backends=group, options=theirs, transforms=transforms, registry=chosen)
 
-    made, taken = [], {}
-    for group in groups:
-        candidate, handles = _measure(group, one, calls)
-        made.append(candidate)
-        if len(group) == 1 and handles is not None:
-            taken[group[0]] = handles
-    return Comparison(tuple(made), _alone(taken), export_seconds, _eager_seconds(exported, calls))
+    tried = [_try(group, one) for group in groups]
+    callers: dict[tuple[str, ...], Caller] = {}
+    eager = None
+    runnable = {m: c for m, c in calls.items() if c is not None}
+    if len(runnable) == len(calls):
+        writes = {m: any(_writes_inputs(t.lowered, m) for t in tried if t.lowered is not None) for m in exported}
+        callers = {t.group: _caller(t.lowered.instance(), runnable, writes) for t in tried if t.lowered is not None}
+        eager = _eager(exported, runnable, writes)
+        call_in_turns([eager, *callers.values()], RUNS)
+    load = load_of_machine()
+    made = [_candidate(t, callers.get(t.group), runnable, chosen) for t in tried]
+    taken = {t.group[0]: _delegated(t.lowered) for t in tried if len(t.group) == 1 and t.lowered is not None}
+    times = (None, None) if eager is None else (eager.median, _spread(eager))
+    return Comparison(tuple(made), _alone(taken), export_seconds, *times, load)
 
 
 def _names_of(backends: Sequence[str] | None, registry: Registry) -> tuple[str, ...]:
@@ -192,47 +232,109 @@ def _call_of(inputs: Any, named: Any, program: ExportedProgram) -> _Call | None:
     return ((inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs or ())), named or {}
 
 
-def _measure(
-    group: tuple[str, ...], one: Callable[[tuple[str, ...]], LoweredProgram], calls: Mapping[str, _Call | None]
-) -> tuple[Candidate, Handles | None]:
-    """One lowering and its run; an error ends the measuring, not what was measured before it."""
+class _Tried(NamedTuple):
+    """A lowering and its seconds, or the error that ended it."""
+
+    group: tuple[str, ...]
+    lowered: LoweredProgram | None
+    seconds: float
+    error: DelegraphError | None = None
+
+
+def _try(group: tuple[str, ...], one: Callable[[tuple[str, ...]], LoweredProgram]) -> _Tried:
     start = time.perf_counter()
     try:
-        lowered = one(group)
+        return _Tried(group, one(group), time.perf_counter() - start)
     except (OptionError, InputError):
         raise  # the caller's own, and the same for each
     except DelegraphError as e:
-        return Candidate(group, error=e), None
-    measured: dict[str, Any] = {"report": lowered.report, "lower_seconds": time.perf_counter() - start}
-    runnable = {m: c for m, c in calls.items() if c is not None}
-    try:
-        if len(runnable) == len(calls):
-            measured["run_seconds"] = _median_seconds({m: lowered.instance().method(m) for m in runnable}, runnable)
-            found = {m: lowered.verify(*args, method=m, **kwargs) for m, (args, kwargs) in runnable.items()}
-            measured["verifications"] = found
-    except DelegraphError as e:  # such as NoRuntime
-        measured["error"] = e
-    return Candidate(group, **measured), _delegated(lowered)
+        return _Tried(group, None, 0.0, e)
 
 
-def _eager_seconds(exported: Mapping[str, ExportedProgram], calls: Mapping[str, _Call | None]) -> float | None:
-    """A call of each method in eager PyTorch; None if a program has no example inputs."""
-    if None in calls.values():
-        return None
-    with TRACING:  # the model itself is called
-        return _median_seconds({m: program.module(check_guards=False) for m, program in exported.items()}, calls)
+def _writes_inputs(lowered: LoweredProgram, method: str) -> bool:
+    """Whether the method writes its inputs; the program as it was exported may not say so."""
+    return bool(lowered.exported_program(method).graph_signature.user_inputs_to_mutate)
 
 
-def _median_seconds(methods: Mapping[str, Callable[..., Any]], calls: Mapping[str, Any]) -> float:
-    """A call of each method, after one that loads what there is to load."""
-    seconds = []
-    for _ in range(RUNS + 1):
+def _caller(lowered: LoweredProgram, calls: Mapping[str, _Call], writes: Mapping[str, bool]) -> Caller:
+    methods = {method: lowered.method(method) for method in calls}
+    return Caller(partial(call_methods, methods, calls, writes))
+
+
+def _eager(programs: Mapping[str, ExportedProgram], calls: Mapping[str, _Call], writes: Mapping[str, bool]) -> Caller:
+    """A call of each method in eager PyTorch, during which nobody traces: the model itself is called."""
+    methods = {method: program.module(check_guards=False) for method, program in programs.items()}
+
+    def call() -> float:
+        with TRACING:
+            return call_methods(methods, calls, writes)
+
+    return Caller(call)
+
+
+def call_methods(
+    methods: Mapping[str, Callable[..., Any]], calls: Mapping[str, _Call], writes: Mapping[str, bool]
+) -> float:
+    """The seconds of a call of each method; what one writes are inputs of its own."""
+    seconds = 0.0
+    for method, run in methods.items():
+        args, kwargs = copy.deepcopy(calls[method]) if writes[method] else calls[method]
         start = time.perf_counter()
-        for method, run in methods.items():
-            args, kwargs = calls[method]
-            run(*args, **kwargs)
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[1:])
+        run(*args, **kwargs)
+        seconds += time.perf_counter() - start
+    return seconds
+
+
+def _candidate(tried: _Tried, caller: Caller | None, calls: Mapping[str, _Call], registry: Registry) -> Candidate:
+    """What was found of one lowering; an error ends the measuring, not what was measured before it."""
+    lowered = tried.lowered
+    if lowered is None:
+        return Candidate(tried.group, error=tried.error)
+    measured: dict[str, Any] = {
+        "report": lowered.report,
+        "lower_seconds": tried.seconds,
+        "file_bytes": _file_bytes(lowered, registry),
+    }
+    if caller is None:
+        return Candidate(tried.group, **measured)
+    found, error = None, caller.error
+    try:
+        if error is None:
+            found = {m: lowered.verify(*args, method=m, **kwargs) for m, (args, kwargs) in calls.items()}
+    except DelegraphError as e:
+        error = e
+    times: dict[str, Any] = {
+        "first_seconds": caller.first_seconds,
+        "peak_bytes": caller.peak_bytes,
+        "run_seconds": caller.median,
+    }
+    spread = None if caller.median is None else _spread(caller)
+    return Candidate(tried.group, **measured, **times, spread=spread, verifications=found, error=error)
+
+
+def _file_bytes(lowered: LoweredProgram, registry: Registry) -> int | None:
+    """The size of the program as a ``.pte`` file; None if that format is not installed, or cannot hold it."""
+    try:
+        with TRACING:  # a format may trace
+            return sum(map(len, FileFormat("program.pte", registry).contents(lowered, {}).values()))
+    except DelegraphError:
+        return None
+
+
+def _spread(caller: Caller) -> tuple[float, float] | None:
+    return (min(caller.seconds), max(caller.seconds)) if caller.seconds else None
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else format_seconds(value)
+
+
+def _size(value: int | None) -> str:
+    return "-" if value is None else format_size(value)
+
+
+def _span(value: tuple[float, float] | None) -> str:
+    return "-" if value is None else " ... ".join(map(format_seconds, value))
 
 
 def _delegated(lowered: LoweredProgram) -> Handles:
