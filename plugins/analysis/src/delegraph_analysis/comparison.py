@@ -326,7 +326,8 @@ def _spread(caller: Caller) -> tuple[float, float] | None:
 
 
 def _seconds(value: float | None) -> str:
-    return "-" if value is None else format_seconds(value)
+    """Three digits of it: small programs take microseconds."""
+    return "-" if value is None else format_seconds(value) if value >= 1 else f"{1000 * value:.3g} ms"
 
 
 def _size(value: int | None) -> str:
@@ -334,7 +335,7 @@ def _size(value: int | None) -> str:
 
 
 def _span(value: tuple[float, float] | None) -> str:
-    return "-" if value is None else " ... ".join(map(format_seconds, value))
+    return "-" if value is None else " ... ".join(map(_seconds, value))
 
 
 def _delegated(lowered: LoweredProgram) -> Handles:
