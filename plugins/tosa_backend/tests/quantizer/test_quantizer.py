@@ -94,6 +94,26 @@ def test_known_limits_are_not_measured(program):
     assert integers_of(softmax) == (1 / 256, -128)
 
 
+def test_averages_of_pixels_keep_their_quantization_where_that_is_fine_enough():
+    class Averages(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.line = nn.Conv2d(3, 3, 1), nn.Linear(3, 2)
+
+        def forward(self, x):
+            x = F.silu(x)
+            x = x * self.gate(F.adaptive_avg_pool2d(x, 1))
+            return self.line(F.silu(x).mean((2, 3))) + self.line(x.relu().mean((2, 3)))
+
+    program = delegraph.quantize(Averages(), batches())
+    (gate,), (lopsided, positive) = calls(program, "adaptive_avg_pool2d"), calls(program, "mean.dim")
+    assert integers_of(gate) == gate.args[0].args[1:3]
+    assert integers_of(positive) == positive.args[0].args[1:3]
+    assert integers_of(lopsided) != lopsided.args[0].args[1:3]
+    made = read(bytes(delegraph.lower(program, options=INT).delegates[0].processed_bytes)).operators
+    assert [op.name for op in made].count("AVG_POOL2D") == 2
+
+
 def test_integers_leave_no_float_in_the_file(program):
     lowered = delegraph.lower(program, options=INT)
     (delegate,) = lowered.delegates

@@ -18,6 +18,7 @@ from .outputs import name_outputs, separate_outputs
 from .rewriter import Sources, sources_of, with_bodies
 from .sink_transposes import sink_transposes
 from .transposed_products import transpose_products
+from .transposes_by_convolution import transpose_by_convolution
 
 __all__ = ["PASSES", "Sources", "run_passes", "sources_of"]
 
@@ -29,6 +30,7 @@ PASSES = (
     fold_affine,
     compute_shapes,  # before merge_equal, which merges equal computations of sizes
     merge_equal,
+    transpose_by_convolution,  # after sink_transposes, which leaves those that have to stay
     narrow_constants,  # after merge_equal: each user of a constant gets a RESCALE of its own, which NPUs fuse
     drop_dead,
 )

@@ -34,6 +34,8 @@ aten = torch.ops.aten
 KEY = "quantization_annotation"
 NORMS = ("layer_norm", "rms_norm", "group_norm", "instance_norm", "batch_norm")
 """Their weight and bias are folded exactly, as floats."""
+AVERAGES = ("adaptive_avg_pool2d", "_adaptive_avg_pool2d", "mean")
+"""Averages of many pixels; those of few have ties, which AVG_POOL2D rounds otherwise than eager."""
 JOINS = ("cat", "concat", "concatenate", "stack", *(o._overloadpacket.__name__ for o in moves.WRITES))
 
 
@@ -154,6 +156,20 @@ class _Call:
         """Whether results are elements of several operands; what is added to what is there makes sums instead."""
         return packet(self.target) in JOINS and not arguments(self.node).get("accumulate")
 
+    def _averages(self) -> bool:
+        """Whether the result is an average of pixels in the quantization of what it averages.
+
+        NPUs average int8 in a quarter of the cycles that sums take, and only in the operand's quantization. That is
+        too coarse for the average of values on both sides of 0, unless a convolution makes a gate of it.
+        """
+        (x, *_), name = self.node.all_input_nodes, packet(self.target)
+        if x.meta["val"].dim() != 4 or name not in AVERAGES:
+            return False
+        if name == "mean" and sorted(d % 4 for d in arguments(self.node).get("dim") or ()) != [2, 3]:
+            return False
+        gates = all(packet(functional(user.target)).startswith("conv") for user in self.node.users)
+        return gates or is_limit(functional(x.target))
+
     def _weighted(self, x: Node, weight: Node, bias: Any) -> dict[Node, QuantizationSpecBase | None]:
         plain = specs.activation(self.precision, self.qat)
         computed = isinstance(bias, Node) and not is_constant(bias)
@@ -187,7 +203,7 @@ class _Call:
                 return specs.activation(self.precision, self.qat)
             first = next(n for n in source.all_input_nodes if is_float(n))
             return SharedQuantizationSpec((first, source))
-        if packet(self.target) in moves.MOVES or self._joins():
+        if packet(self.target) in moves.MOVES or self._joins() or self._averages():
             first = next(n for n in self.node.all_input_nodes if is_float(n))
             return SharedQuantizationSpec((first, self.node))
         return specs.fixed(self.precision, self.target) or specs.activation(self.precision, self.qat)

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
+from delegraph_tosa.ir.graph import Value
+from delegraph_tosa.ir.types import DType, Type
+from delegraph_tosa.lowering.integer.sums import aligned
+from delegraph_tosa.lowering.lazy.quantization import Scale
+from delegraph_tosa.lowering.lazy.values import Scaled, trial
 
 from ...support.quantized_cases import IntegerFamily
 from ...support.rule_cases import WithConstant, randn
@@ -61,3 +67,14 @@ FAMILY.case("prelu-of-sum", WithConstant(lambda w, x, y: F.prelu(x + y, w), SLOP
 
 judged, test_equals_eager = FAMILY.equals_eager()
 test_equals_eager_for_any_scales = FAMILY.sweep()
+
+
+@pytest.mark.parametrize("dtype, up", [(DType.INT8, 19), (DType.INT16, 14)])
+def test_operands_are_rescaled_as_npus_add_them(dtype, up):
+    """Vela fuses an addition with the RESCALE of its operands for these ratios alone, and for none if scales agree."""
+
+    def step(*scales: float) -> float:
+        return aligned(trial(), [Scaled(Value(Type((2, 3), dtype)), Scale(scale), 0) for scale in scales])[1]
+
+    assert step(0.25, 0.5) == 0.5 / 2**up
+    assert step(0.3, 0.3) == 0.3

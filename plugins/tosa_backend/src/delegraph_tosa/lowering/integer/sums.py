@@ -20,6 +20,8 @@ from ..torch_values.types import refused
 
 FINE = 27
 """Bits of the integers of a lazy value that is an operand of a sum: some more than fp32 has."""
+UP = {DType.INT8: 19, DType.INT16: 14}
+"""Type -> n: NPUs add two such operands in one step if the one with the larger scale is multiplied by 2**n."""
 HIDES = -1000.0
 """Numbers below this, added to a score by a mask, hide the score: its softmax is 0."""
 
@@ -47,11 +49,23 @@ def in_steps(t: Tosa, value: Value, step: float, most: int = 1 << FINE) -> Scale
 
 def aligned(t: Tosa, values: Sequence[Scaled]) -> tuple[list[Value], float]:
     """The values as int32 without zero points in one scale, and this scale. Their sum fits into int32."""
-    largest = max(x.scale.factor for x in values)
-    # the largest possible sum, in steps of ``largest``; 1e-9 guards against a log2 that is rounded down
-    total = math.fsum(x.size * x.scale.factor for x in values) / largest
-    step = largest / 2.0 ** (BITS - math.ceil(math.log2(max(total, 1)) + 1e-9))
+    step = _common_step(values)
     return [centred(t, x, step) for x in values], step
+
+
+def _common_step(values: Sequence[Scaled]) -> float:
+    """The scale of ``aligned``: that in which NPUs add int8 and int16 (docs/decisions/0028), else one of BITS bits."""
+    scales, types = {x.scale.factor for x in values}, {x.q.dtype for x in values}
+    largest = max(scales)
+    up = UP.get(next(iter(types)), 0) if len(types) == 1 else 0
+    if up and len(scales) == 1:
+        return largest
+    # the largest possible sum, in steps of ``largest``
+    total = math.fsum(x.size * x.scale.factor for x in values) / largest
+    if up and total * 2.0**up <= 1 << BITS + 1:
+        return largest / 2.0**up
+    # 1e-9 guards against a log2 that is rounded down
+    return largest / 2.0 ** (BITS - math.ceil(math.log2(max(total, 1)) + 1e-9))
 
 
 def centred(t: Tosa, x: Scaled, step: float) -> Value:

@@ -1,0 +1,49 @@
+"""A TRANSPOSE that brings channels together, as a convolution for NPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from delegraph_tosa.evaluate import evaluate
+from delegraph_tosa.ir.types import ARRAY_DTYPES, DType
+from delegraph_tosa.passes import run_passes
+from delegraph_tosa.spec import TosaSpec, target
+
+from ..support.drafts import NHWC, Draft, assert_well_formed, names
+
+INT = TosaSpec.parse("TOSA-1.0+INT")
+
+
+@pytest.fixture
+def npu(monkeypatch):
+    """A target for the Ethos-U85 that takes all of PRO-INT."""
+    monkeypatch.setitem(target._DEVICES, "u85", lambda operator: None)
+    return replace(INT, devices=frozenset({"u85"}))
+
+
+def optimized(spec, *shape, perms=NHWC, dtype=DType.INT8):
+    """What the passes make of one TRANSPOSE, which computes the same."""
+    d = Draft(dtype=dtype)
+    y = d.transpose(d.input(*shape), *perms)
+    result = run_passes(d.graph(y), spec)
+    assert_well_formed(result, spec)
+    arrays = [d.random.integers(-128, 128, shape).astype(ARRAY_DTYPES[dtype])]
+    np.testing.assert_array_equal(evaluate(result, arrays)[0], arrays[0].transpose(perms))
+    return names(result)
+
+
+@pytest.mark.parametrize("shape, perms", [((1, 3, 64, 96), NHWC), ((1, 2, 4100), (0, 2, 1)), ((1, 4, 72, 71), NHWC)])
+def test_it_is_a_convolution_for_npus(npu, shape, perms):
+    assert optimized(npu, *shape, perms=perms) == {"RESHAPE": 2, "CONV2D": 1, "RESCALE": 1}
+    assert optimized(INT, *shape, perms=perms) == {"TRANSPOSE": 1}, "other targets transpose"
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 64, 96), (1, 5, 64, 96), (1, 3, 8, 8), (1, 3, 65, 97)])
+def test_it_stays_where_that_is_no_gain(npu, shape):
+    assert optimized(npu, *shape) == {"TRANSPOSE": 1}
+
+
+def test_it_stays_for_other_types(npu):
+    assert optimized(replace(npu, extensions=frozenset({"int16"})), 1, 3, 64, 96, dtype=DType.INT16)["CONV2D"] == 0
