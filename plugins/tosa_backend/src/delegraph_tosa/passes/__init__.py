@@ -18,7 +18,6 @@ from .outputs import name_outputs, separate_outputs
 from .rewriter import Sources, sources_of, with_bodies
 from .sink_transposes import sink_transposes
 from .transposed_products import transpose_products
-from .transposes_by_convolution import transpose_by_convolution
 
 __all__ = ["PASSES", "Sources", "run_passes", "sources_of"]
 
@@ -30,7 +29,6 @@ PASSES = (
     fold_affine,
     compute_shapes,  # before merge_equal, which merges equal computations of sizes
     merge_equal,
-    transpose_by_convolution,  # after sink_transposes, which leaves those that have to stay
     narrow_constants,  # after merge_equal: each user of a constant gets a RESCALE of its own, which NPUs fuse
     drop_dead,
 )
@@ -49,6 +47,10 @@ def run_passes(graph: Graph, spec: TosaSpec) -> Graph:
         from .single_windows import stride_single_windows
 
         graph = stride_single_windows(graph, spec)
+    if spec.devices:
+        from .transposes_by_convolution import transpose_by_convolution
+
+        graph = transpose_by_convolution(graph, spec)
     graph = separate_outputs(graph, spec, [value.producer and value.producer.source for value in outputs_before])
     return name_outputs(graph, [value.name for value in outputs_before])
 
