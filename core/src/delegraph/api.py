@@ -90,12 +90,13 @@ def lower(
     The model is not changed, and its weights are not copied. Errors are ``delegraph.errors.DelegraphError`` with stable
     codes.
     """
-    registry, options, why = registry or default_registry(), options or {}, None  # ``why``: of the default backends
+    registry, options = registry or default_registry(), options or {}
     used_cache = asked_cache(cache)
     lookups = Lookups(used_cache) if used_cache else None
     _expect_choices(options, transforms, on_missing_runtime)
+    why_these_backends = None
     if backends is None:
-        backends, why = registry.default_backends(options)
+        backends, why_these_backends = registry.default_backends(options)
     backends = _expect_backends(backends)
     # ``chosen``: a name such as ``acme/npu`` decides which of several backends a bare id means
     chosen = registry.preferring(b for b in backends if isinstance(b, str))
@@ -123,14 +124,16 @@ def lower(
             notifies=True,
         )
         report = run(lowering).report()
-    report.notes += [why] if why else []
+    if why_these_backends:
+        report.notes.append(why_these_backends)
     if on_missing_runtime == "eager":
         report.notes.append("delegates of backends without a runtime run in eager PyTorch on this host")
     if require_full:
         report.expect_full()
     eager = {method: source.program for method, source in sources.items()}  # the programs before lowering
-    parts = lowering.programs, eager, lowering.delegates, report
-    result = LoweredProgram(*parts, chosen, on_missing_runtime, lowering.changed)
+    result = LoweredProgram(
+        lowering.programs, eager, lowering.delegates, report, chosen, on_missing_runtime, lowering.changed
+    )
     report.notes += chosen.notify("delegraph_after_lower", result)
     return result
 
@@ -198,8 +201,9 @@ def _model_of_plugin(program: Any, registry: Registry) -> GivenModel | None:
 
 def _expect_choices(options: Any, transforms: Any, on_missing_runtime: Any) -> None:
     """Raise OptionError for arguments of ``lower`` of a wrong type or value."""
-    # ``options`` itself, and the options of each backend
-    tables = [options, *(options.values() if isinstance(options, Mapping) else ())]
+    tables = [options]
+    if isinstance(options, Mapping):
+        tables += options.values()  # the options of each backend
     if not all(isinstance(table, Mapping) and all(isinstance(key, str) for key in table) for table in tables):
         raise OptionError("option-invalid", f"options is {{backend name: {{option: value}}}}, not {options!r}")
     if not isinstance(transforms, Sequence) or not all(map(callable, transforms)):
@@ -238,7 +242,10 @@ def _named_partitioners(
         if name not in backends:
             text = f"options for {name!r}, which is not among the backends {list(backends)}"
             raise OptionError("option-invalid", text)
-    return [
-        (b, registry.get_partitioner(b, **options.get(b, {}))) if isinstance(b, str) else (type(b).__name__, b)
-        for b in backends
-    ]
+    named: list[tuple[str, Partitioner]] = []
+    for backend in backends:
+        if isinstance(backend, str):
+            named.append((backend, registry.get_partitioner(backend, **options.get(backend, {}))))
+        else:
+            named.append((type(backend).__name__, backend))
+    return named

@@ -441,6 +441,9 @@ def _computed_sizes(program: ProgramContents) -> int:
 
     from .exported.checks import find_checks
 
-    graphs = [program.exported_program(method).graph for method in program.methods]
-    nodes = [n for graph in graphs for n in {*graph.nodes} - find_checks(graph)]
-    return sum(n.op == "call_function" and isinstance(n.meta.get("val"), torch.SymInt) for n in nodes)
+    count = 0
+    for method in program.methods:
+        graph = program.exported_program(method).graph
+        for node in {*graph.nodes} - find_checks(graph):
+            count += node.op == "call_function" and isinstance(node.meta.get("val"), torch.SymInt)
+    return count

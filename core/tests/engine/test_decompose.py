@@ -9,6 +9,7 @@ import pytest
 import torch
 from delegraph.engine.decompose import Decomposer
 from delegraph.exported.decompose import trace, without_trace
+from delegraph.exported.decompose.inline import Inlining
 from delegraph.exported.decompose.tables import beyond_core, to_core
 from delegraph.exported.functionalize.normalize import normalize
 from delegraph.partitioner import CapabilityPartitioner, DelegationSpec, Partitioner, PartitionResult
@@ -661,3 +662,19 @@ def test_what_needs_no_trace_is_what_a_trace_gives(dynamic, memory_format, monke
     at_once = [found(n) for n in calls]
     monkeypatch.setattr(trace, "without_trace", lambda node, mode: None)
     assert at_once == [found(n) for n in calls]
+
+
+class Spread(nn.Module):
+    def forward(self, x):
+        return torch.var_mean(x, 1)[0]
+
+
+def test_what_stands_for_an_unused_result_is_no_node_of_the_decomposition():
+    program = torch.export.export(Spread(), (torch.ones(2, 3),))
+    program.graph.eliminate_dead_code()
+    call = next(n for n in program.graph.nodes if "var_mean" in str(n.target))
+    decomposition = trace.Tracer().decompose(call, to_core(call.target) or beyond_core(call.target))
+    inlining = Inlining(call, decomposition)
+    used, unused = inlining.results()
+    assert used.graph is program.graph
+    assert unused is None

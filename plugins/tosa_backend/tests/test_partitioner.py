@@ -14,7 +14,7 @@ from delegraph.exported.decompose.trace import Tracer
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph_tosa.backend import TOSABackend
 from delegraph_tosa.ir.graph import Value
-from delegraph_tosa.lowering import RULES, lower_program
+from delegraph_tosa.lowering import RULES, Tosa, lower_program
 from delegraph_tosa.partitioner import TOSAPartitioner, TOSASupport
 from delegraph_tosa.spec import TosaSpec
 from hypothesis import given, settings
@@ -60,7 +60,7 @@ def test_the_check_is_the_compiler():
     why = "no TOSA lowering for this operator"
     assert answers == {"exp": None, "reshape": None, "special_bessel_j0": why, "add": None}
     with pytest.raises(Unsupported, match=why):
-        lower_program(program, SPEC)
+        lower_program(program, Tosa(SPEC))
 
 
 def test_the_check_reads_no_weight(monkeypatch):
@@ -140,7 +140,7 @@ def test_results_that_are_not_lowered_matter_only_where_they_are_used(monkeypatc
 
 def test_scalars_that_python_calls_equal_are_told_apart():
     program = export(lambda m, x: (x * 2, (x * 2.0).clamp(0.5), x + True), torch.ones(3, dtype=torch.int32))
-    dtypes = [v.dtype for v in lower_program(program, SPEC).outputs]
+    dtypes = [v.dtype for v in lower_program(program, Tosa(SPEC)).outputs]
     assert list(map(str, dtypes)) == ["int32", "fp32", "int32"]
     _, answers = asked(program)
     assert set(answers.values()) == {None}  # a clamp at 0.5 is taken on floats only

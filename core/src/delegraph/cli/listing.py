@@ -36,13 +36,16 @@ class Backends:
         # a plugin of another status has no backends in ``infos`` unless its faults are about single backends
         in_table = (Status.OK, Status.CONFLICT)
         unlisted = [p for p in default_registry().plugins() if p.status not in in_table and not p.faults]
-        # backend -> why it cannot run programs here, "" if it can; empty without --available
-        problems = {i.full_name: _why_unavailable(i) for i in infos} if args.available else {}
-        backends = [_backend_json(i) | ({"available": problems[i.full_name]} if problems else {}) for i in infos]
+        backends = [_backend_json(info) for info in infos]
+        text = _table_of_backends(infos, unlisted, args.verbose)
+        if args.available and infos:
+            problems = [_why_unavailable(info) for info in infos]  # why it cannot run programs here, "" if it can
+            for backend, problem in zip(backends, problems, strict=True):
+                backend["available"] = problem
+            rows = [[f"{i.name} here:", why or "can run programs"] for i, why in zip(infos, problems, strict=True)]
+            text = f"{text}\n{table(rows)}"
         content = {"backends": backends, "plugins_without_backends": [*map(_plugin_json, unlisted)]}
-        parts = [_table_of_backends(infos, unlisted, args.verbose)]
-        rows = [[f"{i.name} here:", problems[i.full_name] or "can run programs"] for i in infos if problems]
-        return Outcome("delegraph.backends/1", content, "\n".join([*parts, *([table(rows)] if rows else [])]))
+        return Outcome("delegraph.backends/1", content, text)
 
 
 class Doctor:
@@ -93,12 +96,14 @@ def _table_of_backends(infos: list[BackendInfo], unlisted: list[PluginRecord], v
     """
     if not infos and not unlisted:
         return "no backends are installed; try: pip install delegraph-tosa"
+    lines: list[str] = []
     if verbose:
-        parts = [_describe_backend(i) for i in infos]
-    else:
+        lines += map(_describe_backend, infos)
+    elif infos:
         rows = [[i.name, str(i.status), f"{i.distribution} {i.version}".strip(), i.error or i.summary] for i in infos]
-        parts = [table([["NAME", "STATUS", "FROM", "SUMMARY"], *rows])] if rows else []
-    return "\n".join([*parts, *(printable(f"{p.name} ({p.owner}) is {p.status}: {p.error}") for p in unlisted)])
+        lines.append(table([["NAME", "STATUS", "FROM", "SUMMARY"], *rows]))
+    lines += [printable(f"{p.name} ({p.owner}) is {p.status}: {p.error}") for p in unlisted]
+    return "\n".join(lines)
 
 
 def _describe_backend(info: BackendInfo) -> str:

@@ -67,9 +67,10 @@ class Lower:
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
         """Check all arguments, then lower one MODEL, or a list of them by ``delegraph-analysis``."""
-        registry, several = default_registry(), None  # ``several``: lowers a list of MODELs; None for a single one
+        registry = default_registry()
         # everything that can be wrong with the arguments, before ``_lower_one`` imports torch
         models = [check_model(model) for model in args.model]  # their files; None for a MODEL that is not a file
+        several = None  # what lowers a list of MODELs
         if len(args.model) > 1 or args.rows:
             of_several = provided("delegraph_analysis.commands.several:Several", "a table of several MODELs")
             several = of_several(args, [_name_of(model) for model in args.model])

@@ -54,6 +54,22 @@ class End(NamedTuple):
         return f"ended the process with exit code {self.code}"
 
 
+_RUNNING, _PRINTING, _FINISHED = 0, 1, 2
+"""How far a command is. It prints its result last."""
+
+
+class _Head(NamedTuple):
+    """The numbers at the beginning of a ``Page``.
+
+    ``phase``: how far the command is. ``code``: the exit code of the finished command. ``importing``: number of the
+    import of a light module that is going on, counted from 1; 0 if there is none.
+    """
+
+    phase: int
+    code: int
+    importing: int
+
+
 class Page:
     """Shared memory in which the worker records its state for the waiting process.
 
@@ -62,10 +78,7 @@ class Page:
     """
 
     _HEAD = struct.Struct("<BBI")
-    """Phase, exit code, and number of the current import (0 if no light module is being imported).
-
-    The phase is 0 at first, 1 while the result is being printed, and 2 when the command has finished.
-    """
+    """A ``_Head`` in bytes."""
     _IMPORT, _WORK, _SIZE = 16, 2048, 16384
     """Where the text of the imported plugin begins, where that of the work begins, and where the page ends (bytes)."""
 
@@ -86,7 +99,7 @@ class Page:
         self._imports += 1  # so that the waiting process can tell one import from the next
         if plugin is not None:
             self._write_text(self._IMPORT, self._WORK, "\n".join(plugin))
-        self._write_number(2, 0 if plugin is None else self._imports)
+        self._write_head(importing=0 if plugin is None else self._imports)
 
     def begin_work(self, line: str) -> None:
         """Record the work that is going on, in a line; "" if there is none."""
@@ -94,19 +107,17 @@ class Page:
 
     def show(self) -> None:
         """Record that the result is about to be printed."""
-        self._write_number(0, 1)
+        self._write_head(phase=_PRINTING)
 
     def finish(self, code: int) -> None:
         """Record that the command has finished with the exit code ``code``."""
-        self._write_number(1, code)
-        self._write_number(0, 2)
+        self._write_head(code=code)
+        self._write_head(phase=_FINISHED)
 
-    def _write_number(self, field: int, value: int) -> None:
-        """Write number ``field`` of the head, if this process is the worker."""
+    def _write_head(self, **changes: int) -> None:
+        """Change fields of the head, if this process is the worker."""
         if os.getpid() == self._worker:
-            head = list(self._HEAD.unpack_from(self._memory))
-            head[field] = value
-            self._HEAD.pack_into(self._memory, 0, *head)
+            self._HEAD.pack_into(self._memory, 0, *self._read_head()._replace(**changes))
 
     def _write_text(self, start: int, end: int, text: str) -> None:
         """Write a text to the bytes from ``start`` to ``end``, cut to fit, if this process is the worker."""
@@ -118,8 +129,8 @@ class Page:
 
     @property
     def importing(self) -> int:
-        """The number of the import of a light module that is going on; each import has another. 0 if there is none."""
-        return int(self._HEAD.unpack_from(self._memory)[2])
+        """The number of the import that is going on: the worker counts imports of light modules. 0 if none is."""
+        return self._read_head().importing
 
     @property
     def plugin(self) -> Key:
@@ -129,13 +140,19 @@ class Page:
 
     def end(self, status: int) -> End:
         """How the worker ended; ``status``: what ``os.waitpid`` returned for it."""
-        phase, code, _ = self._HEAD.unpack_from(self._memory)  # ``code``: what the finished command recorded
-        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-        exited = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0
-        done = phase == 2  # see ``_HEAD``
-        return End(done, exited or (code if done else 0), number, phase > 0, self._read_text(self._WORK, self._SIZE))
+        head = self._read_head()
+        killed_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0
+        done = head.phase == _FINISHED
+        if done and code == 0:
+            code = head.code
+        return End(done, code, killed_by, head.phase >= _PRINTING, self._read_text(self._WORK, self._SIZE))
+
+    def _read_head(self) -> _Head:
+        return _Head(*self._HEAD.unpack_from(self._memory))
 
     def _read_text(self, start: int, end: int) -> str:
+        """The text that ``_write_text`` wrote there: it ends at the first byte 0."""
         return self._memory[start:end].split(b"\0", 1)[0].decode("utf-8", "replace")
 
 

@@ -284,15 +284,16 @@ def _find_function(module: ModuleType, path: Path, name: str | None) -> Callable
     # functions that the file defines itself, not those that it imports
     functions = {n: f for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__}
     fitting = [n for n, f in functions.items() if not n.startswith("_") and _can_be_called_without_arguments(f)]
-    candidates = [name] if name is not None else ["model", path.stem]
-    chosen = next((n for n in candidates if n in functions), None)
-    if chosen is None and name is None and len(fitting) == 1:
-        chosen = fitting[0]
-    if chosen is None:
-        known = f"it has {', '.join(fitting)}" if fitting else "it has none"
-        missing = f"no function {name!r}" if name else f"no function called model or {path.stem}"
-        raise UsageError("usage-invalid", f"{path} has {missing}; {_FORM} is wanted ({known})", hint=f"{path}:FUNCTION")
-    return functions[chosen]
+    if name is not None:
+        candidates = [name]
+    else:
+        candidates = ["model", path.stem, *(fitting if len(fitting) == 1 else [])]
+    for candidate in candidates:
+        if candidate in functions:
+            return functions[candidate]
+    known = f"it has {', '.join(fitting)}" if fitting else "it has none"
+    missing = f"no function {name!r}" if name else f"no function called model or {path.stem}"
+    raise UsageError("usage-invalid", f"{path} has {missing}; {_FORM} is wanted ({known})", hint=f"{path}:FUNCTION")
 
 
 def _can_be_called_without_arguments(function: Callable[..., Any]) -> bool:

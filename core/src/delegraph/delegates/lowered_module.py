@@ -19,9 +19,9 @@ from ..io.blob import join
 
 @dataclass(frozen=True)
 class Argument:
-    """One input or output of a delegate.
+    """One input or output of a delegate: a tensor or a Python number (``is_number``).
 
-    ``name``: its name in the program. ``dtype`` and ``shape`` are both None for a Python number.
+    ``name``: its name in the program. ``dtype`` and ``shape``: those of the tensor, or None for a number.
     """
 
     name: str
@@ -39,10 +39,16 @@ class Argument:
         return cls(name, dtype or val.dtype, tuple(val.shape))
 
     @property
+    def is_number(self) -> bool:
+        """Whether this is a Python number and no tensor."""
+        return self.dtype is None
+
+    @property
     def type(self) -> str:
         """The type as text: ``float32[2, 3]``, or ``number``."""
-        sizes = ", ".join(map(str, self.shape or ()))
-        return "number" if self.dtype is None else f"{str(self.dtype).removeprefix('torch.')}[{sizes}]"
+        if self.is_number:
+            return "number"
+        return f"{str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.shape or ()))}]"
 
     def __str__(self) -> str:
         return f"{self.name}: {self.type}"
@@ -90,7 +96,7 @@ class LoweredBackendModule(torch.nn.Module):
         self._backend_id = backend_id
 
     def restore(self, original_module: ExportedProgram) -> None:
-        """Replace the program of the partition by a fresh extract, after the backend rewrote its own."""
+        """Set ``original_module`` to the partition, extracted anew: a backend rewrote the program that it had."""
         self._original_module = original_module
 
     def attach(self, result: PreprocessResult, producer: tuple[str, str], fingerprint: str | None = None) -> None:

@@ -50,13 +50,13 @@ def discover(
     ``Selection`` reads. ``refused``: plugins that are not loaded, because loading them ended another process -> the
     fault that their records get.
     """
+    refused = refused or {}
     selection, records = Selection.of(environ), []
     for entry, record in _select(entry_points, selection):
-        fault = (refused or {}).get((record.distribution, record.name))
-        if record.status is not Status.OK or entry is None:  # disabled or damaged: ``_select`` has recorded why
-            records.append(record)
-        else:
-            records.append(load(entry, record) if fault is None else record.failed(fault))
+        key = (record.distribution, record.name)
+        if record.status is Status.OK and entry is not None:  # else disabled or damaged, as the record says
+            record = record.failed(refused[key]) if key in refused else load(entry, record)
+        records.append(record)
     return Discovery(tuple(records), selection.unknown(records))
 
 
@@ -181,10 +181,12 @@ class Selection(NamedTuple):
 
     def unknown(self, records: Iterable[PluginRecord]) -> tuple[str, ...]:
         """A remark for each name in the variables that none of ``records`` has."""
-        known = list(records)
-        names = [*((ALLOW, n) for n in self.allowed), *((DENY, n) for n in self.denied)]
-        absent = [(variable, n) for variable, n in names if not any(_is_named(n, r) for r in known)]
-        return tuple(f"{variable} names {n!r}, which is not installed" for variable, n in absent)
+        records, remarks = list(records), []
+        for variable, names in ((ALLOW, self.allowed), (DENY, self.denied)):
+            for name in names:
+                if not any(_is_named(name, record) for record in records):
+                    remarks.append(f"{variable} names {name!r}, which is not installed")
+        return tuple(remarks)
 
 
 def _is_named(name: str, record: PluginRecord) -> bool:

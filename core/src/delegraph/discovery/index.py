@@ -111,13 +111,15 @@ class Index:
             for spec in record.declarations:
                 self._add(spec, record)
         # each backend once: ``_by_key`` has it under several keys, of which one is its short name
-        by_name = [e for key, same in self._by_key.items() if "/" not in key for e in same if key == e.spec.name]
-        self.entries = sorted(map(self._with_conflict, by_name), key=lambda e: (e.spec.name, e.record.distribution))
+        backends = [e for key, same in self._by_key.items() if "/" not in key for e in same if key == e.spec.name]
+        self.entries = sorted(map(self._with_conflict, backends), key=lambda e: (e.spec.name, e.record.distribution))
         # a plugin with a backend that has a conflict gets that fault itself
         conflicts = {id(e.record): e.fault for e in self.entries if e.fault and e.fault.status is Status.CONFLICT}
-        self.records = tuple(
-            r.failed(conflicts[id(r)]) if id(r) in conflicts and r.status is Status.OK else r for r in discovery.records
-        )
+        records = []
+        for record in discovery.records:
+            conflict = conflicts.get(id(record))
+            records.append(record if conflict is None or record.status is not Status.OK else record.failed(conflict))
+        self.records = tuple(records)
         self.notes = (*discovery.notes, *self._orphans())
 
     def _add(self, spec: Declaration, record: PluginRecord) -> None:
@@ -204,18 +206,19 @@ class Index:
         distributions have a backend of the same name or id. Bare names in ``names`` have no effect. Raises
         PluginConflict if two backends in ``names`` have the same name or id.
         """
-        chosen: dict[str, BackendEntry] = {}
+        chosen: dict[str, BackendEntry] = {}  # name or id -> the backend that it means in the new index
         for entry in (self.find(n) for n in names if "/" in n):
             for key in (entry.spec.name, entry.spec.backend_id):
-                if chosen.setdefault(key, entry) is not entry:
-                    both = f"{chosen[key].full_name} and {entry.full_name}"
+                other = chosen.setdefault(key, entry)
+                if other is not entry:
+                    both = f"{other.full_name} and {entry.full_name}"
                     text = f"{both} are both {key!r}, which is what a program stores"
                     raise PluginConflict("plugin-conflict", text, hint="lower for one of them at a time")
         if not chosen:
             return self
-        view = copy.copy(self)
-        view._by_key = {**self._by_key, **{key: [entry] for key, entry in chosen.items()}}
-        return view
+        preferring = copy.copy(self)
+        preferring._by_key = self._by_key | {key: [entry] for key, entry in chosen.items()}
+        return preferring
 
     def taken(self, spec: BackendSpec) -> BackendEntry | None:
         """The backend that already has the name or id of ``spec``; None if both are free."""
@@ -262,9 +265,11 @@ class Index:
         """
         by_name = [declared for key in sorted(entry.keys) for declared in self._declared.get((kind, key), [])]
         owner = canonical(entry.record.distribution)
-        of_owner = [(d, r) for d, r in by_name if canonical(r.distribution) == owner]
-        # ``d.key`` is the name of the backend that is declared for, and ``r.backends`` are the declaring plugin's own
-        return of_owner or [(d, r) for d, r in by_name if all(d.key not in (b.name, b.backend_id) for b in r.backends)]
+        own = [(d, r) for d, r in by_name if canonical(r.distribution) == owner]
+        if own:
+            return own
+        # ``d.key`` names the backend that ``d`` is for, and ``r.backends`` are those that its plugin declares itself
+        return [(d, r) for d, r in by_name if all(d.key not in (b.name, b.backend_id) for b in r.backends)]
 
     def owner(self, kind: type) -> PluginRecord | None:
         """The plugin that declares the class ``kind``, else the only one with a target in the same top-level package.
@@ -347,10 +352,8 @@ class Index:
         """
         for record in self.records:
             distribution = canonical(record.distribution)
-            names_it = (
-                _key_of(name) in (record.name, f"{distribution}/{record.name}") or canonical(name) == distribution
-            )
-            if record.status is not Status.OK and names_it:
+            is_plugin = _key_of(name) in (record.name, f"{distribution}/{record.name}")
+            if record.status is not Status.OK and (is_plugin or canonical(name) == distribution):
                 return _unusable(record, Fault(record.status, record.error, record.hint))
         names = sorted({e.spec.name for e in self.entries})
         broken = [r.name for r in self.records if r.status is Status.BROKEN]
@@ -376,9 +379,12 @@ def _backend_conflict(name: str, entries: Sequence[BackendEntry]) -> PluginConfl
     usable = [e for e in entries if e.fault is None and e.record.status in (Status.OK, Status.CONFLICT)]
     offered = {repr(e.full_name) for e in usable or entries}
     error = _conflict(f"a backend {name!r}", [e.record for e in entries], offered)
-    faults = ((e, e.fault) for e in entries if e not in usable)
-    why = "".join(f"; {e.full_name} cannot be used: {fault.error if fault else e.record.error}" for e, fault in faults)
-    return PluginConflict(error.code, f"{error.message}{why}", hint=error.hint)
+    text = error.message
+    for entry in entries:
+        if entry not in usable:
+            why = entry.fault.error if entry.fault else entry.record.error
+            text += f"; {entry.full_name} cannot be used: {why}"
+    return PluginConflict(error.code, text, hint=error.hint)
 
 
 def _conflict(what: str, records: Sequence[PluginRecord], full_names: Iterable[str]) -> PluginConflict:

@@ -143,13 +143,19 @@ def _plugin_line(error: BaseException, own: Collection[str]) -> str | None:
     """``file:line`` of the plugin's code that ``describe`` shows; None if the traceback has no such line."""
     if isinstance(error, SyntaxError):  # the traceback ends at the import; the error names the line with the mistake
         return f"{error.filename}:{error.lineno}" if error.filename else None
-    # (file, module, line number), outermost frame first
-    frames = [(f.f_code.co_filename, str(f.f_globals.get("__name__")), n) for f, n in walk_tb(error.__traceback__)]
-    packages = {_package(module) for file, module, _ in frames if file in own} | {*map(_package, own)}
-    certain = [f for f in frames if _package(f[1]) in packages]
-    # files such as "<frozen importlib._bootstrap>" are not files that a reader could open
-    possible = [f for f in frames if not f[0].startswith("<") and _package(f[1]) not in _INNOCENT]
-    return next((f"{file}:{line}" for file, _, line in reversed(certain or possible)), None)
+    # (file, package, line number), outermost frame first
+    frames = [
+        (frame.f_code.co_filename, _package(str(frame.f_globals.get("__name__"))), line)
+        for frame, line in walk_tb(error.__traceback__)
+    ]
+    # ``own`` has files and modules
+    own_packages = {package for file, package, _ in frames if file in own} | {*map(_package, own)}
+    shown = [f"{file}:{line}" for file, package, line in frames if package in own_packages]
+    if not shown:
+        # files such as "<frozen importlib._bootstrap>" are not files that a reader could open
+        others = [frame for frame in frames if not frame[0].startswith("<")]
+        shown = [f"{file}:{line}" for file, package, line in others if package not in _INNOCENT]
+    return shown[-1] if shown else None
 
 
 def _package(module: str) -> str:

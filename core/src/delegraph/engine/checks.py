@@ -8,6 +8,8 @@ says so.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 from torch.fx import Node
 
 from ..exported.checks import ASSERTIONS, erase, find_checks
@@ -23,26 +25,42 @@ def settle_checks(plan: Plan) -> tuple[bool, str]:
     partition gets them when the program is planned again; those that are dropped are erased from the program. Returns
     whether the program has to be planned again, and a note for the report ("" if nothing was dropped).
     """
-    program, provider = plan.program, plan.provider
-    checks = find_checks(program.graph)
-    # ``hidden``: delegated values that nothing outside of their own delegate uses, but for checks
-    provided = {n: partition for n, partition in provider.items() if n not in checks}
-    hidden = {n for n, own in provided.items() if all(u in checks or provider.get(u) is own for u in n.users)}
-    # the host cannot compute a check of a hidden value, nor one that uses a dropped check
-    dropped: set[Node] = set()
-    for node in (n for n in program.graph.nodes if n in checks):
-        if any(used in dropped or used in hidden for used in node.all_input_nodes):
-            dropped.add(node)
-    for node in reversed([n for n in program.graph.nodes if n in checks - dropped]):
-        if node.target not in ASSERTIONS and dropped.issuperset(node.users):  # it only served dropped checks
-            dropped.add(node)
+    graph = plan.program.graph
+    checks = find_checks(graph)
+    dropped = _uncomputable(plan, checks)
     moved = checks.intersection(plan.tags) - dropped
     for node in moved:
         node.meta[ON_HOST] = True
-    # the user's lines of dropped assertions, each once; None stands for those without a known line
-    lines = dict.fromkeys(source_of(n) for n in program.graph.nodes if n in dropped and n.target in ASSERTIONS)
-    note = f"{pluralize(len(lines), 'check')} of values inside of delegates dropped" if lines else ""
-    known = [line for line in lines if line]
-    note += f", first at {known[0]}" if known else ""
-    erase(program.graph, dropped)
+    note = _note([n for n in graph.nodes if n in dropped and n.target in ASSERTIONS])
+    erase(graph, dropped)
     return bool(moved or dropped), note
+
+
+def _uncomputable(plan: Plan, checks: Collection[Node]) -> set[Node]:
+    """Those of ``checks`` that the host cannot compute, and those that serve no others."""
+    provider = plan.provider
+    # delegated values that nothing outside of their own delegate uses, but for checks
+    hidden = {
+        value
+        for value, own in provider.items()
+        if value not in checks and all(user in checks or provider.get(user) is own for user in value.users)
+    }
+    in_order = [n for n in plan.program.graph.nodes if n in checks]
+    dropped: set[Node] = set()
+    for node in in_order:
+        if any(used in dropped or used in hidden for used in node.all_input_nodes):
+            dropped.add(node)
+    for node in reversed(in_order):
+        if node.target not in ASSERTIONS and dropped.issuperset(node.users):  # it only served dropped checks
+            dropped.add(node)
+    return dropped
+
+
+def _note(assertions: Sequence[Node]) -> str:
+    """The note about dropped ``assertions``, which are in graph order; "" if there are none."""
+    # the user's lines, each once; None stands for those without a known line
+    lines = dict.fromkeys(map(source_of, assertions))
+    if not lines:
+        return ""
+    first = next((f", first at {line}" for line in lines if line), "")
+    return f"{pluralize(len(lines), 'check')} of values inside of delegates dropped{first}"

@@ -175,10 +175,16 @@ def _await(call: _Call, others: Sequence[_Call]) -> None:
 
     ``others``: all calls that the executor was given. Raises the error of the call.
     """
+
+    def running() -> list[Future[None]]:
+        """The outcomes of the calls that the executor runs now."""
+        return [c.outcome for c in others if c.begun and not c.outcome.done()]
+
     while not call.outcome.done():
-        # While the executor runs a call, wait until one of those ends. Else give it a moment to begin one.
-        running = [c.outcome for c in others if c.begun and not c.outcome.done()]
-        wait(running or [call.outcome], None if running else _MOMENT, FIRST_COMPLETED)
-        if not running and not any(c.begun and not c.outcome.done() for c in others):
+        if outcomes := running():
+            wait(outcomes, return_when=FIRST_COMPLETED)
+            continue
+        wait([call.outcome], _MOMENT)  # the executor may be about to begin a call
+        if not running():
             call.begin()
     call.outcome.result()

@@ -8,7 +8,7 @@ is decomposed, and never leaves such operators behind.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,14 +52,14 @@ class Composites:
     def add(self, inlining: Inlining) -> None:
         """Remember a decomposition that is about to replace its call, so that ``restore`` can undo that later."""
         node, parts = inlining.node, list(inlining.inserted())
-        # the call itself, or the calls that unpack it -> the position of the result that they stand for
-        users: dict[Node, Any] = {node: 0} if inlining.single else {u: u.args[1] for u in node.users}
-        # position of a result that is used -> the node that computes it from now on
-        results = {k: value for k, value in enumerate(inlining.results()) if k in users.values()}
-        self._replaced_by.update({user: results[k] for user, k in users.items() if isinstance(results[k], Node)})
-        call = node.target, node.args, dict(node.kwargs), dict(node.meta), node.name, inlining.single
+        # the nodes that are replaced -> the position of the result that they have: the call, or those that unpack it
+        positions: dict[Node, Any] = {node: 0} if inlining.single else {u: u.args[1] for u in node.users}
+        values = inlining.results()
+        results = {k: values[k] for k in sorted(set(positions.values()))}
+        self._replaced_by |= {n: results[k] for n, k in positions.items() if isinstance(results[k], Node)}
         # A result may be an operand of the call itself and no part. Such a call is not remembered: it stays decomposed.
         if parts and all(result in parts for result in results.values()):
+            call = node.target, node.args, dict(node.kwargs), dict(node.meta), node.name, inlining.single
             self._decomposed.append(Composite(*call, parts, results))
 
     def restore(self, taken: Collection[Node], named: Collection[str], refusals: Sequence[Refusal]) -> list[Refusal]:
@@ -69,16 +69,19 @@ class Composites:
         boundary type. ``refusals``: those for the decomposed graph. If parts of a restored call were refused, the call
         gets one refusal in their place.
         """
-        restored = {}  # restored call -> the ``Composite`` that it was
+        refusal_of = {r.node: r for r in refusals}
+        erased: set[Node] = set()
+        refused: list[Refusal] = []
         # a part may be erased meanwhile, because it was decomposed in turn
         intact = [c for c in self._decomposed if not any(part._erased for part in c.parts)]
         # in graph order: operands are restored before the calls that use them
         for composite in sorted(intact, key=lambda c: c.parts[0]):
             if self._can_be_whole(composite, taken, named):
-                restored[self._put_together(composite)] = composite
-        reasons = {r.node: r for r in refusals}
-        refused = [Refusal(new, why) for new, old in restored.items() for why in _first_reason(old, reasons)]
-        erased = {part for composite in restored.values() for part in composite.parts}
+                call = self._put_together(composite)
+                erased.update(composite.parts)
+                first = _first_refusal(composite, refusal_of)
+                if first is not None:
+                    refused.append(Refusal(call, first.reason))
         return [*(r for r in refusals if r.node not in erased), *refused]
 
     def now(self, node: Node) -> Node:
@@ -100,11 +103,14 @@ class Composites:
         inside, results = set(parts), set(composite.results.values())
         if any(user not in inside for part in inside - results for user in part.users):
             return False
-        operands = {n for n in map(self.now, _operands(composite)) if n.op not in ("placeholder", "get_attr")}
-        if any(n._erased for n in operands):
+        computed_operands = {n for n in map(self.now, _operands(composite)) if n.op not in ("placeholder", "get_attr")}
+        if any(n._erased for n in computed_operands):
             return False
         # From each result, walk back through parts, and one step beyond them: that has to reach every operand.
-        return all(operands <= reachable([r], lambda n: n.all_input_nodes if n in inside else ()) for r in results)
+        return all(
+            computed_operands <= reachable([result], lambda n: n.all_input_nodes if n in inside else ())
+            for result in results
+        )
 
     def _put_together(self, composite: Composite) -> Node:
         """Insert the call again, before its parts, let users use its results, and erase the parts; returns the call.
@@ -118,8 +124,10 @@ class Composites:
             call.name = composite.name
             call.meta = {k: v for k, v in composite.meta.items() if k != "delegation_tag"}
             for k, result in composite.results.items():
-                replacement = call if composite.single else graph.call_function(operator.getitem, (call, k))
-                replacement.meta = call.meta if composite.single else {**result.meta, "val": composite.meta["val"][k]}
+                replacement = call
+                if not composite.single:
+                    replacement = graph.call_function(operator.getitem, (call, k))
+                    replacement.meta = {**result.meta, "val": composite.meta["val"][k]}
                 result.replace_all_uses_with(replacement)
                 self._replaced_by[result] = replacement
         for part in reversed(composite.parts):
@@ -134,11 +142,11 @@ def _operands(composite: Composite) -> list[Node]:
     return nodes
 
 
-def _first_reason(composite: Composite, reasons: dict[Node, Refusal]) -> Iterator[str]:
-    """Yields the reason for which the first refused part was refused; nothing if no part was.
+def _first_refusal(composite: Composite, refusal_of: dict[Node, Refusal]) -> Refusal | None:
+    """The refusal of the first refused part; None if no part was refused.
 
     Parts that return tensors come first: what is said about a size tells a user less.
     """
-    refused = [part for part in composite.parts if part in reasons]
+    refused = [part for part in composite.parts if part in refusal_of]
     refused.sort(key=lambda part: not isinstance(part.meta.get("val"), torch.Tensor))
-    yield from [reasons[part].reason for part in refused[:1]]
+    return refusal_of[refused[0]] if refused else None

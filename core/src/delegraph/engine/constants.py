@@ -47,27 +47,28 @@ def compute_constants(plan: Plan, taken_too: bool) -> str:
     to be planned again.
     """
     program, constants = plan.program, constant_placeholders(plan.program)
-    every = [n for n in program.graph.nodes if n.op == "call_function"]
-    # without tags, or with None among them, a call is the host's
-    calls = every if taken_too else [n for n in every if None in plan.tags.get(n, (None,))]
-    if not calls or not any(constants.issuperset(elements_read(n)) for n in every):  # the usual case, found quickly
+    calls = [n for n in program.graph.nodes if n.op == "call_function"]
+    if not any(constants.issuperset(elements_read(n)) for n in calls):  # the usual case, found quickly
         return ""
+    if not taken_too:  # only the host's: calls without tags, or with None among them
+        calls = [n for n in calls if None in plan.tags.get(n, (None,))]
     on_constants = constant_calls(program)
     candidates = on_constants.intersection(calls)
-    values, replaced = ConstantValues(constants_of(program)), list[torch.Tensor]()
     # only calls whose values are used elsewhere are replaced; what only they need then goes away by itself
     ends = [n for n in calls if n in candidates and _used_outside(n, candidates)]
+    values, total, is_changed = ConstantValues(constants_of(program)), 0, False
     for node in _worth_computing(ends, _constant_bytes(program)):
         value = values.of(node)
-        if value is not None and value.nbytes + sum(v.nbytes for v in replaced) <= TOGETHER:
+        if value is not None and total + value.nbytes <= TOGETHER:
+            total += value.nbytes
             constant = add_constant(program, value, f"{node.name}_computed")
             values.by_node[constant] = value  # calls of which it is an operand now can be computed, too
             _replace(node, constant)
-            replaced.append(value)
-    if not replaced:
+            is_changed = True
+    if not is_changed:
         return ""
     count = pluralize(_erase_unused(program, on_constants), "operator")
-    return f"{count} on constants alone computed while lowering, {format_size(sum(v.nbytes for v in replaced))}"
+    return f"{count} on constants alone computed while lowering, {format_size(total)}"
 
 
 def _constant_bytes(program: ExportedProgram) -> dict[Node, int]:

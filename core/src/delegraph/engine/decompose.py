@@ -85,19 +85,18 @@ class Decomposer:
         program = self._decompose_for_tags(program, partitioner, later, composites)
         # The partitioner is asked again after each change, and not about the new calls alone: which nodes it takes may
         # depend on the whole graph, since they have to form partitions. So no answer is kept between turns. A turn
-        # decomposes calls that the partitioner left, unless they were ``attempted`` before, their refusal is final, or
-        # torch cannot decompose them. Each call is attempted once. The calls of its decomposition may be refused in the
-        # next turn, so the loop goes on until no call is left to attempt.
+        # decomposes calls that the partitioner left, unless they were ``attempted`` before, their refusal is final,
+        # torch cannot decompose them, or they only check something (``ON_HOST``). The calls of their decompositions may
+        # be refused in the next turn, so the loop goes on until no call is left to attempt.
         attempted: set[Node] = set()
         while True:
             answer = ask(program, partitioner, self._watched, self._answers)
-            # calls that are not decomposed: tried before, or refused for good
-            settled = attempted.union(r.node for r in answer.result.refusals if r.final)
-            # ``ON_HOST``: it checks something, and was left to the host on purpose
-            refused = [n for n in _calls(program) if n not in answer.tags and ON_HOST not in n.meta]
-            refused = [n for n in refused if n not in settled and (to_core(n.target) or beyond_core(n.target))]
-            attempted.update(refused)
-            if not refused or not self._decompose_left(program, partitioner, later, refused, composites):
+            final = {r.node for r in answer.result.refusals if r.final}
+            left = [n for n in _calls(program) if n not in answer.tags and ON_HOST not in n.meta]
+            left = [n for n in left if to_core(n.target) or beyond_core(n.target)]
+            new = [n for n in left if n not in attempted and n not in final]
+            attempted.update(new)
+            if not new or not self._decompose_left(program, partitioner, later, new, composites):
                 return answer
             program = rebuild(program)
 
@@ -265,7 +264,8 @@ class _Reducer:
         inlining = Inlining(node, decomposition)
         for call in inlining.calls:
             if not self.keeps(call):
-                self.decompose(call)  # not recorded by itself: ``inlining`` has the new calls in the place of ``call``
+                # without ``composites``: what replaces ``call`` is a part of ``inlining``
+                self.decompose(call)
         if composites is not None:
             composites.add(inlining)
         inlining.commit()

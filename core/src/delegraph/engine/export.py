@@ -55,8 +55,8 @@ def sources_by_method(program: Any, inputs: Any, kwargs: Any, shapes: Any) -> di
         if unknown := sorted(map(str, (table or {}).keys() - program.keys())):
             text = f"{argument} has the method {unknown[0]!r}, which the program does not have"
             raise InputError("input-invalid", text, hint=f"its methods: {', '.join(program)}")
-    tables = [table or {} for table in arguments.values()]
-    return {m: Source(p, *(table.get(m) for table in tables)) for m, p in program.items()}
+    inputs, kwargs, shapes = inputs or {}, kwargs or {}, shapes or {}
+    return {m: Source(p, inputs.get(m), kwargs.get(m), shapes.get(m)) for m, p in program.items()}
 
 
 def export_method(method: str, source: Source) -> ExportedProgram:
@@ -96,11 +96,10 @@ def _export_module(module: torch.nn.Module, inputs: Any, kwargs: Any, shapes: An
     """Export a module. Raises InputError, with torch's reason and advice, if that fails."""
     kind = type(module).__name__
     is_exported = "eval" in vars(module)  # the module of an ExportedProgram: torch replaces ``eval`` to forbid it
-    # names of the modules that compute otherwise in training; the outermost one has no name
-    in_training = (name or kind for name, m in module.named_modules() if m.training and (is_exported or reads_mode(m)))
-    training = next(in_training, None)
-    if training is not None:
-        text = f"module {training} is in training mode"
+    # the modules that compute otherwise in training, by name; the outermost one has none
+    in_training = [name or kind for name, m in module.named_modules() if m.training and (is_exported or reads_mode(m))]
+    if in_training:
+        text = f"module {in_training[0]} is in training mode"
         hint = "give the ExportedProgram that it comes from" if is_exported else "call .eval() on the model first"
         raise InputError("training-mode", text, hint=hint)
     if inputs is None and not kwargs:
@@ -112,24 +111,32 @@ def _export_module(module: torch.nn.Module, inputs: Any, kwargs: Any, shapes: An
             warnings.filterwarnings("ignore", _OF_TORCHS_RNNS, UserWarning)
             return torch.export.export(module, args, kwargs, dynamic_shapes=shapes)
     except Exception as e:  # torch and the code of the model may raise anything
-        # Torch's message has many lines. Its first line becomes ours, with the explanation if there is one, and its
-        # advice becomes the hint. If the first line ends with a colon, the next one belongs to it.
-        first, _, rest = str(e).strip().partition("\n")
-        first = first.removesuffix(", but expected one of:")  # torch appends a list of signatures
-        if first.endswith(":"):
-            first = f"{first} {rest.splitlines()[0]}" if rest else first
-        explanation = _EXPLANATION.search(rest)  # Dynamo, which traces branches and loops, gives one
-        reason = f"{first}: {explanation[1]}" if explanation else first
+        reason, advice = _reason_and_hint(str(e))
         text = f"torch.export could not export {kind}: {type(e).__name__}: {reason}"
-        fixes = [line.strip() for line in rest.partition("Suggested fixes:\n")[2].partition("\n\n")[0].splitlines()]
-        suggested = f"torch suggests {'; '.join(fixes)}" if fixes else None
-        if "on data-dependent expression" in first:
-            branches = "a branch on values is torch.cond or torch.where; torch._check says what always holds"
-            suggested = suggested or branches
-        if "not a known type" in first:  # a result or an argument of the user's own class
-            suggested = "for a dataclass: torch.export.register_dataclass(TheClass), once, before"
-            text = text.partition(" See https")[0]
-        raise InputError("export-failed", text, source=_user_line(e), hint=suggested) from e
+        raise InputError("export-failed", text, source=_user_line(e), hint=advice) from e
+
+
+def _reason_and_hint(message: str) -> tuple[str, str | None]:
+    """What our error says of a message of torch.export, in a line, and its hint; None for no hint.
+
+    Torch's message has many lines. Its first line becomes ours, with the explanation if there is one, and its advice
+    becomes the hint.
+    """
+    first, _, rest = message.strip().partition("\n")
+    first = first.removesuffix(", but expected one of:")  # torch appends a list of signatures
+    if first.endswith(":") and rest:  # then the next line belongs to it
+        first = f"{first} {rest.splitlines()[0]}"
+    explanation = _EXPLANATION.search(rest)  # Dynamo, which traces branches and loops, gives one
+    reason = f"{first}: {explanation[1]}" if explanation else first
+    if "not a known type" in first:  # a result or an argument of the user's own class
+        hint = "for a dataclass: torch.export.register_dataclass(TheClass), once, before"
+        return reason.partition(" See https")[0], hint
+    fixes = rest.partition("Suggested fixes:\n")[2].partition("\n\n")[0].splitlines()
+    if fixes:
+        return reason, f"torch suggests {'; '.join(line.strip() for line in fixes)}"
+    if "on data-dependent expression" in first:
+        return reason, "a branch on values is torch.cond or torch.where; torch._check says what always holds"
+    return reason, None
 
 
 def arguments_of(inputs: Any) -> tuple[Any, ...]:

@@ -31,13 +31,16 @@ def begin_work(method: str, plan: Plan, partition: Partition) -> Work:
     ``method``: the name of the method that ``plan`` is for.
     """
     start = time.perf_counter()
-    program, boundary = extract(method, plan, partition), partition.boundary
-    inputs, outputs = (
-        tuple(Argument.of(n.name, n.meta.get("val"), boundary.get(n)) for n in nodes)
-        for nodes in (partition.inputs, partition.outputs)
-    )
-    module = LoweredBackendModule(partition.spec.backend_id, program, partition.spec.compile_specs, inputs, outputs)
+    program, spec = extract(method, plan, partition), partition.spec
+    inputs = [_argument(node, partition) for node in partition.inputs]
+    outputs = [_argument(node, partition) for node in partition.outputs]
+    module = LoweredBackendModule(spec.backend_id, program, spec.compile_specs, inputs, outputs)
     return Work(method, plan, partition, program, module, {"extract": time.perf_counter() - start})
+
+
+def _argument(node: Node, partition: Partition) -> Argument:
+    """The value of ``node`` as an input or output of the delegate, in its boundary type if it has one."""
+    return Argument.of(node.name, node.meta.get("val"), partition.boundary.get(node))
 
 
 def extract(method: str, plan: Plan, partition: Partition) -> ExportedProgram:
@@ -73,17 +76,24 @@ class _Build:
         """Build the graph of ``partition``: placeholders of constants, then of inputs, its calls, and its outputs."""
         self.graph, self.partition = Graph(owning_module=plan.program.graph_module), partition
         self.env: dict[Node, Node] = {}
+        self.inputs: list[InputSpec] = []
         specs = dict(placeholders(plan.program)) if partition.constants else {}  # placeholder -> its spec
-        constants = [(self._placeholder(n), specs[n]) for n in partition.constants]
-        self.inputs = [InputSpec(s.kind, argument_of(n), s.target, s.persistent) for n, s in constants]
+        for node in partition.constants:
+            spec, new = specs[node], self._placeholder(node)
+            self.inputs.append(InputSpec(spec.kind, argument_of(new), spec.target, spec.persistent))
         self.inputs += [self._input(n) for n in partition.inputs]
         for node in partition.nodes:
             # subgraphs that the call takes are fetched by nodes, which belong to no partition
-            for fetching in (i for i in node.all_input_nodes if i.op == "get_attr" and i not in self.env):
-                self.env[fetching] = copy_node(self.graph, fetching, self.env.__getitem__)
-            self.env[node] = new = copy_node(self.graph, node, self.env.__getitem__)
-            new.meta.pop("delegation_tag", None)
+            for operand in node.all_input_nodes:
+                if operand.op == "get_attr" and operand not in self.env:
+                    self._copy(operand)
+            self._copy(node)
         self.outputs = self._return([(last, specs[n]) for n, last in partition.state.items()])
+
+    def _copy(self, node: Node) -> None:
+        """Add a copy of a node that is no placeholder."""
+        self.env[node] = new = copy_node(self.graph, node, self.env.__getitem__)
+        new.meta.pop("delegation_tag", None)
 
     def _placeholder(self, node: Node) -> Node:
         """Add a placeholder for ``node``."""
@@ -114,16 +124,17 @@ class _Build:
         The new values of ``state`` come first, then the results, cast to their boundary types. ``state``: last value of
         each buffer, and the buffer's spec.
         """
-        stored = [(self.env[last], spec) for last, spec in state]
-        boundary = self.partition.boundary
-        values = [
-            cast(self.graph, self.env[n], boundary[n]) if n in boundary else self.env[n] for n in self.partition.outputs
-        ]
-        self.graph.output((*(v for v, _ in stored), *values))
-        return [
-            *(OutputSpec(_WRITES[spec.kind], argument_of(v), spec.target) for v, spec in stored),
-            *(OutputSpec(OutputKind.USER_OUTPUT, argument_of(v), None) for v in values),
-        ]
+        values: list[Node] = []
+        specs: list[OutputSpec] = []
+        for last, spec in state:
+            values.append(self.env[last])
+            specs.append(OutputSpec(_WRITES[spec.kind], argument_of(values[-1]), spec.target))
+        for node in self.partition.outputs:
+            value, dtype = self.env[node], self.partition.boundary.get(node)
+            values.append(value if dtype is None else cast(self.graph, value, dtype))
+            specs.append(OutputSpec(OutputKind.USER_OUTPUT, argument_of(values[-1]), None))
+        self.graph.output(tuple(values))
+        return specs
 
 
 def cast(graph: Graph, node: Node, dtype: torch.dtype) -> Node:

@@ -8,6 +8,7 @@ from itertools import islice
 
 import torch
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputSpec
 from torch.fx import Graph, Node
 
 from ..delegates.lowered_module import LoweredBackendModule
@@ -35,7 +36,9 @@ def insert_delegates(plan: Plan, work: Sequence[Work], handles: Iterator[int], n
     """
     # names of attributes that the program fetches already: subgraphs, and delegates of earlier backends
     used_names = {n.target for n in plan.program.graph.nodes if n.op == "get_attr"}
-    module_names = list(islice((name for name in names if name not in used_names), len(plan.partitions)))
+    free_names = (name for name in names if name not in used_names)
+    module_names = list(islice(free_names, len(plan.partitions)))
+    # subgraphs first, since their delegates may make constants of this graph superfluous
     lowered = [(subgraph, insert_delegates(inner, work, handles, names)) for subgraph, inner in plan.inner]
     dropped = put_back(plan.program, lowered)
     modules = {w.partition.tag: w.module for w in work if w.plan is plan}
@@ -51,43 +54,43 @@ def insert_delegates(plan: Plan, work: Sequence[Work], handles: Iterator[int], n
 def _is_for_delegates(plan: Plan, node: Node) -> bool:
     """Whether ``node`` fetches a subgraph that only delegated calls use.
 
-    Delegates have copies of their subgraphs, so the host's program does not need ``node``. A call without tags, or with
-    None among them, is the host's.
+    Delegates have copies of their subgraphs, so the host's program does not need ``node``.
     """
-    fetches = node.op == "get_attr" and bool(node.users)
-    return fetches and all(None not in plan.tags.get(user, (None,)) for user in node.users)
+    if node.op != "get_attr" or not node.users:
+        return False
+    # a call without tags, or with None among them, is the host's
+    return all(None not in plan.tags.get(user, (None,)) for user in node.users)
 
 
 class _HostProgram:
-    """Builds the host's new graph, its signature, and the table of modules that it calls.
-
-    ``dropped``: constants that calls no longer pass to their subgraphs, because delegates inside own them. ``names``
-    yields names for the modules, and ``modules`` has them by name. ``env``: node of the plan's program -> its copy.
-    ``state``: buffers that delegates keep. ``inputs``: the specs of the placeholders that stay.
-    """
+    """Builds the host's new graph, its signature, and the table of modules that it calls."""
 
     def __init__(self, plan: Plan, dropped: Collection[Node], names: Iterator[str]) -> None:
-        """Begin the host's graph with copies of the placeholders that stay with the host."""
-        self.plan, self.dropped = plan, dropped
+        """Begin the host's graph with copies of the placeholders that stay with the host.
+
+        ``dropped``: constants that calls no longer pass to their subgraphs, because delegates inside own them.
+        ``names``: yields names for the modules.
+        """
+        self.plan, self.names = plan, names
         self.graph = Graph(owning_module=plan.program.graph_module)
-        self.env: dict[Node, Node] = {}
-        self.names = names
-        self.modules: dict[str, LoweredBackendModule] = {}
-        self.state = {n for p in plan.partitions for n in p.state}
-        staying = [(node, spec) for node, spec in placeholders(plan.program) if self._stays(node)]
-        self.inputs = [spec for _, spec in staying]
-        for node, _ in staying:
-            self.copy(node)
+        self.env: dict[Node, Node] = {}  # node of the plan's program -> its copy
+        self.modules: dict[str, LoweredBackendModule] = {}  # by name
+        self.state = {buffer for partition in plan.partitions for buffer in partition.state}  # that delegates keep
+        self.inputs: list[InputSpec] = []  # of the placeholders that stay
+        for node, spec in placeholders(plan.program):
+            if self._stays(node, dropped):
+                self.inputs.append(spec)
+                self.copy(node)
 
-    def _stays(self, node: Node) -> bool:
-        """Whether the host keeps the placeholder ``node``.
+    def _stays(self, node: Node, dropped: Collection[Node]) -> bool:
+        """Whether the host needs the placeholder ``node``.
 
-        It does not keep a constant that only delegates use, nor a buffer that a delegate keeps.
+        It does not need a constant that only delegates use, nor a buffer that a delegate keeps.
         """
         if node in self.state:
             return False
-        if not node.users:  # unused in the model, or no longer passed by calls
-            return node not in self.dropped
+        if not node.users:  # if the model itself does not use it, the host keeps it all the same
+            return node not in dropped
         # if every user is computed only in partitions that own the constant, the host does not need the constant
         tags = self.plan.tags
         owning = {*tags.get(node, ())}
@@ -111,13 +114,14 @@ class _HostProgram:
         dtypes = partition.boundary
         args = [self._cast(self.env[n], dtypes[n]) if n in dtypes else self.env[n] for n in partition.inputs]
         call = self.graph.call_function(CALL_DELEGATE, (fetching, *args))
-        # the delegate returns its outputs in their boundary types
-        vals = [as_dtype(n.meta["val"], dtypes[n]) if n in dtypes else n.meta["val"] for n in partition.outputs]
-        call.meta = {"val": tuple(vals), "debug_handle": handle}
+        vals = []  # what the delegate returns: outputs in their boundary types
         for k, node in enumerate(partition.outputs):
+            recorded = node.meta["val"]
+            vals.append(as_dtype(recorded, dtypes[node]) if node in dtypes else recorded)
             new = self.graph.call_function(operator.getitem, (call, k))
             new.meta = {key: v for key, v in node.meta.items() if key != "delegation_tag"} | {"val": vals[k]}
-            self.env[node] = self._cast(new, node.meta["val"].dtype) if node in dtypes else new
+            self.env[node] = self._cast(new, recorded.dtype) if node in dtypes else new
+        call.meta = {"val": tuple(vals), "debug_handle": handle}
 
     def _cast(self, node: Node, dtype: torch.dtype) -> Node:
         """Add a cast at a border, marked so that reports do not count it as an operator."""
@@ -128,11 +132,12 @@ class _HostProgram:
     def build(self) -> ExportedProgram:
         """The finished program. It does not return the new values of buffers that delegates keep."""
         program = self.plan.program
-        stored = stored_by_delegates(program, self.state)  # positions of the outputs that are left out
-        pairs = enumerate(zip(program.graph_signature.output_specs, output_values(program), strict=True))
+        left_out = stored_by_delegates(program, self.state)  # positions of outputs
         specs, values = [], []
-        for k, (spec, value) in pairs:
-            if k not in stored:
+        for k, (spec, value) in enumerate(
+            zip(program.graph_signature.output_specs, output_values(program), strict=True)
+        ):
+            if k not in left_out:
                 specs.append(spec)
                 values.append(self.env[value] if isinstance(value, Node) else value)
         self.graph.output(tuple(values)).meta = dict(output_node(program.graph).meta)

@@ -33,7 +33,8 @@ def order(plan: Plan) -> list[Unit]:
     for k, node in enumerate(nodes):
         if node.op not in ("placeholder", "output"):
             unit = plan.provider.get(node, node)
-            units[position.setdefault(id(unit), k)] = unit  # a partition only at its first node
+            first = position.setdefault(id(unit), k)
+            units[first] = unit
 
     def position_of(node: Node) -> int:
         """The position of the unit of ``node``."""
@@ -42,12 +43,14 @@ def order(plan: Plan) -> list[Unit]:
     # From here on, a unit (a partition, or a node of the host) is the position of its first node; of several units that
     # may run next, the one with the smallest position does. ``needs``: unit -> the units that have to run before it.
     needs = {k: set(map(position_of, _computed_inputs(unit))) for k, unit in units.items()}
+    # each unit that draws random numbers also needs the one that draws before it
     drawing = dict.fromkeys(position_of(n) for n in nodes if n.op == "call_function" and draws(n))
-    # each unit that draws random numbers needs the one that draws before it
-    draw_order = {after: {before} for before, after in pairwise(drawing)}
+    needs_with_draws = dict(needs)
+    for before, after in pairwise(drawing):
+        needs_with_draws[after] = needs[after] | {before}
     try:
         try:
-            positions = _sorted({k: needs[k] | draw_order.get(k, set()) for k in needs})
+            positions = _sorted(needs_with_draws)
         except CycleError:  # no order of whole partitions keeps that of the draws: ``random_notes`` reports it
             positions = _sorted(needs)
     except CycleError as e:

@@ -117,7 +117,8 @@ class Work:
 
         Also sets ``name`` of this work, since equal partitions name the one whose result they have.
         """
-        self.name, operators = name, tuple(filter(is_operator, self.partition.nodes))
+        self.name = name
+        operators = tuple(filter(is_operator, self.partition.nodes))
         compiled = self.compiled if self.equal_to is None else f"equal to {self.equal_to.name}"
         return DelegateInfo(self.method, name, self.module, operators, self.seconds, compiled)
 

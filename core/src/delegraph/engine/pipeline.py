@@ -210,12 +210,15 @@ def _plan_all(lowering: Lowering, method: str, program: ExportedProgram) -> Plan
     Checks go to the host or are dropped. Calls on constants alone that the backend refused are computed, if the
     lowering ``folds_constants``. After each such change the program is planned again.
     """
-    plan, partitioner = _plan(lowering, method, program), lowering.rounds[lowering.turn].partitioners[method]
-    changed, note = settle_checks(plan)
-    lowering.notes += [f"{method}: {note}"] if note else []
-    plan = _plan(lowering, method, rebuild(plan.program)) if changed else plan
-    while lowering.folds_constants and (computed := compute_constants(plan, taken_too=support_of(partitioner) is None)):
-        lowering.notes.append(f"{method}: {computed}")
+    plan = _plan(lowering, method, program)
+    is_changed, note = settle_checks(plan)
+    if note:
+        lowering.notes.append(f"{method}: {note}")
+    if is_changed:
+        plan = _plan(lowering, method, rebuild(plan.program))
+    only_tags = support_of(lowering.rounds[lowering.turn].partitioners[method]) is None
+    while lowering.folds_constants and (note := compute_constants(plan, taken_too=only_tags)):
+        lowering.notes.append(f"{method}: {note}")
         plan = _plan(lowering, method, rebuild(plan.program))
     if lowering.whole:
         # The one delegate is called with all inputs of the program, in their order; not with those that the export
@@ -233,22 +236,19 @@ def _plan(lowering: Lowering, method: str, program: ExportedProgram) -> Plan:
     """
     # the partitioner of the current backend, and those of the next ones
     partitioner, *later = [r.partitioners[method] for r in lowering.rounds[lowering.turn :] if method in r.partitioners]
-    plan = (
-        lowering.decomposer.plan(program, partitioner, later)
-        if lowering.decomposed
-        else make_plan(ask(program, partitioner))
-    )
+    if lowering.decomposed:
+        plan = lowering.decomposer.plan(program, partitioner, later)
+    else:
+        plan = make_plan(ask(program, partitioner))
     plan.units = order(plan)
     on_host = [s for s in extract_subgraphs(plan.program) if not any(call in plan.tags for call in s.calls)]
     plan.inner = [(subgraph, _plan(lowering, method, subgraph.program)) for subgraph in on_host]
-    delegated = [
-        (subgraph, rebuild(inner.program)) for subgraph, inner in plan.inner if _is_now_delegated(subgraph, inner)
-    ]
-    if not delegated:
+    taken = [(subgraph, inner) for subgraph, inner in plan.inner if _is_now_delegated(subgraph, inner)]
+    if not taken:
         return plan
     # The backend refused these calls because of their subgraphs. It takes the subgraphs entirely now that they are
     # decomposed, so ask about the calls again.
-    put_back(plan.program, delegated)
+    put_back(plan.program, [(subgraph, rebuild(inner.program)) for subgraph, inner in taken])
     return _plan(lowering, method, rebuild(plan.program))
 
 
@@ -272,8 +272,9 @@ def _compile(lowering: Lowering) -> None:
         compile_all(lowering.work, registry, executor, lowering.gives_back, lowering.cache)
     refused = [work for work in lowering.work if work.not_compiled is not None]
     lowering.work = [work for work in lowering.work if work.not_compiled is None]
-    for plan in (plan for top in lowering.plans.values() for plan in top.all()):
-        give_back(plan, [work for work in refused if work.plan is plan])
+    for plan_of_method in lowering.plans.values():
+        for plan in plan_of_method.all():
+            give_back(plan, [work for work in refused if work.plan is plan])
     lowering.given_back += [(lowering.rounds[lowering.turn].name, work) for work in refused]
     # asked once for each backend and its settings, because a backend may have to start its compiler to know
     fingerprints: dict[Any, str | None] = {}

@@ -79,8 +79,8 @@ def connected_partitions(program: ExportedProgram, result: PartitionResult, tags
         _connect(partition, tags, position, returned)
         # Outputs that are results of the program change places with each other until they are in the program's order,
         # as files of whole programs need; other outputs stay where they are.
-        ordered = iter(sorted((n for n in partition.outputs if n in results), key=results.__getitem__))
-        partition.outputs = [next(ordered) if n in results else n for n in partition.outputs]
+        in_order = iter(sorted((n for n in partition.outputs if n in results), key=results.__getitem__))
+        partition.outputs = [next(in_order) if n in results else n for n in partition.outputs]
     return partitions
 
 
@@ -136,7 +136,8 @@ def _tags_of(node: Node, tags: Tags, subject: str) -> tuple[str | None, ...]:
     if not all(tag is None or isinstance(tag, str) for tag in node_tags):
         kind = type(tag_or_tags).__name__
         raise broken(f"{subject}: {node.name} has the tag {tag_or_tags!r:.80} ({kind}); a tag is a str", node)
-    node_tags = () if node_tags == (None,) else node_tags
+    if node_tags == (None,):  # None alone is no tag; beside others, it stands for the host
+        node_tags = ()
     if node.target is not operator.getitem or node.op != "call_function":
         return node_tags
     producer: tuple[str | None, ...] = tags.get(node.args[0], ())  # type: ignore[arg-type]
@@ -153,16 +154,18 @@ def _collect(tags: Tags, result: PartitionResult) -> dict[str, Partition]:
     """
     partitions = {tag: Partition(tag, spec, []) for tag, spec in result.partition_tags.items()}
     for node, node_tags in tags.items():  # in graph order
-        for tag in node_tags if node.op != "placeholder" else ():
-            if tag is not None:
-                partitions[tag].nodes.append(node)
+        if node.op != "placeholder":
+            for tag in node_tags:
+                if tag is not None:  # not the host
+                    partitions[tag].nodes.append(node)
     for tag, partition in partitions.items():
         # its calls and their operands: among these are its constants, and its values with a boundary type
         used = {n for call in partition.nodes for n in (call, *call.all_input_nodes)}
         partition.constants = [n for n in used if n.op == "placeholder" and n in tags]
         partition.boundary = {n: result.boundary_types[n.name] for n in used if n.name in result.boundary_types}
-        # "no_copy" is the partitioner's mark for such a constant
-        for node in (n for n in partition.constants if n.meta.get("no_copy")):
+        # "no_copy" is the partitioner's mark for a constant that is to have no second copy
+        unique = [n for n in partition.constants if n.meta.get("no_copy")]
+        for node in unique:
             for user in node.users:
                 if tags.get(user) != (tag,):
                     text = f"constant {node.name} is tagged with {tag} but has user {user.name} which has tag"
@@ -175,12 +178,12 @@ def _connect(partition: Partition, tags: Tags, position: Mapping[Node, int], ret
 
     ``position``: node -> its position in the graph. ``returned``: nodes whose values the host returns or stores.
     """
-    inside = {*partition.nodes, *partition.constants}
-    incoming = (i for n in partition.nodes for i in n.all_input_nodes if i not in inside and i.op != "get_attr")
     partition.constants.sort(key=position.__getitem__)
+    inside = {*partition.nodes, *partition.constants}
+    used = (operand for node in partition.nodes for operand in node.all_input_nodes)
     # The order of first use is ExecuTorch's, and device halves that count positions rely on it. In graph order, blobs
     # of equal layers could differ, because the host may compute their inputs in different orders.
-    partition.inputs = list(dict.fromkeys(incoming))
+    partition.inputs = list(dict.fromkeys(n for n in used if n not in inside and n.op != "get_attr"))
     partition.outputs = [n for n in partition.nodes if tags[n][0] == partition.tag and _is_output(n, tags, returned)]
 
 

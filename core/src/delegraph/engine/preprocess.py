@@ -61,9 +61,10 @@ def compile_work(backend: type[BackendDetails], work: Sequence[Work], registry: 
     If ``may_refuse`` and the backend raises Unsupported, the reason is stored in the work that it is about. The backend
     is then called again with the programs of the other work. Raises ContractViolation for wrong results.
     """
-    # methods in the order in which they first appear; from here on, ``work`` is in that order, too
-    by_method = {m: [w for w in work if w.method == m] for m in dict.fromkeys(w.method for w in work)}
-    work = [item for items in by_method.values() for item in items]
+    by_method: dict[str, list[Work]] = {}
+    for item in work:
+        by_method.setdefault(item.method, []).append(item)
+    work = [item for items in by_method.values() for item in items]  # now in the order of methods
     before = [(Snapshot(w.program, w.plan.snapshot), handles_of(w.program)) for w in work]
     programs = {m: [w.program for w in items] for m, items in by_method.items()}
     specs: dict[str, Sequence[list[CompileSpec]]] = {
@@ -95,13 +96,13 @@ def _note_refusal(work: Sequence[Work], refusal: Unsupported) -> list[Work]:
 
     The refusal is about the program that contains ``refusal.node``, or about all of ``work`` if it names no node.
     """
-    node: Any = refusal.node if isinstance(refusal.node, Node) else None
-    # if no program contains the node, all of ``work`` is concerned
-    concerned = [
-        w for w in work if node is not None and any(n is node for n in all_nodes(w.program.graph_module))
-    ] or work
+    concerned, source = list(work), refusal.source
+    if isinstance(refusal.node, Node):
+        # if no program contains the node, all of ``work`` is concerned
+        containing = [w for w in work if any(n is refusal.node for n in all_nodes(w.program.graph_module))]
+        concerned = containing or concerned
+        source = source or source_of(refusal.node)
     for item in concerned:
         # not the error itself: its traceback would keep the program alive for as long as the report
-        source = refusal.source or (node is not None and source_of(node)) or None
         item.not_compiled = NotCompiled(refusal.message, refusal.hint or "", source)
     return [w for w in work if w.not_compiled is None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from torch.export import ExportedProgram
@@ -37,9 +38,9 @@ def flat_results(backend: str, programs: Mapping[str, Sequence[Any]], returned: 
     Raises ContractViolation unless each method has as many results as programs.
     """
     wanted = {m: len(p) for m, p in programs.items()}
-    # method -> number of its results; what was returned, as text, if that is no mapping
-    counts: Any = f"{returned!r:.80}"
+    counts: Any = f"{returned!r:.80}"  # for the message, if that is no mapping
     if isinstance(returned, Mapping):
+        # method -> number of its results, or the type of what is no list of results
         counts = {m: len(r) if isinstance(r, (list, tuple)) else type(r).__name__ for m, r in returned.items()}
     if counts != wanted:
         text = f"{backend}.preprocess_multimethod returned {counts} results a method; it was given {wanted} programs"
@@ -53,27 +54,27 @@ def check_result(backend: str, tag: str, handles: Collection[int], result: Any) 
     Debug handles in it must be among ``handles``. ``backend`` and ``tag``: the names of the backend and of the
     partition.
     """
-    data = getattr(result, "processed_bytes", None)
-    fault, wanted, hint = "", "a PreprocessResult with bytes (or a Blob) is wanted", None
+
+    def wrong(returned: str, wanted: str, hint: str | None = None) -> ContractViolation:
+        """The error for what the backend ``returned``, and what is ``wanted`` instead."""
+        text = f"{backend}.preprocess returned {returned} for partition {tag}; {wanted}"
+        return ContractViolation("contract-violation", text, hint=hint)
+
+    wanted = "a PreprocessResult with bytes (or a Blob) is wanted"
     if not isinstance(result, PreprocessResult):
-        fault = f"{result!r:.80}"
-    elif not isinstance(data, bytes) and not is_blob(data):
-        fault = type(data).__name__
-    elif why := _why_not_debug_map(result.debug_handle_map, handles):
-        fault, wanted = f"a debug_handle_map {why}", "it maps identifiers, int or str, to tuples of handles"
-    elif why := _why_not_reported(result):
-        fault, wanted = (
-            why,
-            "output is text; facts have names; figures are numbers below 2**63 by name, for identifiers of the map",
-        )
-    elif result.data_store_output is not None:
+        raise wrong(f"{result!r:.80}", wanted)
+    if not isinstance(result.processed_bytes, bytes) and not is_blob(result.processed_bytes):
+        raise wrong(type(result.processed_bytes).__name__, wanted)
+    if why := _why_not_debug_map(result.debug_handle_map, handles):
+        raise wrong(f"a debug_handle_map {why}", "it maps identifiers, int or str, to tuples of handles")
+    if why := _why_not_reported(result):
+        figures = "figures are numbers below 2**63 by name, for identifiers of the map"
+        raise wrong(why, f"output is text; facts have names; {figures}")
+    if result.data_store_output is not None:
         try:
             check_output(result.data_store_output)
         except ContractViolation as e:
-            fault, wanted, hint = "unusable named data", e.message, e.hint
-    if fault:
-        text = f"{backend}.preprocess returned {fault} for partition {tag}; {wanted}"
-        raise ContractViolation("contract-violation", text, hint=hint)
+            raise wrong("unusable named data", e.message, e.hint) from e
 
 
 def _why_not_debug_map(debug_map: Any, handles: Collection[int]) -> str | None:
@@ -146,16 +147,15 @@ def check_convention(backend: str, item: Work, inputs: Sequence[str]) -> None:
     """Raise ContractViolation if a backend removed, reordered or added inputs or outputs of its program.
 
     The compiled blob would then be called in another way than the host calls it. ``inputs``: the names that the
-    program's inputs had.
+    program's inputs had. Inputs are compared by name, outputs by type.
     """
-    inputs_left = [n.name for n in item.program.graph.nodes if n.op == "placeholder" and n.name in inputs]
-    outputs = [a.type for a in item.module.outputs]
-    specs = zip(item.program.graph_signature.output_specs, output_values(item.program), strict=False)
+    program, outputs = item.program, [a.type for a in item.module.outputs]
+    inputs_now = [n.name for n in program.graph.nodes if n.op == "placeholder" and n.name in inputs]
+    specs = zip(program.graph_signature.output_specs, output_values(program), strict=False)
     values = [value for spec, value in specs if spec.kind not in MUTATIONS]
-    recorded = [*outputs, *["?"] * len(values)]  # a node without a recorded type is not compared
-    # the types of the outputs now, and "?" for outputs that were added
-    outputs_left = [_type_of(v) or old for v, old in zip(values, recorded, strict=False)]
-    for kind, wanted, present in (("inputs", inputs, inputs_left), ("outputs", outputs, outputs_left)):
+    # a backend's own nodes may have no recorded type: then the old type counts, or "?" if there was no such output
+    outputs_now = [_type_of(v) or old for v, old in zip_longest(values, outputs[: len(values)], fillvalue="?")]
+    for kind, wanted, present in (("inputs", inputs, inputs_now), ("outputs", outputs, outputs_now)):
         if wanted != present:
             text = f"{backend}.preprocess changed how partition {item.partition.tag} is called: its {kind} are {wanted}"
             hint = "an input that the compiled part does not need is still passed; ignore it there"
@@ -165,5 +165,6 @@ def check_convention(backend: str, item: Work, inputs: Sequence[str]) -> None:
 
 def _type_of(value: Any) -> str | None:
     """The type of an output, as ``Argument`` writes it; None for a node without a recorded value."""
-    val = value.meta.get("val", value) if isinstance(value, Node) else value
-    return None if isinstance(val, Node) else Argument.of("", val).type
+    if not isinstance(value, Node):
+        return Argument.of("", value).type
+    return Argument.of("", value.meta["val"]).type if "val" in value.meta else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -44,8 +44,9 @@ def constant_calls(program: ExportedProgram) -> set[Node]:
 
 
 def elements_read(node: Node) -> list[Node]:
-    """The operands whose elements a call reads; not an operand of which it reads only the shape."""
-    return node.all_input_nodes[1:] if node.target in _BY_SHAPE else node.all_input_nodes
+    """The operands whose elements a call reads. The first operand of ``_BY_SHAPE`` is none of them."""
+    operands = node.all_input_nodes
+    return operands[1:] if node.target in _BY_SHAPE else operands
 
 
 def ancestors(*nodes: Node, known: Collection[Node] = ()) -> set[Node]:
@@ -121,11 +122,10 @@ class ConstantValues:
             if isinstance(tensor, FakeTensor) or why_no_bytes(tensor):
                 raise ValueError(f"the elements of {node.name} are not there")
             return tensor.detach()
-        # an operand of which the call reads only the shape is not computed: an empty tensor stands in for it
-        stand_ins: dict[Any, Any] = {}
-        for val in _shapes_read(node):
-            stand_ins[node.args[0]] = torch.empty_strided(val.shape, val.stride(), dtype=val.dtype)
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: stand_ins.get(n, self.by_node.get(n)))
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.by_node.get)
+        shape_of = _operand_read_by_shape(node)
+        if shape_of is not None:  # it is not computed: a tensor that nobody has written stands in for it
+            args = (torch.empty_strided(shape_of.shape, shape_of.stride(), dtype=shape_of.dtype), *args[1:])
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
@@ -144,14 +144,15 @@ def _is_repeatable(node: Node, largest: int | None) -> bool:
         return False
     if torch.Tag.nondeterministic_seeded in op.tags or node.is_impure():
         return False
-    vals = (*pytree.tree_leaves(node.meta.get("val")), *_shapes_read(node))
-    return all(_is_storable(val, largest) for val in vals)
+    shape_of = _operand_read_by_shape(node)
+    if shape_of is not None and not _is_storable(shape_of, largest):
+        return False
+    return all(_is_storable(val, largest) for val in pytree.tree_leaves(node.meta.get("val")))
 
 
-def _shapes_read(node: Node) -> Iterator[Any]:
-    """Yields the recorded value of the operand whose shape alone the call reads; nothing if there is none."""
-    if node.target in _BY_SHAPE:
-        yield node.args[0].meta["val"]  # type: ignore[union-attr]
+def _operand_read_by_shape(node: Node) -> Any:
+    """The recorded value of the operand of which a call reads only the shape; None if it has no such operand."""
+    return node.args[0].meta["val"] if node.target in _BY_SHAPE else None  # type: ignore[union-attr]
 
 
 def _is_storable(val: Any, largest: int | None) -> bool:

@@ -114,13 +114,15 @@ def same_strides(value: torch.Tensor, strides: Sequence[int]) -> bool:
 
 def _copy_with_strides(value: torch.Tensor, strides: tuple[int, ...], offset: int) -> torch.Tensor:
     """A copy of ``value`` in new memory, with these strides and this offset."""
-    # how many places in memory the elements span, gaps included
-    extent = 1 + sum((size - 1) * s for size, s in zip(value.shape, strides, strict=True)) if value.numel() else 0
+    extent = 0  # how many places in memory the elements span, gaps included
+    if value.numel():
+        extent = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, strides, strict=True))
     copy = value.new_empty(offset + extent).as_strided(value.shape, strides, offset)
     target = copy
     # along a dimension of stride 0, all elements share one place in memory: write it once
-    for dim in (d for d, s in enumerate(strides) if s == 0 and value.shape[d]):
-        target, value = target.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
+    for dim, stride in enumerate(strides):
+        if stride == 0 and value.shape[dim]:
+            target, value = target.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
     target.copy_(value)
     return copy
 
@@ -135,14 +137,16 @@ def result_layouts(module: GraphModule, state: Collection[Node] = (), outward: b
     ``outward``: the graph's outputs count as read. ``state``: the graph's inputs that are copies of the program's
     buffers. Raises Unsupported if an operator reads memory that a lowered program does not have (``_check_memory``).
     """
-    # ``read``: every value on which a reader depends; ``roots``: reader of memory -> the tensor whose memory it reads
     readers = [n for n in module.graph.nodes if _reads(n, module, sees_layout)]
-    read = reachable([*readers, *([output_node(module.graph)] if outward else [])], lambda node: node.all_input_nodes)
-    roots = {n: memory_root(n.all_input_nodes[0]) for n in readers if n.target in READ_MEMORY}
-    # the two kinds of the docstring, one after the other
-    wanted = {*(n for n in read if _is_opaque_result(n)), *(r for r in roots.values() if r.op == "call_function")}
-    for reader, root in roots.items():
-        _check_memory(reader, root, state)
+    ends = [*readers, output_node(module.graph)] if outward else readers
+    read = reachable(ends, lambda node: node.all_input_nodes)  # every value on which a reader depends
+    wanted = {n for n in read if _is_opaque_result(n)}  # the first kind
+    for reader in readers:
+        if reader.target in READ_MEMORY:
+            root = memory_root(reader.all_input_nodes[0])
+            _check_memory(reader, root, state)
+            if root.op == "call_function":
+                wanted.add(root)  # the second kind
     layouts = {n: Layout.of(n.meta.get("val"), with_offset=True) for n in wanted}
     return {n: layout for n, layout in layouts.items() if layout is not None}
 
@@ -152,12 +156,13 @@ def subgraph_layouts(owner: Node, subgraph: GraphModule, known: Mapping[Node, La
 
     ``known``: ``result_layouts`` of the graph that ``owner`` is in.
     """
-    # A call's results are read if the call, or a node that unpacks one of its results, has a layout in ``known``. Then
-    # the subgraph's outputs count as read. They do so too if a call in the subgraph depends on strides, since the
-    # outputs of one iteration of a loop are the inputs of the next.
-    calls = [u for u in owner.users if u in known or any(r in known for r in u.users)]
-    outward = bool(calls) or any(_reads(n, subgraph, sees_layout) for n in subgraph.graph.nodes)
-    return result_layouts(subgraph, outward=outward)
+    # The subgraph's outputs count as read if the results of a call of it are: then the call, or a node that unpacks one
+    # of its results, has a layout in ``known``.
+    results_are_read = any(call in known or any(r in known for r in call.users) for call in owner.users)
+    # They do so too if a call in the subgraph depends on strides, since the outputs of one iteration of a loop are the
+    # inputs of the next.
+    strides_are_read = any(_reads(n, subgraph, sees_layout) for n in subgraph.graph.nodes)
+    return result_layouts(subgraph, outward=results_are_read or strides_are_read)
 
 
 def output_layouts(program: ExportedProgram) -> list[Layout | None]:
@@ -223,8 +228,9 @@ def _is_opaque(node: Node) -> bool:
 
 def _is_opaque_result(node: Node) -> bool:
     """Whether the node is a call of a delegate or of subgraphs that returns one tensor, or unpacks a result of such."""
-    single = _is_opaque(node) and isinstance(node.meta.get("val"), torch.Tensor)
-    return single or (node.op == "call_function" and any(map(_is_opaque, node.all_input_nodes)))
+    if _is_opaque(node):
+        return isinstance(node.meta.get("val"), torch.Tensor)
+    return node.op == "call_function" and any(map(_is_opaque, node.all_input_nodes))
 
 
 def sees_layout(node: Node) -> bool:
@@ -265,21 +271,23 @@ def _is_covered(root: torch.Tensor, view: Any) -> bool:
 
     True if ``view`` is no tensor; False if a size, stride or offset is symbolic.
     """
-    # shape, strides and offset of ``root``, and then those of ``view``
-    places = [(v.shape, v.stride(), v.storage_offset()) for v in (root, view) if isinstance(v, torch.Tensor)]
-    numbers = [n for shape, strides, offset in places for n in (*shape, *strides, offset)]
-    if len(places) < 2:
+    if not isinstance(view, torch.Tensor):
         return True  # the operator returns a stride or an offset
-    if not all(isinstance(n, int) for n in numbers):
-        return False
-    if 0 in places[1][0]:
-        return True  # ``view`` shows no element
-    # the place in memory behind the last element of each
-    extents = [o + 1 + sum((d - 1) * s for d, s in zip(shape, strides, strict=True)) for shape, strides, o in places]
+    for tensor in (root, view):
+        numbers = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+        if not all(isinstance(n, int) for n in numbers):
+            return False
+    if 0 in view.shape:
+        return True  # it shows no element
     # mark the elements of ``root`` in an array that stands for the memory, and look whether ``view`` shows others
-    memory = torch.zeros(max(extents), dtype=torch.bool)
-    shape, strides, offset = places[0]
-    # the elements of an expanded dimension share one place
-    once = [1 if s == 0 else d for d, s in zip(shape, strides, strict=True)]
-    memory.as_strided(once, strides, offset).fill_(True)
-    return bool(memory.as_strided(*places[1]).all())
+    memory = torch.zeros(max(_end_in_memory(root), _end_in_memory(view)), dtype=torch.bool)
+    # the elements of an expanded dimension share one place: mark it once
+    shape = [1 if stride == 0 else size for size, stride in zip(root.shape, root.stride(), strict=True)]
+    memory.as_strided(shape, root.stride(), root.storage_offset()).fill_(True)
+    return bool(memory.as_strided(view.shape, view.stride(), view.storage_offset()).all())
+
+
+def _end_in_memory(val: torch.Tensor) -> int:
+    """The place in memory behind the last element of a tensor that has elements."""
+    last = sum((size - 1) * stride for size, stride in zip(val.shape, val.stride(), strict=True))
+    return int(val.storage_offset() + last + 1)

@@ -239,37 +239,50 @@ def _align_inputs(call: Node, pairs: Sequence[tuple[Subgraph, ExportedProgram]],
     in only some of the new programs is restored in these. No operand is dropped if a subgraph has other calls, which
     still pass it, or if ``may_drop`` is false because not all subgraphs of ``call`` were rewritten.
     """
-    may_drop = may_drop and all(len(subgraph.calls) == 1 for subgraph, _ in pairs)
-    shared = _shared_inputs(call, len(pairs[0][0].names)) if may_drop else {}
-    used: set[int] = set()  # positions of inputs that some subgraph still uses
-    constant: set[int] = set()  # positions of inputs that are constants of the parent
+    dropped: set[int] = set()  # positions among the inputs of a subgraph
+    operands: dict[int, Any] = {}
+    if may_drop and all(len(subgraph.calls) == 1 for subgraph, _ in pairs):
+        operands = _shared_inputs(call, len(pairs[0][0].names))
+        dropped = _unused_constants(pairs).intersection(operands)
+    for subgraph, new in pairs:
+        _align_placeholders(subgraph, new.graph, dropped)
+    if dropped:
+        position = _SHARED[str(call.target)]  # of the argument that has the operands
+        remaining = [v for k, v in operands.items() if k not in dropped]
+        call.update_arg(position, tuple(remaining) if isinstance(call.args[position], tuple) else remaining)
+    return {operands[k] for k in dropped}
+
+
+def _unused_constants(pairs: Sequence[tuple[Subgraph, ExportedProgram]]) -> set[int]:
+    """Positions of inputs that are constants of the parent, and that no subgraph uses any more; see ``_align_inputs``.
+
+    Delegates in the new programs own the constants instead.
+    """
+    used: set[int] = set()
+    constant: set[int] = set()
     for subgraph, new in pairs:
         names = {n.name for n in new.graph.nodes if n.op == "placeholder" and n.users}
         used.update(k for k, name in enumerate(subgraph.names) if name in names)
         # the first specs are those of tensor attributes, which no call passes
         specs = enumerate(subgraph.program.graph_signature.input_specs[len(subgraph.tensors) :])
         constant.update(k for k, spec in specs if spec.kind is not InputKind.USER_INPUT)
-    dropped = constant.intersection(shared) - used
-    for subgraph, new in pairs:
-        _align_placeholders(subgraph, new.graph, dropped)
-    if dropped:
-        position = _SHARED[str(call.target)]
-        remaining = [v for k, v in shared.items() if k not in dropped]
-        call.update_arg(position, tuple(remaining) if isinstance(call.args[position], tuple) else remaining)
-    return {shared[k] for k in dropped}
+    return constant - used
 
 
 def _align_placeholders(subgraph: Subgraph, graph: Graph, dropped: set[int]) -> None:
-    """Give ``graph``, the rewritten ``subgraph``, its placeholders again, in order, except positions ``dropped``."""
+    """Let ``graph``, the rewritten ``subgraph``, have the placeholders of ``subgraph`` except positions ``dropped``.
+
+    Those that are missing in ``graph`` are inserted at their positions, and dropped ones are erased.
+    """
     present = {n.name: n for n in graph.nodes if n.op == "placeholder"}
     original = {n.name: n for n in subgraph.program.graph.nodes if n.op == "placeholder"}
     for name in (subgraph.names[k] for k in dropped):
         if name in present:
             graph.erase_node(present[name])
-    before = next(iter(graph.nodes))  # the node before which the next placeholder belongs
+    following = next(iter(graph.nodes))  # the node before which the next placeholder belongs
     for name in (name for k, name in enumerate(subgraph.names) if k not in dropped):
         if name not in present:
-            with graph.inserting_before(before):
+            with graph.inserting_before(following):
                 present[name] = graph.create_node("placeholder", name, name=name)
             present[name].meta = dict(original[name].meta)
-        before = present[name].next
+        following = present[name].next

@@ -78,9 +78,14 @@ _NOT_COMPUTING = {"train", "eval", "__repr__", "extra_repr"}
 @cache
 def _class_reads_mode(cls: type) -> bool:
     """Whether a method of a module's class, or of a base class apart from ``nn.Module``, names ``training``."""
-    classes = (c for c in cls.__mro__ if issubclass(c, torch.nn.Module) and c is not torch.nn.Module)
-    functions = (f for c in classes for name, f in vars(c).items() if name not in _NOT_COMPUTING)
-    return any("training" in _names(code) for f in functions if (code := _code_of(f)) is not None)
+    for base in cls.__mro__:
+        if not issubclass(base, torch.nn.Module) or base is torch.nn.Module:
+            continue
+        for name, attribute in vars(base).items():
+            code = None if name in _NOT_COMPUTING else _code_of(attribute)
+            if code is not None and "training" in _names(code):
+                return True
+    return False
 
 
 def _code_of(function: Any) -> CodeType | None:

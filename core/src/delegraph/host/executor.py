@@ -107,8 +107,8 @@ class LoadedDelegate:
     def __init__(self, module: LoweredBackendModule | StoredDelegate, delegates: Delegates) -> None:
         """``module``: the delegate in a lowered program, or in a file. ``delegates``: has the registry and options."""
         self._module, self._delegates = module, delegates
-        # a check for each output; None for a delegate from a file, whose types are not recorded
-        self._checks = None if module.outputs is None else [_result_check(a) for a in module.outputs]
+        # a check for each output; None for a delegate from a file, which does not record types
+        self._checks = None if module.outputs is None else [_type_check(output) for output in module.outputs]
         self._turn = Turn("loading the same delegate")  # or the lock of a runtime that is not thread-safe
         self._run: Delegate | None = None
         self._copies = False  # whether results are copied, since the next call may overwrite them
@@ -202,30 +202,36 @@ class LoadedDelegate:
 
     def _check(self, results: Any) -> tuple[Any, ...]:
         """``results`` as a tuple. Raises ContractViolation if they do not have the recorded types."""
-        returned: Any = type(results).__name__
-        if isinstance(results, (tuple, list)):
-            checks = self._checks
-            if checks is None or (
-                len(results) == len(checks) and all(fits(r) for fits, r in zip(checks, results, strict=True))
-            ):
-                return tuple(results)
-            returned = [_type_of(r) for r in results]
+        if not isinstance(results, (tuple, list)):
+            raise self._wrong_results(type(results).__name__)
+        checks = self._checks
+        if checks is None or (
+            len(results) == len(checks) and all(fits(r) for fits, r in zip(checks, results, strict=True))
+        ):
+            return tuple(results)
+        raise self._wrong_results([_type_of(r) for r in results])
+
+    def _wrong_results(self, returned: Any) -> ContractViolation:
+        """The error for results that are not as recorded; ``returned`` describes them."""
         wanted = "a tuple" if self._module.outputs is None else [_type_of(a) for a in self._module.outputs]
         text = f"the runtime of {self._module.backend_id} returned {returned}; the calling convention says {wanted}"
-        raise ContractViolation("contract-violation", text)
+        return ContractViolation("contract-violation", text)
 
 
-def _result_check(wanted: Argument) -> Callable[[Any], bool]:
-    """A function that tells whether a result has the type that ``wanted`` records."""
-    if wanted.dtype is None:
+def _type_check(output: Argument) -> Callable[[Any], bool]:
+    """A function that tells whether a value at run time is what the calling convention says of ``output``.
+
+    That is a tensor of the recorded dtype and shape, or anything but a tensor where a number is recorded.
+    """
+    if output.dtype is None:
         return lambda value: not isinstance(value, torch.Tensor)
-    return TensorCheck(wanted.dtype, wanted.shape or ()).fits
+    return TensorCheck(output.dtype, output.shape or ()).fits
 
 
 def _type_of(value: Any) -> Any:
     """(dtype, shape) of a tensor or an ``Argument``, or "number"; for messages."""
-    described = isinstance(value, (torch.Tensor, Argument)) and value.dtype is not None
-    return (value.dtype, tuple(value.shape or ())) if described else "number"
+    has_type = isinstance(value, (torch.Tensor, Argument)) and value.dtype is not None
+    return (value.dtype, tuple(value.shape or ())) if has_type else "number"
 
 
 class Method:

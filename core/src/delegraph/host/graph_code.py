@@ -88,12 +88,15 @@ class GraphCode:
         ``bind`` returns the function that runs a delegate. ``watch`` gets the values, if the code is ``watched``.
         """
         # tracebacks find `get_source` by `__name__` and `__loader__`, so the text is made only when one is printed
-        names = {"__name__": self._file, "__loader__": self, "see": watch and watch.see, **self._bound}
+        names = {**self._bound, "__name__": self._file, "__loader__": self}  # the globals of the code
+        names["see"] = None if watch is None else watch.see
         names |= {name: bind(module) for name, module in self._delegates.items()}
         for name, (owner, subgraph) in self._subgraphs.items():
             run = subgraph.function(bind, watch)
-            names[name] = _watched(run, watch, owner, subgraph._module) if watch and subgraph._watched else run
-        exec(self._code, names)
+            if watch is not None and subgraph._watched:
+                run = _watched(run, watch, owner, subgraph._module)
+            names[name] = run
+        exec(self._code, names)  # defines ``run``
         function: Function = names["run"]
         return function
 

@@ -52,7 +52,20 @@ class ObservedExecutable(Executable):
         return _Observed(module, self._delegates, partial(self._observer.inside, self._infos[module]))
 
 
-class _Observed(LoadedDelegate):
+class _Telling(LoadedDelegate):
+    """A delegate whose runtime is to return more than its outputs, of which the observer is told."""
+
+    def _wrong(self, method: str, returned: str, wanted: str) -> ContractViolation:
+        """The error for a delegate that the runtime's ``method`` made and that ``returned`` something else.
+
+        ``wanted``: what it is to return for each debug identifier.
+        """
+        text = f"{method} of the runtime of {self._module.backend_id} makes a delegate that returned {returned}; it"
+        text += f" returns its outputs, and a mapping from delegate debug identifiers to {wanted}"
+        return ContractViolation("contract-violation", text)
+
+
+class _Observed(_Telling):
     """A delegate that passes the values inside of it to ``tell``, if its runtime can return them."""
 
     def __init__(self, module: LoweredBackendModule, delegates: Delegates, tell: Callable[[Inside], None]) -> None:
@@ -98,38 +111,32 @@ class _Observed(LoadedDelegate):
         Raises ContractViolation otherwise, also for a tensor in place of a list of tensors: it would be taken for a
         list of its rows.
         """
-        subject = f"observe of the runtime of {self._module.backend_id} makes a delegate that"
-        wanted = "its outputs, and a mapping from delegate debug identifiers to lists of tensors"
         if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping)):
-            text = f"{subject} returned {type(returned).__name__}; it returns {wanted}"
-            raise ContractViolation("contract-violation", text)
+            raise self._wrong("observe", type(returned).__name__, "lists of tensors")
         for identifier, values in returned[1].items():
             if not isinstance(values, (tuple, list)):
-                text = f"{subject} returned {type(values).__name__} for {identifier!r}; it returns {wanted}"
-                raise ContractViolation("contract-violation", text)
+                raise self._wrong("observe", f"{type(values).__name__} for {identifier!r}", "lists of tensors")
         return returned
 
 
-class TimedDelegate(LoadedDelegate):
+TellTimes = Callable[[float, Callable[[], Spent]], None]
+"""Called after each call of a delegate: with its seconds, and a function that returns what its operators took."""
+
+
+class TimedDelegate(_Telling):
     """A delegate that tells how long a call of its runtime took, and its operators, if the runtime can say that."""
 
-    def __init__(
-        self,
-        module: LoweredBackendModule | StoredDelegate,
-        delegates: Delegates,
-        tell: Callable[[float, Callable[[], Spent]], None],
-    ) -> None:
-        """``tell``: is called after each call, with its seconds and a function that returns what its operators took."""
+    def __init__(self, module: LoweredBackendModule | StoredDelegate, delegates: Delegates, tell: TellTimes) -> None:
         super().__init__(module, delegates)
-        self._tell, self._profiles = tell, False
+        self._tell, self._profiles = tell, False  # ``_profiles``: the runtime has ``profile``; set when it loads
 
     def _open(self, runtime: type[BackendRuntime]) -> Callable[..., Any]:
         """The runtime's ``profile`` in place of its ``load``, if it defines ``profile``.
 
         A runtime of the plugin API before 2 is loaded as usual: its ``profile``, if any, may mean something else.
         """
-        registry, is_defined = self._delegates.registry, runtime.profile is not BackendRuntime.profile
-        self._profiles = is_defined and registry.spec(self._module.backend_id).api >= 2
+        is_defined = runtime.profile is not BackendRuntime.profile
+        self._profiles = is_defined and self._delegates.registry.spec(self._module.backend_id).api >= 2
         return runtime.profile if self._profiles else runtime.load
 
     def _wrap(self, run: Callable[..., Any]) -> Delegate:
@@ -144,7 +151,7 @@ class TimedDelegate(LoadedDelegate):
                 self._tell(seconds, dict)  # ``dict`` returns {}: nothing is known of its operators
                 return returned  # type: ignore[no-any-return]  # checked with the other results
             if not (isinstance(returned, tuple) and len(returned) == 2):
-                raise self._wrong(type(returned).__name__)
+                raise self._wrong("profile", type(returned).__name__, _AMOUNTS)
             outputs, spent = returned
             self._tell(seconds, partial(self._read, spent))
             return outputs  # type: ignore[no-any-return]
@@ -162,17 +169,14 @@ class TimedDelegate(LoadedDelegate):
             with AtWork(runtime, "profile", *self._module.place, self._delegates.registry):
                 spent = spent()
         if not isinstance(spent, Mapping):
-            raise self._wrong(type(spent).__name__)
+            raise self._wrong("profile", type(spent).__name__, _AMOUNTS)
         for identifier, amounts in spent.items():
             if not isinstance(amounts, Mapping) or not all(map(_is_amount, amounts.values())):
-                raise self._wrong(f"{amounts!r:.80} for {identifier!r}")
+                raise self._wrong("profile", f"{amounts!r:.80} for {identifier!r}", _AMOUNTS)
         return spent
 
-    def _wrong(self, returned: str) -> ContractViolation:
-        """The error for a profiled call that returned something else than it should; ``returned`` says what."""
-        text = f"profile of the runtime of {self._module.backend_id} makes a delegate that returned {returned}; it"
-        text += " returns its outputs, and a mapping from delegate debug identifiers to amounts by name"
-        return ContractViolation("contract-violation", text)
+
+_AMOUNTS = "amounts by name"
 
 
 def _is_amount(number: Any) -> bool:

@@ -81,12 +81,15 @@ def compare(name: str, got: Any, wanted: Any) -> OutputStatistics:
     if isinstance(got, torch.Tensor) and got.dtype is torch.int64 is wanted.dtype:
         error = error.maximum((got != wanted).to(error.dtype))
     value, largest, mismatched = b, _largest(error), 0
-    if not math.isfinite(largest):  # otherwise all elements are finite, and this can be left out
-        same = (a == b) | (a.isnan() & b.isnan())
+    if not math.isfinite(largest):
+        # elements that are not finite in both are the same or mismatched; the other figures leave them out
         both_finite = a.isfinite() & b.isfinite()
-        error, value = (torch.where(both_finite, x, 0.0) for x in (error, b))
-        largest, mismatched = _largest(error), int((~both_finite & ~same).sum())
-    snr = decibels(*(float(torch.linalg.vector_norm(x)) for x in (value, error))) if largest else None
+        same = (a == b) | (a.isnan() & b.isnan())
+        mismatched = int((~both_finite & ~same).sum())
+        error, value = torch.where(both_finite, error, 0.0), torch.where(both_finite, b, 0.0)
+        largest = _largest(error)
+    norms = [float(torch.linalg.vector_norm(x)) for x in (value, error)]
+    snr = decibels(*norms) if largest else None
     return OutputStatistics(name, tuple(b.shape), largest, _largest(value), mismatched, dtype, snr=snr)
 
 

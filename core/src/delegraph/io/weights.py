@@ -89,8 +89,8 @@ def memory_of(tensor: torch.Tensor) -> Iterator[memoryview]:
     """
     tensor = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
     in_order = tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-    rows = max(1, len(tensor) if in_order else _PIECE * len(tensor) // max(1, tensor.nbytes))  # rows of one piece
-    for piece in torch.split(tensor, rows):
+    rows_of_a_piece = len(tensor) if in_order else _PIECE * len(tensor) // max(1, tensor.nbytes)
+    for piece in torch.split(tensor, max(1, rows_of_a_piece)):
         elements = piece.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
         # one element is contiguous whatever its stride, but can be seen as bytes at stride 1 only
         bytes_of: Any = elements.as_strided(elements.shape, (1,)).view(torch.uint8).numpy()

@@ -215,12 +215,15 @@ class Cause(Told):
     def __str__(self) -> str:
         """The operators and the reason, then lines for the place, the remarks, and the counts if there are several."""
         counts = most_frequent(self.operators)
-        shown = f"{counts[0][1]} x {counts[0][0]}" if len(counts) == 1 else pluralize(self.count, "operator")
-        lines = [f"first at {self.source}"] if self.source else []
-        lines += self.remarks
-        if len(counts) > 1:
-            lines.append(", ".join(list_counts(self.operators)))
-        return "\n      ".join([f"{shown}  {self.backend}: {self.reason}", *lines])
+        if len(counts) == 1:
+            ((operator, count),) = counts
+            operators, list_of_operators = f"{count} x {operator}", []
+        else:
+            operators = pluralize(self.count, "operator")
+            list_of_operators = [", ".join(list_counts(self.operators))]
+        place = [f"first at {self.source}"] if self.source else []
+        lines = [f"{operators}  {self.backend}: {self.reason}", *place, *self.remarks, *list_of_operators]
+        return "\n      ".join(lines)
 
 
 @dataclass(frozen=True)

@@ -56,14 +56,14 @@ class TOSABackend(BackendDetails):
 
 def compile_program(program: ExportedProgram, spec: TosaSpec) -> Graph:
     """The legal TOSA graph of a functional program: lowered, optimized, validated, every result named."""
-    return _finished(lower_program(program, spec), Options(spec))
+    return _finished(lower_program(program, Tosa(spec)), Options(spec))
 
 
 def _compiled(program: ExportedProgram, options: Options) -> Graph:
     """As ``compile_program``, with the debug file that was asked for; of what there is, if it fails."""
     t = Tosa(options.spec)
     try:
-        graph = _finished(lower_program(program, options.spec, t), options)
+        graph = _finished(lower_program(program, t), options)
     except DelegraphError:
         _dump(_partial(t.operators), program, options, "_failed")
         raise

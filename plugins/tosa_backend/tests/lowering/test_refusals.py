@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from delegraph.errors import InternalError, Unsupported
 from delegraph_tosa.ir.graph import Value
 from delegraph_tosa.ir.types import DType, Type
-from delegraph_tosa.lowering import RULES, lower_program, lowers
+from delegraph_tosa.lowering import RULES, Tosa, lower_program, lowers
 from delegraph_tosa.lowering.ranges.indexes import rows
 from delegraph_tosa.spec import TosaSpec
 from torch import nn
@@ -27,7 +27,7 @@ class Function(nn.Module):
 
 def lower(function, *inputs, spec="TOSA-1.0+FP+INT", **options):
     module = function if isinstance(function, nn.Module) else Function(function)
-    return lower_program(torch.export.export(module, inputs, **options), TosaSpec.parse(spec))
+    return lower_program(torch.export.export(module, inputs, **options), Tosa(TosaSpec.parse(spec)))
 
 
 def message(function, *inputs, **options):

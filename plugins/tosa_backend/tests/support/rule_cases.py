@@ -17,7 +17,7 @@ import pytest
 import torch
 from delegraph_tosa.backend import compile_program
 from delegraph_tosa.evaluate import evaluate
-from delegraph_tosa.lowering import lower_program
+from delegraph_tosa.lowering import Tosa, lower_program
 from delegraph_tosa.serialize import TosaFile
 from delegraph_tosa.spec import TosaSpec
 from delegraph_tosa.validate import violations
@@ -142,7 +142,7 @@ class Family:
         @pytest.mark.parametrize("name", self.rows)
         def test(name):
             _, inputs, spec, _ = self.rows[name]
-            graph = lower_program(self.exported(name), spec)
+            graph = lower_program(self.exported(name), Tosa(spec))
             assert violations(graph, spec) == []
             self.check(name, evaluate(graph, _arrays(inputs)))
 

@@ -102,21 +102,26 @@ def _row(
     distributions by name, to see whether the plugin's requirements are met.
     """
     result = ProbeResult.of(list(target_faults(record))) if probed is None else probed
-    of_plugin = [Fault(record.status, record.error, record.hint)] if record.status is not Status.OK else []
-    fatal = [result.fatal] if result.fatal else []
-    unmet = [f for text in record.requirements for f in _unmet(text, record, installed)]
+    faults = [result.fatal] if result.fatal else []
+    if record.status is not Status.OK:
+        faults.append(Fault(record.status, record.error, record.hint))
+    for requirement in record.requirements:
+        faults += _unmet(requirement, record, installed)
     # a backend of a usable plugin that only lacks an optional module is a warning; other unusable backends are problems
-    may_lack = record.faults.values() if record.status is Status.OK else ()
-    lacking = [f for f in may_lack if f.status is Status.UNAVAILABLE]
-    of_backends = [f for f in record.faults.values() if f not in lacking]
-    faults = dict.fromkeys([*fatal, *of_plugin, *unmet, *of_backends, *result.faults])
+    lacking: list[Fault] = []
+    for fault in record.faults.values():
+        is_optional = record.status is Status.OK and fault.status is Status.UNAVAILABLE
+        (lacking if is_optional else faults).append(fault)
+    faults = list(dict.fromkeys([*faults, *result.faults]))
     problems = tuple(f for f in faults if f.status is not Status.OK)
     warnings = [*(f for f in faults if f.status is Status.OK), *lacking, *record.warnings, *result.warnings]
     warnings += _same_name(record, all_records)
     if not record.declarations and not record.events and not problems:
         warnings.append(Fault(Status.OK, "it declares nothing", _NOTHING))
     return PluginRow(
-        **{"name": record.name, "distribution": record.distribution, "version": record.version},
+        name=record.name,
+        distribution=record.distribution,
+        version=record.version,
         location=record.location,
         status=problems[0].status if problems else Status.OK,
         offers={

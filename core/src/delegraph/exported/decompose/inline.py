@@ -15,7 +15,10 @@ _NOT_INHERITED = frozenset({"val", "tensor_meta", "delegation_tag"})
 
 
 def _results(*values: Any) -> tuple[Any, ...]:
-    """The target of a node that uses the results until ``commit``, since calls without users count as dead code."""
+    """The target of the node ``Inlining._anchor``.
+
+    It uses the results until ``commit``: without users, the calls that compute them would count as dead code.
+    """
     return values
 
 
@@ -41,9 +44,11 @@ class Inlining:
             for call in decomposition.calls:
                 if call in needed:
                     copies[call] = self._copy(call, copies)
-            # a result that nothing uses was not copied: what stands in its place means nothing
-            values = (copies[r] if isinstance(r, Node) and k in used else r for k, r in enumerate(results))
-            self._anchor = self.graph.call_function(_results, tuple(values))
+            # None stands for a result that nothing uses, since it may not have been copied
+            values = [r if k in used else None for k, r in enumerate(results)]
+            self._anchor = self.graph.call_function(
+                _results, tuple(copies[v] if isinstance(v, Node) else v for v in values)
+            )
 
     def _copy(self, call: Node, copies: dict[Node, Node]) -> Node:
         """A copy of one call of the decomposition, with the metadata of ``node``."""
@@ -63,7 +68,7 @@ class Inlining:
             node = node.next
 
     def results(self) -> tuple[Any, ...]:
-        """The values that replace the call's results, by position; meaningful only for results that are used."""
+        """The values that replace the call's results, by position; None for results that nothing uses."""
         # Read from the anchor: where a result was itself decomposed, the anchor uses what replaced it.
         values: Any = self._anchor.args
         return tuple(values)

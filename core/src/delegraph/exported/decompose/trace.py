@@ -91,10 +91,13 @@ class Decomposition:
         val: Any = node.meta.get("val")
         if self.single:
             return _is_alike(val, self.results[0])
-        unpacked = all(u.target is operator.getitem and isinstance(u.args[1], int) for u in node.users)
-        same_count = isinstance(val, (list, tuple)) and len(val) == len(self.results)
-        used: set[Any] = {u.args[1] for u in node.users} if unpacked else set()
-        return unpacked and same_count and all(_is_alike(val[k], self.results[k]) for k in used)
+        if not isinstance(val, (list, tuple)) or len(val) != len(self.results):
+            return False
+        for user in node.users:
+            k: Any = user.args[1] if user.target is operator.getitem else None
+            if not isinstance(k, int) or not _is_alike(val[k], self.results[k]):
+                return False
+        return True
 
 
 class Tracer:
@@ -166,12 +169,11 @@ class Tracer:
         That is the operator, the mode of the fake tensors, the structure of the arguments, which operands are the same
         node (as in ``x * x``), and types and literal values.
         """
-        flat, spec = pytree.tree_flatten((node.args, node.kwargs))
-        operands = [leaf for leaf in flat if isinstance(leaf, Node)]
-        # reversed, so that the first position of a repeated operand wins
-        first = {leaf: k for k, leaf in reversed(list(enumerate(operands)))}
-        same = tuple(first[leaf] for leaf in operands)
-        return (node.target, id(_fake_mode(node)), str(spec), same, *(_key_of(leaf) for leaf in flat))
+        flat, structure = pytree.tree_flatten((node.args, node.kwargs))
+        # number the operands by first occurrence: (0, 0) for ``x * x``, (0, 1) for ``x * y``
+        numbers: dict[Node, int] = {}
+        same = tuple(numbers.setdefault(leaf, len(numbers)) for leaf in flat if isinstance(leaf, Node))
+        return (node.target, id(_fake_mode(node)), str(structure), same, *(_key_of(leaf) for leaf in flat))
 
     def _trace_for_signature(self, node: Node, how: Decompose, whole: frozenset[Any], table: Table) -> Decomposition:
         """Trace ``node``; raises Untraceable if the result would not be right for every call of its signature."""

@@ -76,9 +76,11 @@ def aliased_arguments(node: Node) -> list[Node]:
 def _nodes_named(node: Node, names: tuple[str, ...]) -> list[Node]:
     """The nodes among the arguments of ``node`` with these ``names``, also those inside lists."""
     arguments = bound_arguments(node) if names else {}
-    # every argument as a list, also a single one
-    lists = (v if isinstance(v := arguments[name], (list, tuple)) else [v] for name in names)
-    return [n for values in lists for n in values if isinstance(n, Node)]
+    values: list[Any] = []
+    for name in names:
+        argument = arguments[name]
+        values += argument if isinstance(argument, (list, tuple)) else [argument]
+    return [v for v in values if isinstance(v, Node)]
 
 
 @cache

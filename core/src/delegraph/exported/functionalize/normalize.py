@@ -98,9 +98,10 @@ def _functional_copy(program: ExportedProgram, handles: Iterator[int]) -> tuple[
     if mutations.unproven:
         return program, mutations.unproven
     _expect_state_apart(program, specs, mutations)
-    for node, spec in ((n, specs[n]) for n in mutations.last_value):
+    for node in mutations.last_value:
         # A tensor of the model that is written is a buffer, also where the signature calls it a constant: torch refuses
         # such a program when it decomposes it. A static cache of transformers has such tensors, exported by default.
+        spec = specs[node]
         if spec.kind is InputKind.CONSTANT_TENSOR:
             specs[node] = InputSpec(InputKind.BUFFER, spec.arg, spec.target, persistent=False)
     inputs = list(specs.values())
@@ -280,12 +281,17 @@ def _record_expanded_copies(graph: Graph) -> None:
     for node in graph.nodes:
         if _is_inactive_dropout(node) or (node.target in _CASTS and "memory_format" not in node.kwargs):
             source, val = node.args[0].meta["val"], node.meta["val"]
-            strides = zip(source.stride(), source.shape, strict=True)
-            # expanded: stride 0 in a dimension of several elements
-            expanded = any(isinstance(s, int) and s == 0 and isinstance(d, int) and d > 1 for s, d in strides)
-            same_type = val.dtype is source.dtype and val.device == source.device
-            if expanded and same_type and list(map(str, val.stride())) != list(map(str, source.stride())):
+            does_nothing = val.dtype is source.dtype and val.device == source.device
+            # as texts, because a comparison of symbolic strides would fix them
+            is_recorded_otherwise = list(map(str, val.stride())) != list(map(str, source.stride()))
+            if does_nothing and is_recorded_otherwise and _is_expanded(source):
                 node.target, node.args, node.kwargs = aten.clone.default, node.args[:1], {}
+
+
+def _is_expanded(val: torch.Tensor) -> bool:
+    """Whether a dimension of several elements has stride 0. Symbolic sizes and strides do not count."""
+    dimensions = zip(val.shape, val.stride(), strict=True)
+    return any(isinstance(size, int) and isinstance(s, int) and size > 1 and s == 0 for size, s in dimensions)
 
 
 def _record_dtypes(graph: Graph) -> None:

@@ -88,15 +88,18 @@ def _wrong_type(program: ExportedProgram, retraced: ExportedProgram) -> str | No
     The new value of an input or buffer must have the type of that input or buffer, any other result the type of the
     result of ``program`` at the same position.
     """
-    written = {s.target or n.name: n for n, s in placeholders(retraced)}
-    written |= {n.name: n for n in user_inputs(retraced)}
+    # by the names by which specs of mutations refer to them
+    placeholder_of: dict[Any, Any] = {s.target or n.name: n for n, s in placeholders(retraced)}
+    placeholder_of |= {n.name: n for n in user_inputs(retraced)}
     # what ``program`` returns to the user, in order
     results = iter([v for s, v in _outputs(program) if s.kind not in MUTATIONS])
     for spec, value in _outputs(retraced):
-        wanted = written[str(spec.target)] if spec.kind in MUTATIONS else next(results, None)
+        if spec.kind in MUTATIONS:
+            what, wanted = f"what is written to {spec.target}", placeholder_of[str(spec.target)]
+        else:
+            what, wanted = "a result", next(results, None)
         if _type(wanted) != _type(value):
-            value_name = f"what is written to {spec.target}" if spec.kind in MUTATIONS else "a result"
-            return f"{value_name} is {_in_words(value)}, and was {_in_words(wanted)}"
+            return f"{what} is {_in_words(value)}, and was {_in_words(wanted)}"
     return None
 
 
@@ -108,7 +111,9 @@ def _outputs(program: ExportedProgram) -> Iterator[tuple[Any, Any]]:
 def _type(value: Any) -> Any:
     """Dtype and shape of a node's value, with "?" for symbolic sizes, whose names differ; None if it is no tensor."""
     val = value.meta.get("val") if isinstance(value, Node) else None
-    return (val.dtype, [d if isinstance(d, int) else "?" for d in val.shape]) if isinstance(val, torch.Tensor) else None
+    if not isinstance(val, torch.Tensor):
+        return None
+    return val.dtype, [size if isinstance(size, int) else "?" for size in val.shape]
 
 
 def _in_words(value: Any) -> str:
@@ -162,47 +167,53 @@ def _call_twice(program: ExportedProgram, original: ExportedProgram) -> tuple[li
     """
     tensors = _private_tensors(original)
     # eager keeps its own strides; a retraced program gets the recorded ones, as a lowered program does
-    interpreter = _Interpreter(program, {} if program is original else _layouts_to_restore(program))
+    interpreter = _Interpreter(program, {} if program is original else _layouts_that_matter(program))
     results: list[Any] = []
     inputs_after: list[Any] = []
     with _same_random_numbers(original), torch.no_grad():
         for _ in range(2):
             inputs = _copy(_inputs(original))
-            values = {n.name: v for n, v in zip(user_inputs(program), inputs, strict=True)}
-            values |= {n.name: tensors[s.target] for n, s in placeholders(program) if s.kind in CONSTANT_KINDS}
-            returned = interpreter.run(*(values[n.name] for n, _ in placeholders(program)), enable_io_processing=False)
+            input_of = {n.name: value for n, value in zip(user_inputs(program), inputs, strict=True)}
+            arguments = [
+                tensors[spec.target] if spec.kind in CONSTANT_KINDS else input_of[node.name]
+                for node, spec in placeholders(program)
+            ]
+            returned = interpreter.run(*arguments, enable_io_processing=False)
             pairs = list(zip(program.graph_signature.output_specs, returned, strict=True))
             results += _copy([v for s, v in pairs if s.kind not in MUTATIONS])
             # all new values are read before any is stored: one may be an input that another is stored to
             for spec, value in [(s, v.clone()) for s, v in pairs if s.kind in MUTATIONS]:
                 of_input = spec.kind is OutputKind.USER_INPUT_MUTATION
-                (values if of_input else tensors)[str(spec.target)].copy_(value)
+                written = input_of[str(spec.target)] if of_input else tensors[str(spec.target)]
+                written.copy_(value)
             inputs_after += map(_memory, inputs)  # the memory around an input's elements is the caller's too
     return results, [*inputs_after, *tensors.values()]
 
 
 class _Interpreter(torch.fx.Interpreter):
-    """Runs a program and gives values their recorded layouts, as a lowered program does.
+    """Runs a program and gives values the layouts that ``layouts`` has for their nodes.
 
     Without that, torch's functional form of an ``as_strided`` may be right only by chance: a kernel of eager may happen
     to keep the storage offset of its argument, or the memory around the elements.
     """
 
     def __init__(self, program: ExportedProgram, layouts: Mapping[Node, Layout]) -> None:
-        """``layouts``: node of ``program`` -> the layout that its value has to get."""
+        """An interpreter of ``program``. Values whose nodes are not in ``layouts`` keep the layout that they have."""
         super().__init__(program.graph_module)
-        self._layouts_to_restore = layouts
+        self._layouts = layouts
 
     def run_node(self, n: Node) -> Any:
-        """The result of one node, in its recorded layout if something reads that."""
+        """The value of one node, in the layout for it if there is one."""
         value = super().run_node(n)
-        return arrange(value, self._layouts_to_restore[n]) if n in self._layouts_to_restore else value
+        layout = self._layouts.get(n)
+        return value if layout is None else arrange(value, layout)
 
 
-def _layouts_to_restore(program: ExportedProgram) -> dict[Node, Layout]:
-    """Node -> recorded layout, for values of a retraced program whose strides or memory something reads."""
+def _layouts_that_matter(program: ExportedProgram) -> dict[Node, Layout]:
+    """Node -> recorded layout, for values whose strides or memory something in ``program`` reads."""
     written = written_targets(program)
-    return result_layouts(program.graph_module, [n for n, s in placeholders(program) if s.target in written])
+    buffers = [n for n, s in placeholders(program) if s.target in written]
+    return result_layouts(program.graph_module, state=buffers)
 
 
 def _memory(value: Any) -> Any:
@@ -230,10 +241,12 @@ def _private_tensors(program: ExportedProgram) -> dict[Any, Any]:
         if any(written_names(n) for subgraph in subgraphs_of(node) for n in all_nodes(subgraph)):
             writers += node.all_input_nodes
     may_be_written = {n for family in families(program.graph.nodes, writers) for n in family}
-    specs = [(n, s) for n, s in placeholders(program) if s.kind in CONSTANT_KINDS]
-    written = [(s.target, constant_tensor(program, s)) for n, s in specs if n in may_be_written]
-    copies = zip([target for target, _ in written], _copy([t for _, t in written]), strict=True)
-    return {**{s.target: constant_tensor(program, s) for _, s in specs}, **dict(copies)}
+    constants = [(n, s) for n, s in placeholders(program) if s.kind in CONSTANT_KINDS]
+    tensors: dict[Any, Any] = {spec.target: constant_tensor(program, spec) for _, spec in constants}
+    # copied in one go, so that those that share memory do so as copies
+    written = [spec.target for node, spec in constants if node in may_be_written]
+    tensors |= zip(written, _copy([tensors[name] for name in written]), strict=True)
+    return tensors
 
 
 def _copy(values: Sequence[Any]) -> list[Any]:

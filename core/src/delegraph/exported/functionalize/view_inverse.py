@@ -88,9 +88,10 @@ def _positions(views: Sequence[Node], val: torch.Tensor) -> torch.Tensor | None:
     ``val``: the recorded value of the tensor that the chain of views begins with. None if a size is symbolic, or if a
     view does more than move elements.
     """
-    shown = [val, *(v for view in views if isinstance(v := view.meta["val"], torch.Tensor))]
-    static = all(isinstance(d, int) for v in shown for d in v.shape)
-    if not static or len({(v.dtype, v.is_conj(), v.is_neg()) for v in shown}) > 1:
+    tensors = [val, *(v for view in views if isinstance(v := view.meta["val"], torch.Tensor))]
+    if not all(isinstance(size, int) for v in tensors for size in v.shape):
+        return None
+    if len({(v.dtype, v.is_conj(), v.is_neg()) for v in tensors}) > 1:
         return None  # views that change the bits of an element do not just move it
     windows = [view.meta["val"] for view in views if view.target is aten.as_strided.default]
     if windows and (not is_packed(val) or val.storage_offset() or any(_goes_beyond(v, val.numel()) for v in windows)):

@@ -323,10 +323,14 @@ class _Rewrite:
 
         Computed once for arguments of the same types, and then remembered in ``dtypes``.
         """
-        # promotion also depends on which operands are scalars
-        vals = [(n.meta["val"].dtype, n.meta["val"].dim() == 0) for n in node.all_input_nodes if _is_tensor(n)]
-        other_arguments = [a for a in (*node.args, *node.kwargs.values()) if not isinstance(a, Node)]
-        key = (functional, *vals, *(repr(a) if isinstance(a, torch.dtype) else type(a) for a in other_arguments))
+        # promotion depends on the dtypes of tensors, on which of them are scalars, and on the types of numbers
+        tensors = [n.meta["val"] for n in node.all_input_nodes if _is_tensor(n)]
+        others = [a for a in (*node.args, *node.kwargs.values()) if not isinstance(a, Node)]
+        key = (
+            functional,
+            *((val.dtype, val.dim() == 0) for val in tensors),
+            *(repr(a) if isinstance(a, torch.dtype) else type(a) for a in others),
+        )
         if key not in self.dtypes:
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
             with node.meta["val"].fake_mode:

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from delegraph.errors import Unsupported
-from delegraph_tosa.lowering import lower_program
+from delegraph_tosa.lowering import Tosa, lower_program
 
 from ...support.rule_cases import SPEC, Family, Function, half, randn, truth, whole
 
@@ -70,7 +70,7 @@ for name, settings in {
 def test_what_depends_on_memory_is_refused(function, text):
     program = torch.export.export(Function(function), (randn(2, 3),))
     with pytest.raises(Unsupported, match=text.replace("[", r"\[")):
-        lower_program(program, SPEC)
+        lower_program(program, Tosa(SPEC))
 
 
 test_equals_eager = FAMILY.equals_eager()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from delegraph_tosa.evaluate import evaluate
-from delegraph_tosa.lowering import lower_program
+from delegraph_tosa.lowering import Tosa, lower_program
 
 from ...support.rule_cases import EDGES, SPEC, Family, Function, half, inf, nan, randn, truth, whole
 
@@ -31,7 +31,7 @@ for name in ("fmax", "fmin"):
 def test_zeros_have_signs(function):
     """Rows compare zeros as equal."""
     x = torch.tensor([-0.0, 0.0])
-    (found,) = evaluate(lower_program(torch.export.export(Function(function), (x,)), SPEC), [x.numpy()])
+    (found,) = evaluate(lower_program(torch.export.export(Function(function), (x,)), Tosa(SPEC)), [x.numpy()])
     assert (1 / torch.from_numpy(found)).tolist() == (1 / function(x)).tolist()
 
 

@@ -29,10 +29,13 @@ def limited(t: Tosa, x: Value, low: float | None, high: float | None) -> Value:
         low = high
     if x.dtype in FLOATS:
         return t.clamp(x, -inf if low is None else low, inf if high is None else high)
-    whole = all(limit is None or isinstance(limit, int) for limit in (low, high))
-    t.require(whole, f"limits {low} and {high} of {x.dtype} are not lowered, only whole numbers")
-    x = x if low is None else t.maximum(x, low)
-    return x if high is None else t.minimum(x, high)
+    are_whole = all(limit is None or isinstance(limit, int) for limit in (low, high))
+    t.require(are_whole, f"limits {low} and {high} of {x.dtype} are not lowered, only whole numbers")
+    if low is not None:
+        x = t.maximum(x, low)
+    if high is not None:
+        x = t.minimum(x, high)
+    return x
 
 
 @lowers(aten.relu.default)

@@ -37,11 +37,13 @@ def scaled_dot_product_attention(
     As in torch, the result is 0 for a query whose mask hides every key.
     """
     t.require(dropout_p == 0, f"attention with dropout of {dropout_p} draws random numbers, which TOSA cannot")
-    key, value = (repeated(t, v, query) if enable_gqa else v for v in (key, value))
-    # a width known at run time only gives a formula, which ``math.sqrt`` does not take
-    width = query.shape[-1]
-    factor = scale if scale is not None else 1 / (width**0.5 if is_dynamic(width) else math.sqrt(width))
-    scores = batched_product(t, t.mul(query, factor), transposed(t, key))
+    if enable_gqa:
+        key, value = repeated(t, key, query), repeated(t, value, query)
+    if scale is None:
+        width = query.shape[-1]
+        # a width known at run time only gives a formula, which ``math.sqrt`` does not take
+        scale = 1 / (width**0.5 if is_dynamic(width) else math.sqrt(width))
+    scores = batched_product(t, t.mul(query, scale), transposed(t, key))
     scores = converted(t, scores, DType.FP32)
     if is_causal:
         scores = t.add(scores, t.ranked(_causal_mask(t, *scores.shape[-2:]), scores.rank))

@@ -106,9 +106,9 @@ def chosen(t: Tosa, condition: Value, on_true: Operand, on_false: Operand) -> Va
     quantized when it is added to quantized values.
     """
     parts = [v if isinstance(v, Value) else t.constant(v, DType.FP32, ()) for v in (on_true, on_false)]
+    are_constant = all(v.constant is not None and v.dtype is DType.FP32 for v in parts)
     # with a constant condition, SELECT folds to a constant by itself
-    constant = condition.constant is None and all(v.constant is not None and v.dtype is DType.FP32 for v in parts)
-    if not constant or "FP" in t.spec.profiles:
+    if "FP" in t.spec.profiles or not are_constant or condition.constant is not None:
         return t.select(condition, on_true, on_false)
 
     def join(t: Tosa, parts: list[Value]) -> Value:
@@ -116,7 +116,8 @@ def chosen(t: Tosa, condition: Value, on_true: Operand, on_false: Operand) -> Va
         return t.select(condition, *parts)
 
     # the trial builder discards what it emits: only the shape of its result is used
-    return Joined(parts, join, join(trial(), [Value(v.type) for v in parts]).shape)
+    tried = join(trial(), [Value(v.type) for v in parts])
+    return Joined(parts, join, tried.shape)
 
 
 @lowers(aten.masked_fill.Scalar)

@@ -8,6 +8,7 @@ rule makes an ordinary convolution: its kernel is reversed, and zeros are put be
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -61,10 +62,11 @@ def _by_transpose_conv(t: Tosa, x: Value, weight: Value, bias: Value, axes: list
     """x [N,H,W,C], weight [C,O/groups,KH,KW] -> [N,H',W',O] by TRANSPOSE_CONV2D, one for each group"""
     stride = tuple([a.stride for a in axes])
     # out_pad must be greater than -kernel: where more has to be cut off, SLICE cuts the rest off the result
-    out_pad = tuple([max(n, 1 - a.kernel) for a in axes for n in (a.before, a.after)])
+    pads = [(max(a.before, 1 - a.kernel), max(a.after, 1 - a.kernel)) for a in axes]
+    rest = [(a.before - before, a.after - after) for a, (before, after) in zip(axes, pads, strict=True)]
+    out_pad = tuple(chain.from_iterable(pads))
     parts = in_groups(t, (x, -1), (weight, 0), bias, groups)
     outputs = [t.transpose_conv2d(p, t.transpose(w, (1, 2, 3, 0)), b, out_pad, stride) for p, w, b in parts]
-    rest = [(a.before - out_pad[2 * k], a.after - out_pad[2 * k + 1]) for k, a in enumerate(axes)]
     return framed(t, joined(t, outputs, 3), [(0, 0), *rest, (0, 0)])
 
 

@@ -200,19 +200,23 @@ def counted(t: Tosa, start: float, end: float, step: float, dtype: torch.dtype |
 
 
 def _arange_at_run_time(t: Tosa, start: float, end: float, step: float, dtype: torch.dtype | None) -> Value:
-    """As ``counted`` for bounds known at run time only: (0, 1, ..) * step + start.
+    """As ``counted``, where ``start`` or ``end`` is known at run time only: (0, 1, ..) * step + start.
 
-    Raises Unsupported unless the bounds are sizes or ints and the step is an int.
+    Raises Unsupported unless ``start`` and ``end`` are sizes or ints and ``step`` is an int.
     """
-    whole = all(is_dynamic(number) or type(number) is int for number in (start, end, step))
+    are_whole = all(is_dynamic(number) or type(number) is int for number in (start, end, step))
     why = "the steps of an arange that ends at run time have to be whole numbers"
-    t.require(whole and not is_dynamic(step), by_size(why, "torch.arange(count) * step"))
-    # ceil((end - start) / step) numbers
-    row = t.numbers(cast(int, -((start - end) // step)), dtype_of(torch.int64 if dtype is None else dtype))
-    row = row if step == 1 else t.mul(row, step)
-    # the ranges of row and start add up to more than this: int64 is computed as int32 only if its range fits
+    t.require(are_whole and not is_dynamic(step), by_size(why, "torch.arange(count) * step"))
+    count = -((start - end) // step)  # ceil((end - start) / step)
+    row = t.numbers(cast(int, count), dtype_of(torch.int64 if dtype is None else dtype))
+    if step != 1:
+        row = t.mul(row, step)
+    if start == 0:
+        return row
+    # The result lies between start and end. Range analysis would add the ranges of row and start, which is more, and
+    # int64 is computed as int32 only if its range fits.
     with t.proven(_between(size_range(cast(int, start)), size_range(cast(int, end)), step)):
-        return row if start == 0 else t.add(row, start)
+        return t.add(row, start)
 
 
 def _between(start: Range, end: Range, step: float) -> Range:

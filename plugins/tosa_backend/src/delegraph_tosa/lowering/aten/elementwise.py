@@ -144,7 +144,7 @@ def difference(t: Tosa, left: Operand, right: Operand, alpha: float) -> Value:
 
 def _both_bool(left: Operand, right: Operand) -> bool:
     """Whether both operands are bools: tensors or Python numbers."""
-    return all(v.dtype is DType.BOOL if isinstance(v, Value) else v is True or v is False for v in (left, right))
+    return all(v.dtype is DType.BOOL if isinstance(v, Value) else isinstance(v, bool) for v in (left, right))
 
 
 @lowers(aten.add.Tensor, aten.add.Scalar)

@@ -76,15 +76,19 @@ def _transform_of_complex(t: Tosa, parts: Value, axis: int, forward: bool, scale
 def _inverse_to_real(t: Tosa, parts: Value, axis: int, size: int, scale: float) -> Value:
     """(real, imaginary) [*A,size/2+1,*B,2] of the transform of real numbers -> these numbers [*A,size,*B]"""
     rank, count = parts.rank - 1, parts.shape[axis]
-    order = _axis_last(rank, axis)
     cosine, sine = _waves(size, count)
     # the missing second half of the transform is the conjugate of the first half, so each term counts twice, except
     # the first one and the one in the middle
-    multiplicity = np.where((np.arange(count) == 0) | (2 * np.arange(count) == size), 1, 2)
+    term = np.arange(count)
+    multiplicity = np.where((term == 0) | (2 * term == size), 1, 2)
+    # [2 * count, size], for rows of real and imaginary parts in turn
     matrix = np.stack(((cosine * multiplicity).T, (-sine * multiplicity).T), 1).reshape(2 * count, size)
+    # [*A,count,*B,2] -> [*A,*B,count,2] -> [*A,*B,2 * count] -> [*A,*B,size] -> [*A,size,*B]
+    order = _axis_last(rank, axis)
     moved = t.transpose(parts, [*order, rank])
-    rows = _times_matrix(t, t.reshape(moved, (*moved.shape[:-2], 2 * count)), matrix, scale)
-    return t.transpose(rows, [order.index(a) for a in range(rank)])
+    rows = t.reshape(moved, (*moved.shape[:-2], 2 * count))
+    numbers = _times_matrix(t, rows, matrix, scale)
+    return t.transpose(numbers, [order.index(a) for a in range(rank)])
 
 
 def _normalization_factor(sizes: Sequence[int], normalization: int) -> float:
@@ -119,7 +123,8 @@ def _fft_c2c(t: Tosa, self: Value, dim: Sequence[int], normalization: int, forwa
     axes, parts = [axis_of(d, self.rank) for d in dim], self.parts
     scale = _normalization_factor([self.shape[a] for a in axes], normalization)
     for axis in axes:
-        parts, scale = _transform_of_complex(t, parts, axis, forward, scale), 1
+        parts = _transform_of_complex(t, parts, axis, forward, scale)
+        scale = 1  # the first transform has scaled the numbers
     return Complex(parts)
 
 

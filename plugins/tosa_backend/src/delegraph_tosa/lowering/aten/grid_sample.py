@@ -34,11 +34,7 @@ class Grid:
     """
 
     def __init__(self, t: Tosa, sizes: Sequence[int], padding: int, corners: bool) -> None:
-        """``sizes`` are those of the input's axes in torch's order.
-
-        They are reversed here, because a grid has coordinates of the last axis first. ``padding`` is ZEROS, BORDER or
-        REFLECTION; ``corners`` is torch's align_corners.
-        """
+        """``sizes``: of the input's axes in torch's order, reversed here. ``padding``: ZEROS, BORDER or REFLECTION."""
         self.t, self.sizes, self.padding, self.corners = t, sizes[::-1], padding, corners
 
     def place(self, coordinate: Value, size: int) -> Value:
@@ -54,9 +50,10 @@ class Grid:
         """``place`` moved into the tensor, as border or reflection padding says; for zero padding, as it is."""
         if self.padding == ZEROS:
             return place
-        # mirrored at the centres of the outermost elements, or at their outer edges
         if self.padding == REFLECTION:
-            place = self._reflected(place, *((0, size - 1) if self.corners else (-0.5, size - 0.5)))
+            # mirrored at the centres of the outermost elements, or at their outer edges
+            low, high = (0, size - 1) if self.corners else (-0.5, size - 0.5)
+            place = self._reflected(place, low, high)
         return self.t.clamp(place, 0, size - 1)
 
     def _reflected(self, place: Value, low: float, high: float) -> Value:
@@ -76,17 +73,17 @@ class Grid:
 
 def sampled(t: Tosa, input: Value, grid: Value, mode: int, padding: int, corners: bool) -> Value:
     """input [N,C,*S], grid [N,*S',axes] -> [N,C,*S']; computed in fp32"""
-    axes = grid.shape[-1]
-    g = Grid(t, input.shape[2:], padding, corners)
-    grid32 = converted(t, grid, DType.FP32)
-    n, count = grid.shape[0], math.prod(grid.shape[1:-1])
-    coordinates = [_column(t, t.reshape(grid32, (n, count, axes)), axis) for axis in range(axes)]
-    places = [g.place(coordinate, size) for coordinate, size in zip(coordinates, g.sizes, strict=True)]
-    # GATHER takes rows [N,K,C]: all elements of an image, channels last
+    (_, channels, *sizes), (n, *out_sizes, axes) = input.shape, grid.shape
+    g = Grid(t, sizes, padding, corners)
+    # grid [N,*S',axes] -> a place [N,P] along each axis, where P is the number of outputs
+    rows = t.reshape(converted(t, grid, DType.FP32), (n, math.prod(out_sizes), axes))
+    places = [g.place(_column(t, rows, axis), size) for axis, size in enumerate(g.sizes)]
+    # input [N,C,*S] -> [N,K,C], as GATHER takes it: all K elements of an image, channels last
     values = t.transpose(converted(t, input, DType.FP32), channels_last(input.rank))
-    values = t.reshape(values, (n, math.prod(input.shape[2:]), input.shape[1]))
+    values = t.reshape(values, (n, math.prod(sizes), channels))
+    # y [N,P,C] -> [N,C,*S']
     y = _cubic(g, values, places) if mode == BICUBIC else _nearest_or_linear(g, values, places, mode)
-    y = t.reshape(y, (n, *grid.shape[1:-1], input.shape[1]))
+    y = t.reshape(y, (n, *out_sizes, channels))
     return converted(t, t.transpose(y, channels_first(y.rank)), input.dtype)
 
 

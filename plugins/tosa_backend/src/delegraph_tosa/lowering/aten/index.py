@@ -118,16 +118,18 @@ def rows_of(t: Tosa, x: Value, indices: Sequence[Value | None]) -> Rows:
     axes of the indices first in the result.
     """
     axes = [a for a, index in enumerate(indices) if index is not None]
-    lead = list(range(axes[0])) if axes == list(range(axes[0], axes[-1] + 1)) else []
+    are_adjacent = axes == list(range(axes[0], axes[-1] + 1))
+    lead = list(range(axes[0])) if are_adjacent else []
     order = [*lead, *axes, *(a for a in range(x.rank) if a not in {*lead, *axes})]
     x = t.transpose(x, order)
-    batch, after = x.shape[: len(lead)], x.shape[len(lead) + len(axes) :]
-    sizes = x.shape[len(lead) : len(lead) + len(axes)]
+    first, end = len(lead), len(lead) + len(axes)  # of the indexed axes
+    batch, sizes, after = x.shape[:first], x.shape[first:end], x.shape[end:]
     # the indexed axes become one, of which ``place`` selects rows; every batch n uses the same places
     place = _joint_index(t, [index for index in indices if index is not None], sizes)
     n, count = math.prod(batch), math.prod(place.shape)
     places = t.tile(t.reshape(place, (1, count)), (n, 1))
-    return Rows(t.reshape(x, (n, math.prod(sizes), math.prod(after))), places, order, (*batch, *place.shape, *after))
+    rows = t.reshape(x, (n, math.prod(sizes), math.prod(after)))
+    return Rows(rows, places, order, (*batch, *place.shape, *after))
 
 
 def _joint_index(t: Tosa, indices: Sequence[Value], sizes: Shape) -> Value:
@@ -192,13 +194,13 @@ def take(t: Tosa, self: Value, index: Value) -> Value:
 def take_along_dim(t: Tosa, self: Value, indices: Value, dim: int | None) -> Value:
     """self [*A,K,*B], indices [*A,W,*B], which broadcast -> [*A,W,*B]; without a ``dim`` both are flattened"""
     if dim is None:
-        x, place, axis = t.reshape(self, (math.prod(self.shape),)), t.reshape(indices, (math.prod(indices.shape),)), 0
+        axis = 0
+        x, place = (t.reshape(v, (math.prod(v.shape),)) for v in (self, indices))
     else:
         axis = axis_of(dim, self.rank)
-        # all axes but ``axis`` broadcast
+        # all axes but ``axis`` broadcast: [2,1,5] and [1,3,4] along 2 become [2,3,5] and [2,3,4]
         others = np.broadcast_shapes(*[(*v.shape[:axis], 1, *v.shape[axis + 1 :]) for v in (self, indices)])
-        sized = [(*others[:axis], v.shape[axis], *others[axis + 1 :]) for v in (self, indices)]
-        x, place = expanded(t, self, sized[0]), expanded(t, indices, sized[1])
+        x, place = (expanded(t, v, (*others[:axis], v.shape[axis], *others[axis + 1 :])) for v in (self, indices))
     place = from_start(t, place, x.shape[axis])
     return t.reshape(taken(t, *addressed(t, x, axis, place)), place.shape)
 

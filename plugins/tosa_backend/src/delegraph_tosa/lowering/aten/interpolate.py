@@ -89,43 +89,48 @@ def _linear_kernel(x: Any) -> Any:
 
 
 def _filtered(width: float, weight: Callable[[Any], Any]) -> Kind:
-    """A kind of interpolation with antialias: each output is an average of all input elements under a filter.
+    """A kind of interpolation with antialias: each output is an average of all input elements under ``weight``.
 
-    ``weight`` is the filter as a function of the distance from the output's centre, 0 from ``width`` / 2 on. If there
-    are fewer outputs than inputs, the filter is widened by the step, the number of input elements per output.
+    ``weight`` is a filter as a function of the distance from the output's centre; it is 0 from ``width`` / 2 on.
     """
-
-    def taps(axis: Axis, corners: bool) -> list[Tap]:
-        """The taps for one ``axis``; ``width`` and ``weight`` are the arguments of ``_filtered``."""
-        step = axis.step(corners)
-        stretch = max(step, f32(1))
-        centres = step * (np.arange(axis.out, dtype=f32) + f32(0.5))
-        reach = f32(width / 2) * stretch
-        # output i reads the elements first[i] .. end[i] - 1
-        first = np.maximum((centres - reach + f32(0.5)).astype(np.int64), 0)
-        end = np.minimum((centres + reach + f32(0.5)).astype(np.int64), axis.size)
-        places = first[:, None] + np.arange(int((end - first).max()))
-        weights = weight((places + f32(0.5) - centres[:, None]) / stretch) * (places < end[:, None])
-        weights = (weights / weights.sum(1, keepdims=True)).astype(f32)
-        return [
-            Tap(_limited_to_axis(p, axis), w)
-            for p, w in zip(*_columns_of_taps(places, weights, end - first), strict=True)
-        ]
-
-    return taps
+    return lambda axis, corners: _taps_under(weight, f32(width / 2), axis, corners)
 
 
-def _columns_of_taps(places: Any, weights: Any, counts: Any) -> tuple[Any, Any]:
-    """Places and weights [outputs, taps], transposed, with harmless surplus taps.
+def _taps_under(weight: Callable[[Any], Any], radius: np.float32, axis: Axis, corners: bool) -> list[Tap]:
+    """The taps of the filter ``weight``, which is 0 from the distance ``radius`` on, along ``axis``.
 
-    Output i needs only its first ``counts[i]`` taps. A surplus tap with weight 0 would still read its element, and
-    0 * inf is NaN. So the surplus taps repeat the last needed element and share its weight: 1/2, 1/4, .., all exact.
+    If there are fewer outputs than inputs, the filter is widened by the step, the number of input elements per output.
     """
-    taps = np.arange(places.shape[1])
-    last = (counts - 1)[:, None]
+    step = axis.step(corners)
+    widening = max(step, f32(1))
+    reach = radius * widening
+    centres = step * (np.arange(axis.out, dtype=f32) + f32(0.5))
+    # output i reads the elements first[i] .. end[i] - 1; the centre of element j is at j + 0.5
+    first = np.maximum((centres - reach + f32(0.5)).astype(np.int64), 0)
+    end = np.minimum((centres + reach + f32(0.5)).astype(np.int64), axis.size)
+    # [outputs, taps]: the elements that an output reads, and some beyond its end where other outputs read more
+    positions = first[:, None] + np.arange(int((end - first).max()))
+    distances = (positions + f32(0.5) - centres[:, None]) / widening
+    weights = weight(distances) * (positions < end[:, None])
+    weights = (weights / weights.sum(1, keepdims=True)).astype(f32)
+    positions, weights = _without_reading_beyond(end - first, positions, weights)
+    columns = zip(positions.T, weights.T, strict=True)
+    return [Tap(_limited_to_axis(p, axis), w) for p, w in columns]
+
+
+def _without_reading_beyond(counts: Any, positions: Any, weights: Any) -> tuple[Any, Any]:
+    """Positions and weights [outputs, taps] with taps that do no harm after the first ``counts[i]`` of output i.
+
+    These surplus taps have weight 0, but would still read their elements, and 0 * inf is NaN. So they repeat the last
+    element that the output needs, and share its weight: 1/2, 1/4, .., all exact.
+    """
+    taps = np.arange(positions.shape[1])
+    last = (counts - 1)[:, None]  # [outputs, 1]: the last tap that an output needs
     surplus = len(taps) - 1 - last
-    shared = np.take_along_axis(weights, last, 1) * f32(2) ** -np.minimum(taps - last + 1, surplus)
-    return np.minimum(places, places[:, :1] + last).T, np.where(taps < last, weights, shared).astype(f32).T
+    weight_of_last = np.take_along_axis(weights, last, 1)
+    # 1/2 for the last needed tap, then 1/4, 1/8, ..; the final two are equal, so that the sum is 1
+    shares = weight_of_last * f32(2) ** -np.minimum(taps - last + 1, surplus)
+    return np.minimum(positions, positions[:, :1] + last), np.where(taps < last, weights, shares).astype(f32)
 
 
 linear_filter = _filtered(2, _linear_kernel)

@@ -9,7 +9,7 @@ import torch
 
 from ...ir.graph import Value
 from ...ir.types import FLOATS, DType
-from ..builder import Tosa
+from ..builder import Shape, Tosa
 from ..geometry.layout import channels_last
 from ..promotion import converted
 from ..ranges.indexes import labels
@@ -54,13 +54,13 @@ def _rows(t: Tosa, x: Value) -> Value:
     return t.reshape(t.transpose(x, channels_last(x.rank)), (math.prod(x.shape) // x.shape[1], x.shape[1]))
 
 
-def _reduced(t: Tosa, losses: Value, weights: Value | None, target: Value, reduction: int) -> Value:
-    """losses [M] -> losses in the shape of ``target`` (NONE), their sum [] (SUM), or sum / sum of weights [] (MEAN).
+def _reduced(t: Tosa, losses: Value, weights: Value | None, shape: Shape, reduction: int) -> Value:
+    """losses [M] -> losses in ``shape`` (NONE), their sum [] (SUM), or sum / sum of ``weights`` [] (MEAN).
 
-    ``weights`` [M] of None are all 1.
+    ``weights`` [M] are None if all of them are 1.
     """
     if reduction == NONE:
-        return t.reshape(losses, target.shape)
+        return t.reshape(losses, shape)
     total = t.reduce_sum(losses, 0)
     if reduction == MEAN:
         share = 1 / losses.shape[0] if weights is None else t.reciprocal(t.reduce_sum(weights, 0))
@@ -80,7 +80,7 @@ def nll_loss_nd(t: Tosa, self: Value, target: Value, weight: Value | None, reduc
     """self [N,C,*S] or [C], target [N,*S] or [], weight [C] -> [N,*S] without reduction, else []"""
     rows = _rows(t, self)
     labels = _labels(t, target, weight, rows.shape[1], ignore_index, self.dtype)
-    return _reduced(t, _likelihoods(t, rows, labels), labels.weights, target, reduction)
+    return _reduced(t, _likelihoods(t, rows, labels), labels.weights, target.shape, reduction)
 
 
 @lowers(aten.cross_entropy_loss.default, indexes=INDEXES)
@@ -100,7 +100,10 @@ def cross_entropy_loss(
     rows = _rows(t, log_softmax_of(t, self, 1 if self.rank > 1 else 0))
     weighted_rows = rows if weight is None else t.mul(rows, t.reshape(weight, (1, rows.shape[1])))
     if target.dtype in FLOATS:
-        return _loss_of_probabilities(t, weighted_rows, self, target, reduction, label_smoothing)
+        probabilities = _rows(t, converted(t, target, self.dtype))
+        losses = _losses_of_probabilities(t, weighted_rows, probabilities, label_smoothing)
+        shape = (*self.shape[:1], *self.shape[2:]) if self.rank > 1 else ()
+        return _reduced(t, losses, None, shape, reduction)
     labels = _labels(t, target, weight, rows.shape[1], ignore_index, self.dtype)
     losses = _likelihoods(t, rows, labels)
     if label_smoothing:
@@ -108,20 +111,17 @@ def cross_entropy_loss(
         sums = t.reshape(t.negate(t.reduce_sum(weighted_rows, 1)), losses.shape)
         evenly = t.mul(t.select(labels.counted, sums, 0), label_smoothing / rows.shape[1])
         losses = t.add(t.mul(losses, 1 - label_smoothing), evenly)
-    return _reduced(t, losses, labels.weights, target, reduction)
+    return _reduced(t, losses, labels.weights, target.shape, reduction)
 
 
-def _loss_of_probabilities(
-    t: Tosa, rows: Value, self: Value, target: Value, reduction: int, label_smoothing: float
-) -> Value:
-    """The cross entropy for a ``target`` [N,C,*S] or [C] of probabilities: -sum(rows * probabilities), reduced.
+def _losses_of_probabilities(t: Tosa, rows: Value, probabilities: Value, label_smoothing: float) -> Value:
+    """rows [M,C], log-probabilities times the weights of their classes; probabilities [M,C] -> losses [M].
 
-    ``rows`` [M,C] are log-probabilities times the weights of the classes.
+    The loss is -sum(row * smoothed probabilities).
     """
-    probabilities = _rows(t, converted(t, target, self.dtype))
+    count, classes = rows.shape
     if label_smoothing:
-        probabilities = t.add(t.mul(probabilities, 1 - label_smoothing), label_smoothing / rows.shape[1])
-    losses = t.reshape(t.negate(t.reduce_sum(t.mul(rows, probabilities), 1)), (rows.shape[0],))
-    if reduction == NONE:
-        return t.reshape(losses, (self.shape[:1] + self.shape[2:]) if self.rank > 1 else ())
-    return _reduced(t, losses, None, target, reduction)
+        # smoothing spreads this share of the probability evenly over all classes
+        probabilities = t.add(t.mul(probabilities, 1 - label_smoothing), label_smoothing / classes)
+    products = t.mul(rows, probabilities)
+    return t.reshape(t.negate(t.reduce_sum(products, 1)), (count,))

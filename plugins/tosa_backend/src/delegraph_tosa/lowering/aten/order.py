@@ -183,8 +183,8 @@ def _one_by_one(t: Tosa, x: Value, descending: bool, count: int) -> Value:
     for _ in range(count):
         remaining = t.select(t.logical_or(done, nan), t.like(least if descending else most, wide), wide)
         is_extreme = t.equal(wide, (t.reduce_max if descending else t.reduce_min)(remaining, 1))
-        # the element with the smallest key comes next. Keys: position - size for ``first`` elements, position for
-        # ``second`` elements, size for all others
+        # The element with the smallest key comes next: those in ``first``, else those in ``second``, by position.
+        # Keys: position - size in ``first``, position in ``second``, size for all others
         first, second = (nan, is_extreme) if descending else (is_extreme, nan)
         key = t.select(first, t.sub(position, size), t.select(second, position, size))
         index = from_start(t, t.reduce_min(t.select(done, size, key), 1), size)
@@ -218,15 +218,18 @@ def ordered(t: Tosa, x: Value, dim: int, descending: bool, first: int, count: in
     """
     if x.rank == 0:
         return x, t.constant(0, DType.INT64, ())
-    axis, size = axis_of(dim, x.rank), x.shape[axis_of(dim, x.rank)]
+    axis = axis_of(dim, x.rank)
+    size = x.shape[axis]
     axis_last = [*(a for a in range(x.rank) if a != axis), axis]
+    # x [*A,N,*B] -> [*A,*B,N] -> rows [R,N]
     moved = t.transpose(x, axis_last)
     rows = t.reshape(moved, (math.prod(x.shape) // size, size))
     index = t.slice(places(t, rows, descending, first + count), (0, first), (rows.shape[0], count))
     values = taken(t, t.reshape(rows, (*rows.shape, 1)), index)
-    inverse = sorted(range(x.rank), key=axis_last.__getitem__)
+    # [R,count] -> [*A,*B,count] -> [*A,count,*B]
     shape = (*moved.shape[:-1], count)
-    return t.transpose(t.reshape(values, shape), inverse), t.transpose(t.reshape(index, shape), inverse)
+    back = sorted(range(x.rank), key=axis_last.__getitem__)
+    return t.transpose(t.reshape(values, shape), back), t.transpose(t.reshape(index, shape), back)
 
 
 @lowers(aten.sort.default)

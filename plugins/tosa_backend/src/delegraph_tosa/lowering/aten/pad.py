@@ -72,9 +72,9 @@ def bordered(t: Tosa, x: Value, pad: Sequence[int], mode: str) -> Value:
         x = framed(t, x, [(min(before, 0), min(after, 0)) for before, after in frame])
         frame = [(max(before, 0), max(after, 0)) for before, after in frame]
     for axis, (before, after) in enumerate(frame):
-        first, last = BORDERS[mode](t, x, axis, max(before, 0), max(after, 0)) if before > 0 or after > 0 else (x, x)
-        parts = [*[first] * (before > 0), x, *[last] * (after > 0)]
-        x = joined(t, parts, axis)
+        if before > 0 or after > 0:
+            first, last = BORDERS[mode](t, x, axis, max(before, 0), max(after, 0))
+            x = joined(t, [*([first] if before > 0 else []), x, *([last] if after > 0 else [])], axis)
     return framed(t, x, [(min(before, 0), min(after, 0)) for before, after in frame])
 
 

@@ -217,10 +217,11 @@ def adaptive_averaged(t: Tosa, x: Value, output_size: Sequence[int]) -> Value:
     """
     sizes = list(zip(x.shape[-len(output_size) :], output_size, strict=True))
     if all(out == 1 or (not is_dynamic(n) and not is_dynamic(out) and n % out == 0) for n, out in sizes):
+        # axis of n -> windows of n // out, one after the other
         return avg_pooled(t, x, [Window(n // out, n // out, 0, 0) for n, out in sizes], False, None)
-    first = x.rank - len(output_size)
-    for axis, out in enumerate(output_size, start=first):
-        x = x if x.shape[axis] == out else by_parts(t, x, axis, out, _mean)
+    for axis, out in enumerate(output_size, start=x.rank - len(output_size)):
+        if x.shape[axis] != out:
+            x = by_parts(t, x, axis, out, _mean)
     return x
 
 

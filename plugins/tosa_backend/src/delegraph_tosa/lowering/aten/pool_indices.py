@@ -46,8 +46,10 @@ def _table(sizes: Sequence[int], taps: list[list[list[int]]]) -> Any:
     ``taps`` has the windows' positions for each axis. A window with fewer elements repeats its last position.
     """
     strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
-    # one row for each window, a choice of positions for each axis: the flat positions of all their combinations
-    rows = [[sum(map(int.__mul__, place, strides)) for place in product(*window)] for window in product(*taps)]
+    rows = []
+    for window in product(*taps):  # its positions along each axis, such as ([0, 1], [2, 3])
+        places = product(*window)  # of its elements: (0, 2), (0, 3), (1, 2), (1, 3)
+        rows.append([sum(map(int.__mul__, place, strides)) for place in places])
     longest = max(map(len, rows))
     return np.array([row + row[-1:] * (longest - len(row)) for row in rows])
 
@@ -125,9 +127,14 @@ def _adaptive(t: Tosa, x: Value, output_size: Sequence[int]) -> tuple[Value, Val
     Positions are None if S is known at run time only and the target lacks an operator for them.
     """
     first = x.rank - len(output_size)
-    if not any(map(is_dynamic, x.shape[first:])):
-        bounds = [adaptive_bounds(n, out) for n, out in zip(x.shape[first:], output_size, strict=True)]
-        return _largest_of_windows(t, x, [[list(range(*ends)) for ends in axis] for axis in bounds])
+    sizes = x.shape[first:]
+    if not any(map(is_dynamic, sizes)):
+        # for each axis, the positions in each window: size 5 -> 2 outputs [[0, 1, 2], [2, 3, 4]]
+        windows = [
+            [list(range(start, end)) for start, end in adaptive_bounds(size, out)]
+            for size, out in zip(sizes, output_size, strict=True)
+        ]
+        return _largest_of_windows(t, x, windows)
     try:
         return _adaptive_at_run_time(t, x, output_size)
     except Unsupported:
@@ -159,15 +166,14 @@ def _largest_of_parts(t: Tosa, x: Value, axis: int, count: int) -> tuple[Value, 
     Both are [*A,count,*B].
     """
     before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
-    image, shape = t.reshape(x, (before, x.shape[axis], after)), (*x.shape[:axis], count, *x.shape[axis + 1 :])
-    bounds = adaptive_bounds(x.shape[axis], count)
-    parts = [cut(t, image, 1, start, stop - start) for start, stop in bounds]
-    index = [
-        t.add(t.reshape(t.argmax(part, 1), (before, 1, after)), start)
-        for part, (start, _) in zip(parts, bounds, strict=True)
-    ]
-    values = [t.reduce_max(part, 1) for part in parts]
-    return t.reshape(joined(t, values, 1), shape), t.reshape(joined(t, index, 1), shape)
+    image = t.reshape(x, (before, x.shape[axis], after))
+    values, indices = [], []  # of each window, [before,1,after]
+    for start, stop in adaptive_bounds(x.shape[axis], count):
+        part = cut(t, image, 1, start, stop - start)
+        indices.append(t.add(t.reshape(t.argmax(part, 1), (before, 1, after)), start))
+        values.append(t.reduce_max(part, 1))
+    shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
+    return t.reshape(joined(t, values, 1), shape), t.reshape(joined(t, indices, 1), shape)
 
 
 @lowers(aten.adaptive_max_pool1d.default)

@@ -303,9 +303,11 @@ def _put_masked(t: Tosa, x: Value, indices: Sequence[Value | None], values: Valu
     (mask,) = [index for index in indices if index is not None]
     before = indices.index(mask)
     after = x.rank - before - mask.rank
-    one_slice = before == 0 and (values.rank <= after or values.shape[: values.rank - after] == (1,))
-    t.require(one_slice or math.prod(values.shape) == 1, "what a mask takes of several values depends on the data")
+    is_one_slice = before == 0 and (values.rank <= after or values.shape[: values.rank - after] == (1,))
+    is_one_number = math.prod(values.shape) == 1
+    t.require(is_one_slice or is_one_number, "what a mask takes of several values depends on the data")
     element = t.reshape(values, values.shape[max(values.rank - after, 0) :] if before == 0 else ())
     element = converted(t, t.ranked(element, x.rank), x.dtype)
-    element = t.add(x, element) if accumulate else element
+    if accumulate:
+        element = t.add(x, element)
     return t.select(t.reshape(mask, (*(1,) * before, *mask.shape, *(1,) * after)), element, x)

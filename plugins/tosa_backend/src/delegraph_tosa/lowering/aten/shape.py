@@ -162,10 +162,11 @@ def movedim_list(t: Tosa, self: Value, source: Sequence[int], destination: Seque
 
 def _moved(t: Tosa, x: Value, source: Sequence[int], destination: Sequence[int]) -> Value:
     """x with the axes ``source`` moved to the positions ``destination``; the others keep their order."""
-    source_of = {axis_of(d, x.rank): axis_of(s, x.rank) for s, d in zip(source, destination, strict=True)}
+    # position in the result -> axis of x
+    axis_at = {axis_of(d, x.rank): axis_of(s, x.rank) for s, d in zip(source, destination, strict=True)}
     # all other axes, in order, for the positions that are left
-    rest = iter([axis for axis in range(x.rank) if axis not in source_of.values()])
-    return t.transpose(x, [source_of[axis] if axis in source_of else next(rest) for axis in range(x.rank)])
+    rest = iter([axis for axis in range(x.rank) if axis not in axis_at.values()])
+    return t.transpose(x, [axis_at[k] if k in axis_at else next(rest) for k in range(x.rank)])
 
 
 # ---- joining
@@ -230,7 +231,8 @@ def bounds(start: int | None, end: int | None, size: int) -> tuple[int, int]:
     None is the start or the end of the axis. If only run time tells whether a bound lies beyond the axis, it is taken
     as it is, as torch did when it recorded the sizes.
     """
-    first, last = (_bound_inside(p, size) for p in (start or 0, size if end is None else end))
+    first = 0 if start is None else _bound_inside(start, size)
+    last = size if end is None else _bound_inside(end, size)
     return first, max(first, last)
 
 

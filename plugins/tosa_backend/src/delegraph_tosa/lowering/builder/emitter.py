@@ -141,16 +141,18 @@ class Emitter:
         # not by __init__, which would check all attributes again
         new = cls.__new__(cls)
         new.__dict__.update(old.__dict__, inputs=inputs, source=self.source)
-        was_emitted = old.outputs[0].constant is None
-        if was_emitted:
+        was_folded = old.outputs[0].constant is not None
+        if not was_folded:
             new.outputs = tuple([Value(v.type, producer=new) for v in old.outputs])
             self.operators.append(new)
             return new.outputs
         key = (cls, *inputs, attributes)
-        if key not in self._constants:
+        first = self._constants.get(key)
+        if first is None:
             new.outputs = tuple([Value(v.type, Folded(new, i)) for i, v in enumerate(old.outputs)])
-            self._constants[key] = new.outputs[0]
-        return self._constants[key].constant.operator.outputs  # type: ignore[union-attr]
+            first = self._constants[key] = new.outputs[0]
+        # the first result knows the operator that computes it, and so all other results
+        return first.constant.operator.outputs  # type: ignore[union-attr]
 
     @contextmanager
     def proven(self, range: Range) -> Iterator[None]:
@@ -253,9 +255,11 @@ def _filled(number: float, dtype: DType, shape: Shape) -> Any:
 
     Raises Unsupported for an integer that does not fit.
     """
+    # for bf16, ARRAY_DTYPES has the type of its bits, which ``stored_numbers`` makes of numbers
+    array_dtype = None if dtype is DType.BF16 else ARRAY_DTYPES[dtype]
     try:
         with np.errstate(over="ignore"):
-            return stored_numbers(np.full(shape, number, None if dtype is DType.BF16 else ARRAY_DTYPES[dtype]), dtype)
+            return stored_numbers(np.full(shape, number, array_dtype), dtype)
     except (OverflowError, ValueError) as error:
         raise refused(_too_large(number, dtype)) from error
 

@@ -24,11 +24,12 @@ class Regions(Emitter):
     def inside(self, operators: list[Operator]) -> Iterator[None]:
         """A block whose operators are appended to ``operators``, the list of a graph of control flow.
 
-        Raises Unsupported if control flow is nested deeper than MAX_NESTING of the target's level.
+        Raises Unsupported if graphs are then nested deeper than MAX_NESTING of the target's level.
         """
-        why = f"control flow is nested {self._depth + 1} deep, and MAX_NESTING of the target is {self.spec.max_nesting}"
-        # ``validate`` counts the program's own graph as level 1, so a graph at depth 1 is at level 2
-        self.require(self._depth + 1 < self.spec.max_nesting, why)
+        # as ``validate`` counts: the program's own graph is 1 deep, and a graph of control flow in it is 2 deep
+        deep, limit = self._depth + 2, self.spec.max_nesting
+        why = f"graphs are nested {deep} deep, the program's own among them, and MAX_NESTING of the target is {limit}"
+        self.require(deep <= limit, why)
         self._depth += 1
         try:
             with self.appending_to(operators):

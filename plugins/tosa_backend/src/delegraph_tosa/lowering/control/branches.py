@@ -7,7 +7,7 @@ core lowers the subgraph as a program of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -75,24 +75,28 @@ def _range_if_integer(value: Value) -> Range | None:
 def cond(outer: Interpreter, call: Node) -> tuple[Value, ...]:
     """COND_IF, which needs the extension `controlflow`; its predicate is one bool"""
     t = outer.t
-    predicate, true, false, operands = call.args
+    predicate, if_true, if_false, operands = call.args
     condition, operand_of = _predicate(outer, predicate), operands_of(outer, operands)
     expect_taken(t, tosa.COND_IF, condition)
-    branches = [Subgraph(outer, owner, operand_of) for owner in (true, false)]  # type: ignore[arg-type]
-    for k, pair in enumerate(zip(*(branch.results for branch in branches), strict=True)):
-        if not is_alike(*pair):
+    then = Subgraph(outer, if_true, operand_of)  # type: ignore[arg-type]
+    other = Subgraph(outer, if_false, operand_of)  # type: ignore[arg-type]
+    for k, (a, b) in enumerate(zip(then.results, other.results, strict=True)):
+        if not is_alike(a, b):
             # the branches return result k in different quantizations, or only one of them quantized: use floats
-            for branch in branches:
-                branch.compute(k)
+            then.compute(k)
+            other.compute(k)
     # both graphs take the same inputs: a key names an operand by position, or a size
-    keys = keys_of(branches)
-    then, other = (branch.graph(keys) for branch in branches)
-    inputs = [condition, *(crossing(t, operand_of(key)) for key in keys)]
-    outputs = t.control(tosa.COND_IF, inputs, then_graph=then, else_graph=other)
+    keys = keys_of((then, other))
+    graphs = {"then_graph": then.graph(keys), "else_graph": other.graph(keys)}
+    outputs = t.control(tosa.COND_IF, [condition, *(crossing(t, operand_of(key)) for key in keys)], **graphs)
     # an integer that either branch may return is in the union of the ranges from both
-    pairs = zip(*([_range_if_integer(v) for v in branch.results] for branch in branches), strict=True)
-    ranges = [union(a, b) if a and b else None for a, b in pairs]
-    return _as_rules_see(t, call, outputs, branches[0].results, ranges)
+    ranges = _unions(map(_range_if_integer, then.results), map(_range_if_integer, other.results))
+    return _as_rules_see(t, call, outputs, then.results, ranges)
+
+
+def _unions(left: Iterable[Range | None], right: Iterable[Range | None]) -> Ranges:
+    """The union of each pair of ranges; None where one of them is None."""
+    return [union(a, b) if a and b else None for a, b in zip(left, right, strict=True)]
 
 
 def _predicate(outer: Interpreter, argument: Any) -> Value:
@@ -211,23 +215,20 @@ class _Loop:
         stands for a carried value that is no integer.
         """
         start = [_range_if_integer(v) for v in self.start]
+        if not any(start):
+            return start
         ranges, proven = start, None
         # each round lowers the body once; with two ends to widen, 2 * len(WIDTHS) rounds nearly always suffice
         for _ in WIDTHS * 2:
-            if all(r is None for r in ranges):
-                return ranges
             try:
-                # only integer results of the body are lowered, so the k-th of them belongs to the k-th range in
-                # ``ranges``
-                results = iter(self.subgraphs(ranges, _is_integer)[1].results)
-                after = [r and range_of(next(results)) for r in ranges]
+                after = self._ranges_after(ranges)
             # a rule of the body may refuse a range as too wide; the ranges that are proven so far still hold
             except Unsupported:
                 if proven is None:
                     raise
                 return proven
             # before the first step or after a step from ``ranges``, the values lie in ``grown``
-            grown = [union(a, b) if a and b else None for a, b in zip(start, after, strict=True)]
+            grown = _unions(start, after)
             if grown == ranges:
                 return ranges
             if all(g is None or r is None or inside(g, r) for g, r in zip(grown, ranges, strict=True)):
@@ -235,8 +236,19 @@ class _Loop:
             elif proven is not None:
                 return proven
             else:
-                ranges = [g and r and _wider(r, union(g, r)) for g, r in zip(grown, ranges, strict=True)]
-        return proven or [r and range_of_type(v.dtype) for r, v in zip(start, self.start, strict=True)]
+                wanted = _unions(grown, ranges)
+                ranges = [_wider(r, w) if r and w else None for r, w in zip(ranges, wanted, strict=True)]
+        return proven or [range_of_type(v.dtype) if r else None for r, v in zip(start, self.start, strict=True)]
+
+    def _ranges_after(self, ranges: Ranges) -> Ranges:
+        """The ranges of carried values after a step that begins with values in ``ranges``; None where these have None.
+
+        Raises Unsupported if a rule of the body refuses them.
+        """
+        # only integer results of the body are lowered, so the k-th of them belongs to the k-th range that is not None
+        _, body = self.subgraphs(ranges, _is_integer)
+        results = iter(body.results)
+        return [None if r is None else range_of(next(results)) for r in ranges]
 
 
 def _is_integer(node: Node) -> bool:

@@ -114,8 +114,10 @@ class _Steps:
 
         ``rows[k]`` are the results of step k.
         """
-        t = self.outer.t
-        return tuple([t.concat([t.reshape(v, (1, *v.shape)) for v in column], 0) for column in zip(*rows, strict=True)])
+        t, stacks = self.outer.t, []
+        for values in zip(*rows, strict=True):  # those of one result, in the order of steps
+            stacks.append(t.concat([t.reshape(v, (1, *v.shape)) for v in values], 0))
+        return tuple(stacks)
 
 
 class _Loop:
@@ -234,9 +236,8 @@ class _Loop:
             returned = [real(t, value_in(inner, v, "a step returns")) for v in results_of(nodes)]
             # the carried values after this step, in the order of ``carried``
             after = [t.add(step, 1), *map(t.held, returned[:n])]
-            after += [
-                self._with_row(rows, index, row) for rows, row in zip(carried[1 + n :], returned[n:], strict=True)
-            ]
+            for rows, row in zip(carried[1 + n :], returned[n:], strict=True):
+                after.append(self._with_row(rows, index, row))
             # the graph reads a size off the shape of an input: a size that no input has gets an input of its own
             for size in sorted(untold([*carried, *taken, *self.passed.values()], sizes_of(operators))):
                 self.passed[size] = Value(self._passed_value(size).type)

@@ -188,7 +188,7 @@ def argument_in(interpreter: Interpreter, argument: Any, what: str) -> Value | i
 
 
 def is_quantized(value: Value) -> TypeGuard[Scaled]:
-    """Whether ``value`` is quantized as activations are, not constant, and so is passed to a graph as its integers."""
+    """Whether ``value`` is passed to a graph as its integers: a quantized activation is, but no constant."""
     return isinstance(value, Scaled) and value.is_small and value.constant is None
 
 

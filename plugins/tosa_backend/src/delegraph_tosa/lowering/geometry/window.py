@@ -122,9 +122,11 @@ def _with_ceil_inside(t: Tosa, x: Value, axis: int, trailing: int, fill: float |
 
 def framed(t: Tosa, x: Value, frame: Sequence[tuple[int, int]], number: Operand = 0) -> Value:
     """x [*S] padded with ``number``: (before, after) elements for each axis; a negative number cuts elements off."""
+    # cut first: (-1, 2) on an axis of 5 leaves the elements from 1 on, 4 of them, and then adds 2
     start = [largest(-before, 0) for before, _ in frame]
     size = [n + smallest(before, 0) + smallest(after, 0) for n, (before, after) in zip(x.shape, frame, strict=True)]
-    return t.pad(t.slice(x, start, size), [largest(n, 0) for both in frame for n in both], number)
+    padding = [largest(n, 0) for before_and_after in frame for n in before_and_after]
+    return t.pad(t.slice(x, start, size), padding, number)
 
 
 def spread(t: Tosa, x: Value, axis: int, step: int) -> Value:

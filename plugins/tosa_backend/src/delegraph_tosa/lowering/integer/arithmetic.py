@@ -36,11 +36,12 @@ def _is_table(*operands: Any) -> bool:
 
     Lazy operands have to be functions of the same quantized value; all others have to be single numbers.
     """
-    functions = [v.pointwise() for v in operands if isinstance(v, Lazy)]
-    others = [v for v in operands if isinstance(v, Value) and not isinstance(v, Lazy)]
-    if functions[0] is None or not all(v.constant is not None and set(v.shape) <= {1} for v in others):
+    tensors = [v for v in operands if isinstance(v, Value) and not isinstance(v, Lazy)]
+    if not all(v.constant is not None and set(v.shape) <= {1} for v in tensors):
         return False
-    return all(f is not None and f.source.is_like(functions[0].source) for f in functions)
+    functions = [v.pointwise() for v in operands if isinstance(v, Lazy)]  # None: not of single elements
+    first = functions[0]
+    return first is not None and all(f is not None and f.source.is_like(first.source) for f in functions)
 
 
 def _is_constant(value: Any) -> bool:

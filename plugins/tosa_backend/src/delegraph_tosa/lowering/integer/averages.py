@@ -82,19 +82,19 @@ class Averaged(Lazy):
         """
         x, dtype = self.of.q, self.of.q.dtype
         axes = 3 if "3d" in str(self.pool) else 2
-        elements, windows = math.prod(x.shape[-axes:]), math.prod(self.shape[-axes:])
-        known = not is_dynamic(elements) and not is_dynamic(windows)
-        t.require(known, "where its windows lie is known at run time only")
-        t.require(
-            elements * windows <= MOST_ENTRIES, f"{windows} windows in {elements} elements are too large a matrix"
-        )
-        key = (self.pool, repr(self.settings), x.shape[-axes:])
-        # ``shares()`` computes the shares when the file is written, only once for both constants that need them
-        shares = t.once(("shares", *key), lambda: cache(lambda: self._shares(x.shape[-axes:])))
+        lead, size = x.shape[:-axes], x.shape[-axes:]
+        elements, windows = math.prod(size), math.prod(self.shape[-axes:])
+        are_known = not is_dynamic(elements) and not is_dynamic(windows)
+        t.require(are_known, "where its windows lie is known at run time only")
+        why = f"{windows} windows in {elements} elements are too large a matrix"
+        t.require(elements * windows <= MOST_ENTRIES, why)
+        # three things that equal pools share; ``shares()`` computes when the file is written, once for both constants
+        key = (self.pool, repr(self.settings), size)
+        shares = t.once(("shares", *key), lambda: cache(lambda: self._shares(size)))
         ones = t.once(("ones", dtype, *key), lambda: _ones_where_shared(shares, (1, elements, windows), dtype))
-        builder = Accumulating(t, WIDE[dtype], self.of.zero_point, 0)
-        sums = builder.matmul(t.reshape(x, (1, math.prod(x.shape[:-axes]), elements)), ones)
         share = t.once(("share", *key), lambda: Value(Type((windows,), DType.FP32), Deferred(lambda: shares().max(0))))
+        builder = Accumulating(t, WIDE[dtype], self.of.zero_point, 0)
+        sums = builder.matmul(t.reshape(x, (1, math.prod(lead), elements)), ones)  # [1, lead, windows]
         scale = self.of.scale.times(builder.unit).times(Scale(1.0, (share,)))
         return Scaled(sums, scale, axis=2).moved(t, lambda t, v: t.reshape(v, self.shape), self.shape)
 
@@ -113,12 +113,17 @@ class Averaged(Lazy):
 
 
 def _ones_where_shared(shares: Any, shape: Shape, dtype: DType) -> Value:
-    """The matrix of ``_columns`` in ``shape``: 1 where an element belongs to a window, else 0.
+    """A constant in ``shape``, a matrix [elements, windows]: 1 where the element belongs to the window, else 0.
 
-    ``shares`` returns the share of each element in each window, [elements, windows]. It is called when the file is
-    written.
+    ``shares`` returns the share of each element in each window's average, a matrix of the same size. It is called when
+    the file is written.
     """
-    matrix = Value(Type(shape, dtype), Deferred(lambda: (shares() != 0).astype(ARRAY_DTYPES[dtype]).reshape(shape)))
+
+    def ones() -> Any:
+        """The elements of the constant."""
+        return (shares() != 0).astype(ARRAY_DTYPES[dtype]).reshape(shape)
+
+    matrix = Value(Type(shape, dtype), Deferred(ones))
     matrix.range = (0, 1)
     return matrix
 

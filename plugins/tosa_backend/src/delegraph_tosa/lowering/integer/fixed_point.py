@@ -36,27 +36,31 @@ class Normalized(NamedTuple):
 
 def reciprocal(t: Tosa, x: Value) -> Normalized:
     """1 / x for x int32 > 0, such that n / x = (n << shift) * mantissa / 2**(31 + 29); undefined for 0."""
+    # x is shifted until its highest bit is bit 30. Read as Q31, that is a number m with 1/2 <= m < 1
     shift = t.sub(t.clz(x), 1)
-    # x << shift in [2**30, 2**31): m in [1/2, 1) as Q31
     m = t.left_shift(x, shift)
-    # the line 48/17 - 32/17 * m, nearest to 1 / m from 1/2 to 1, then Newton: y = y * (2 - m * y)
+    # y, in Q29, is near 1 / m: it begins on the line 48/17 - 32/17 * m
     y = t.sub(_in_q29(48 / 17), t.mul(m, _in_q29(32 / 17), shift=31))
+    # Newton: y = y * (2 - m * y)
     for _ in range(ITERATIONS):
-        y = t.mul(y, t.sub(_in_q29(2), t.mul(m, y, shift=31)), shift=FRACTION)
+        correction = t.sub(_in_q29(2), t.mul(m, y, shift=31))
+        y = t.mul(y, correction, shift=FRACTION)
     return Normalized(y, shift)
 
 
 def inverse_root(t: Tosa, x: Value) -> Normalized:
     """1 / sqrt(x) for x int32 > 0, such that n / sqrt(x) = (n << shift) * mantissa / 2**(15.5 + 29)."""
+    # x is shifted by an even number of bits, 2 * shift, until its highest bit is bit 29 or 30. Read as Q31, that is a
+    # number m with 1/4 <= m < 1
     shift = t.right_shift(t.sub(t.clz(x), 1), 1)
-    # x << 2 * shift in [2**29, 2**31): m in [1/4, 1) as Q31
     m = t.left_shift(x, t.left_shift(shift, 1))
-    # a line near 1 / sqrt(m), then Newton: y = y * (3/2 - m * y**2 / 2), where a shift of 32 in place of 31 halves. The
-    # line is less exact than in ``reciprocal``, so there is one iteration more
+    # y, in Q29, is near 1 / sqrt(m): it begins on a line, which is less exact than that of ``reciprocal``
     y = t.sub(_in_q29(2.2), t.mul(m, _in_q29(1.24), shift=31))
+    # Newton, one iteration more: y = y * (3/2 - m * y**2 / 2), where a shift of 32 in place of 31 halves
     for _ in range(ITERATIONS + 1):
         square = t.mul(y, y, shift=FRACTION)
-        y = t.mul(y, t.sub(_in_q29(1.5), t.mul(m, square, shift=32)), shift=FRACTION)
+        correction = t.sub(_in_q29(1.5), t.mul(m, square, shift=32))
+        y = t.mul(y, correction, shift=FRACTION)
     return Normalized(y, shift)
 
 

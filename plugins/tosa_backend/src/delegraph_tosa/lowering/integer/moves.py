@@ -250,6 +250,7 @@ def where(t: Tosa, condition: Value, self: Operand, other: Operand) -> Value:
     """condition [*S], [*S], [*S] -> [*S]"""
     t.require(not isinstance(condition, Lazy), "its condition is quantized")
     parts = [v if isinstance(v, Value) else t.constant(v, DType.FP32, ()) for v in (self, other)]
+    # the float rule, on values of the same types, says which shape the result has
     result = lowering_of(aten.where.self)(trial(), Value(condition.type), *[Value(v.type) for v in parts])
     return Joined(parts, lambda t, parts: t.select(condition, *_ranked(t, parts)), result.shape)
 

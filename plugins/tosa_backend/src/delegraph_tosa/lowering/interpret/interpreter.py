@@ -24,7 +24,6 @@ from torch.fx import Node
 
 from ...ir.graph import Graph, Value
 from ...ir.types import Type
-from ...spec import TosaSpec
 from ...spec.target import value_alternatives
 from ..aten import import_quantize
 from ..builder import Tosa
@@ -128,7 +127,7 @@ class Interpreter:
 
     def _unpacked_call(self, node: Node) -> tuple[Any, Any]:
         """(call, index) of a getitem node, which picks one of the results of ``call``; (None, None) for other nodes."""
-        return node.args[:2] if is_unpacking(node) else (None, None)  # type: ignore[return-value]
+        return (node.args[0], node.args[1]) if is_unpacking(node) else (None, None)
 
     def bounded(self, node: Node, result: R) -> R:
         """``result`` of ``node``, with its range narrowed to the bounds that the uses of ``node`` prove."""
@@ -289,29 +288,29 @@ class Interpreter:
         return results
 
 
-def lower_program(program: ExportedProgram, spec: TosaSpec, t: Tosa | None = None) -> Graph:
-    """The TOSA graph of a functional program, before the passes.
+def lower_program(program: ExportedProgram, t: Tosa) -> Graph:
+    """The TOSA graph of a functional program, before the passes; ``t`` is a new builder for the target.
 
     Its inputs are the user inputs, in order, with the names of their placeholders; results have the names of the
     returned nodes. Parameters, buffers and constants are kept by reference and read when the graph is written. Buffers
     that the program writes are variables: the graph reads them first and writes them last. Raises Unsupported with the
     node and the user's line.
     """
-    interpreter = Interpreter(t or Tosa(spec), _constants(program), program.graph.nodes)
+    interpreter = Interpreter(t, _constants(program), program.graph.nodes)
     inputs = [_graph_input(interpreter.value_of(node)) for node in user_inputs(program)]
-    state = written_values(program)
-    names = {node: str(spec.target) for node, spec in placeholders(program) if node in state}
-    for node, name in names.items():
-        interpreter.read_variable(node, name, constant_tensor(program, dict(placeholders(program))[node]))
+    new_values = written_values(program)  # placeholder of a written buffer -> the node of its new value
+    buffers = [(node, spec) for node, spec in placeholders(program) if node in new_values]
+    for buffer, spec in buffers:
+        interpreter.read_variable(buffer, str(spec.target), constant_tensor(program, spec))
     for node in program.graph.nodes:
         if node.op == "call_function":
             interpreter.lower(node)
-    for node, name in names.items():
-        interpreter.write_variable(state[node], name)
+    for buffer, spec in buffers:
+        interpreter.write_variable(new_values[buffer], str(spec.target))
     nodes = _returned_nodes(program)
     results = interpreter.returned(nodes, inputs)
     _name_results(results, nodes, {value.name for value in inputs})
-    return Graph(inputs, results, interpreter.t.operators)
+    return Graph(inputs, results, t.operators)
 
 
 def _graph_input(value: Value) -> Value:

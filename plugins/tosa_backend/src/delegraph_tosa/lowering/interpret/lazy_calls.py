@@ -20,16 +20,23 @@ LACKING: dict[type[Lazy], torch.dtype] = {Complex: torch.complex64, Bytes: torch
 
 
 def apply_lazy(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
-    """The result of a call with a complex, uint8 or quantized operand; ``rule`` is the operator's rule on ``Value``.
+    """The result of a call of which at least one operand is lazy. ``rule`` is the operator's rule on ``Value``.
 
-    Raises Unsupported if the operator has no rule on complex or uint8 values, or if its rule refuses the call.
+    Among complex, uint8 and quantized operands, the first kind that occurs decides. Raises Unsupported if the operator
+    has no rule on complex or uint8 values, or if its rule refuses the call.
     """
-    kind: type[Lazy] = next(kind for kind in (Complex, Bytes, Lazy) if any_lazy(arguments, kind))
-    if kind is not Complex:
-        # imported here, because it imports all rules for integers and uint8, which few programs need
-        from . import quantized_calls
-    if kind is Lazy:
-        return quantized_calls.apply_quantized(t, rule, node, arguments)
+    if any_lazy(arguments, Complex):
+        return _by_rule_on(Complex, t, node, arguments)
+    # imported late, because this imports (and so registers) all rules on integers and uint8, which few programs need
+    from . import quantized_calls
+
+    if any_lazy(arguments, Bytes):
+        return _by_rule_on(Bytes, t, node, arguments)
+    return quantized_calls.apply_quantized(t, rule, node, arguments)
+
+
+def _by_rule_on(kind: type[Lazy], t: Tosa, node: Node, arguments: list[Any]) -> Result:
+    """The result of the operator's rule on operands of the class ``kind``."""
     rule_on_kind = RULES.get((node.target, kind))  # type: ignore[arg-type]
     if rule_on_kind is None:
         raise refused(no_operand(LACKING[kind]))

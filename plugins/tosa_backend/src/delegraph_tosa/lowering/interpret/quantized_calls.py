@@ -111,4 +111,11 @@ def _computed_if_truth(t: Tosa, curve: Pointwise) -> Value:
 
 def _computed(t: Tosa, arguments: list[Any]) -> list[Any]:
     """The arguments of a rule, where each lazy value, also in a list, is computed in floats."""
-    return [_computed(t, a) if isinstance(a, list) else real(t, a) if isinstance(a, Value) else a for a in arguments]
+    computed: list[Any] = []
+    for argument in arguments:
+        if isinstance(argument, list):
+            argument = _computed(t, argument)
+        elif isinstance(argument, Value):
+            argument = real(t, argument)
+        computed.append(argument)
+    return computed

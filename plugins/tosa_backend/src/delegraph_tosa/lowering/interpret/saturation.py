@@ -44,10 +44,12 @@ def saturating_casts(nodes: Collection[Node], bounds: Mapping[Node, Range]) -> d
     ``bounds`` are the ranges that uses of ``nodes`` prove (``bounds_of``).
     """
     casts = [n for n in nodes if n.target in _CASTS and _is_from_float(n)]
-    uses = _Uses(nodes, bounds) if casts else None
-    ranges = {n: range for n in casts if uses and (range := uses.range_of(n)) is not None}
+    if not casts:
+        return {}
+    uses = _Uses(nodes, bounds)
+    ranges = {n: uses.range_of(n) for n in casts}
     # CLAMP has its limits as floats, so fp32 must hold both ends exactly
-    return {n: range for n, range in ranges.items() if inside(range, EXACT)}
+    return {n: range for n, range in ranges.items() if range is not None and inside(range, EXACT)}
 
 
 def _is_from_float(cast: Node) -> bool:

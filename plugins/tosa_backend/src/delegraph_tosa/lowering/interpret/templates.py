@@ -107,8 +107,8 @@ class Template:
             new.update(zip(old.outputs, outputs, strict=True))
         # a result may be None: it is not lowered
         if isinstance(self.result, tuple):
-            return tuple([v and new.get(v, v) for v in self.result])
-        return self.result and new.get(self.result, self.result)
+            return tuple([None if v is None else new.get(v, v) for v in self.result])
+        return None if self.result is None else new.get(self.result, self.result)
 
 
 class Templates:
@@ -138,11 +138,12 @@ class Templates:
 
         ``operands`` is filled with the values among the arguments, each mapped to its number: 0, 1, .. in their order.
         """
-        key = (rule.function, *[_key(a, operands) for a in arguments])
+        key = (rule.function, *[_key(a, operands) for a in arguments])  # ``_key`` adds to ``operands``
         for value in operands:
-            # the rule may read more than the type: the range of floats (``saturation``), or what a lazy value is
+            # a template knows types alone, but a rule may read what a lazy value is, or the range of floats
+            # (``saturation``)
             has_range = value.dtype in FLOATS and value.range is not None
-            if has_range or value.type.dtype not in COPIED or type(value) is not Value:
+            if type(value) is not Value or has_range or value.dtype not in COPIED:
                 return None
         template = self._known.get(key)
         if template is None:

@@ -73,7 +73,7 @@ class Quantization(NamedTuple):
 
 
 def expect_scale(scale: float) -> None:
-    """Raise Unsupported unless ``scale`` is a positive, finite, normal number of fp32, as which PyTorch uses it."""
+    """Raise Unsupported unless ``scale`` is a positive, finite, normal number in fp32, in which PyTorch computes."""
     if not (FP32.smallest_normal <= scale <= FP32.max):
         raise refused(f"a scale of {scale} is not a positive number of fp32")
 

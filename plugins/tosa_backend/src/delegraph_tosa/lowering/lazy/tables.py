@@ -69,8 +69,11 @@ def interpolated(steps: Array, middles: Array, wanted: Array, zero_point: int) -
     # An entry beyond int16 is clamped, which changes the line from its neighbour to it. In units of 2 or 4 steps, the
     # entry may fit.
     units = (1, 2, 4) if np.abs(steps).max() > INT16_VALUES // 2 else (1,)
-    candidates = (tables for unit in units for tables in _candidates(steps / unit, middles / unit, unit))
-    return next((tables for tables in candidates if _is_near_enough(tables.at_integers(), wanted, zero_point)), None)
+    for unit in units:
+        for tables in _candidates(steps / unit, middles / unit, unit):
+            if _is_near_enough(tables.at_integers(), wanted, zero_point):
+                return tables
+    return None
 
 
 def _candidates(steps: Array, middles: Array, unit: int) -> Iterator[Interpolation]:
@@ -107,7 +110,8 @@ def _is_near_enough(results: Array, wanted: Array, zero_point: int) -> bool:
     A share of EQUAL has to be the same, and no result more than one step off.
     """
     limits = np.iinfo(wanted.dtype)
-    distance = np.abs(np.clip(np.floor(results + 0.5) + zero_point, limits.min, limits.max) - wanted)
+    integers = np.clip(np.floor(results + 0.5) + zero_point, limits.min, limits.max)
+    distance = np.abs(integers - wanted)
     return bool(distance.max() <= 1 and (distance == 0).mean() >= EQUAL)
 
 

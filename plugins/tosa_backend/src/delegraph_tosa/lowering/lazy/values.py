@@ -316,12 +316,15 @@ class Moved(Lazy):
 
 
 class Joined(Lazy):
-    """``join`` of several values, such as CONCAT or SELECT; each part is quantized first."""
+    """``join`` of several values, such as CONCAT or SELECT, applied when its result is quantized: to quantized parts.
+
+    Each part is quantized as the result is, so that ``join`` only has to move integers.
+    """
 
     __slots__ = ("join", "parts")
 
     def __init__(self, parts: Sequence[Value], join: Callable[[Tosa, list[Value]], Value], shape: Shape) -> None:
-        """``join`` makes one tensor of ``shape`` of the parts, which are integers or floats."""
+        """``join`` makes one tensor of ``shape`` of the parts; it is called with their integers, or their floats."""
         super().__init__(shape)
         self.parts, self.join = parts, join
 

@@ -32,10 +32,12 @@ INDICES = {tosa.GATHER: 1, tosa.SCATTER: 1}
 
 def runs_as_floats(operator: Operator) -> bool:
     """Whether ``operator`` computes the same numbers with fp32 in place of int32 in its operands and results."""
-    types = [value.dtype for value in (*operator.inputs, *operator.outputs)]
-    if type(operator) not in COMPUTED_AS_FLOATS or (type(operator) is tosa.CAST and DType.BOOL not in types):
+    cls = type(operator)
+    if cls not in COMPUTED_AS_FLOATS:
         return False
-    index = INDICES.get(type(operator))
-    values = [value for k, value in enumerate(operator.inputs) if k != index]
-    integers = [value for value in (*values, *operator.outputs) if value.dtype is DType.INT32]
-    return bool(integers) and all(inside(range_of(value), EXACT) for value in integers)
+    if cls is tosa.CAST and all(v.dtype is not DType.BOOL for v in (*operator.inputs, *operator.outputs)):
+        return False
+    index = INDICES.get(cls)  # the position of indices, which stay int32; None if it has none
+    values = [v for k, v in enumerate(operator.inputs) if k != index]
+    integers = [v for v in (*values, *operator.outputs) if v.dtype is DType.INT32]
+    return bool(integers) and all(inside(range_of(v), EXACT) for v in integers)

@@ -224,13 +224,15 @@ def _whole_from_parts(node: Node, bound: Range, parts: dict[Node, list[Part]]) -
     if not positions:
         return []
     axis = dim % len(_shape(base))
-    known = parts.setdefault(base, [])
-    known.append(Part(axis, positions, bound))
-    along, size = [part for part in known if part.axis == axis], _shape(base)[axis]
-    # the first test is cheap; the second one does not count a position twice that two parts share
-    if sum(len(part.positions) for part in along) < size or len({p for part in along for p in part.positions}) < size:
+    size = _shape(base)[axis]
+    parts.setdefault(base, []).append(Part(axis, positions, bound))
+    along = [part for part in parts[base] if part.axis == axis]
+    if sum(len(part.positions) for part in along) < size:  # cheaper than the next test, and enough nearly always
         return []
-    return [(base, (min(part.range[0] for part in along), max(part.range[1] for part in along)))]
+    if len({position for part in along for position in part.positions}) < size:  # two parts may share positions
+        return []
+    lowest, highest = min(part.range[0] for part in along), max(part.range[1] for part in along)
+    return [(base, (lowest, highest))]
 
 
 Taken = tuple[Any, int, range]
@@ -260,14 +262,16 @@ def _taken_by_narrow(node: Node) -> Taken:
 
 def _taken_by_getitem(node: Node) -> Taken:
     """The positions of one result of split, chunk or unbind (``_CUTTING``), which the getitem ``node`` picks."""
-    arguments: Any = node.args
-    call, index = arguments
+    call: Any = node.args[0]
+    index: Any = node.args[1]
     # a result of another call: no positions
     if call.target not in _CUTTING:
         return call, 0, range(0)
     base, dim = call.args[0], _argument(call, _CUTTING[call.target], "dim", 0)
-    sizes = [1 if call.target is aten.unbind.int else part.shape[dim] for part in call.meta["val"]]
-    return base, dim, _positions_from(base, dim, sum(sizes[:index]), sizes[index])
+    # how many positions each result has: unbind returns single ones, without the axis
+    sizes = [1 if call.target is aten.unbind.int else result.shape[dim] for result in call.meta["val"]]
+    start = sum(sizes[:index])
+    return base, dim, _positions_from(base, dim, start, sizes[index])
 
 
 def _positions_from(base: Any, dim: int, start: Any, length: Any) -> range:

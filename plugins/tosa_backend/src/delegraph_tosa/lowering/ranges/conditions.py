@@ -25,7 +25,7 @@ def assumed(nodes: Sequence[Node], value_of: ValueOf) -> dict[Node, Range]:
     ``nodes`` are the nodes of the condition's graph, which returns one bool. ``value_of`` returns the lowered value, or
     the size, of a node.
     """
-    result: Any = nodes[-1].args[0]
+    result: Any = nodes[-1].args[0]  # what the graph's last node, its output, returns
     (truth,) = result if isinstance(result, (tuple, list)) else (result,)
     bounds: dict[Node, Range] = {}
     for node, bound in _conjuncts(truth, value_of):
@@ -61,16 +61,22 @@ def _negated(distance: int | None) -> int | None:
 def _bounds_of_left(
     left: Any, right: Any, below: int | None, above: int | None, value_of: ValueOf
 ) -> Iterator[tuple[Node, Range]]:
-    """(left, its range), given left <= right + below and left >= right + above, where None is no bound.
+    """Yields (left, its range), given left <= right + below and left >= right + above, where None is no bound.
 
-    Nothing unless ``left`` is a placeholder of one integer and the range of ``right`` is known.
+    With right in 0 .. 9, below -1 and above None, as in left < right, left is at most 8. Yields nothing unless ``left``
+    is a placeholder of one integer and the range of ``right`` is known.
     """
-    numbers = _range_of_operand(right, value_of)
-    if isinstance(left, Node) and left.op == "placeholder" and _is_one_integer(left) and numbers is not None:
-        low, high = range_of_type(DType.INT64)
-        low = low if above is None else numbers[0] + above
-        high = high if below is None else numbers[1] + below
-        yield left, (low, high)
+    if not (isinstance(left, Node) and left.op == "placeholder" and _is_one_integer(left)):
+        return
+    range_of_right = _range_of_operand(right, value_of)
+    if range_of_right is None:
+        return
+    low, high = range_of_type(DType.INT64)
+    if above is not None:
+        low = range_of_right[0] + above
+    if below is not None:
+        high = range_of_right[1] + below
+    yield left, (low, high)
 
 
 def _range_of_operand(argument: Any, value_of: ValueOf) -> Range | None:

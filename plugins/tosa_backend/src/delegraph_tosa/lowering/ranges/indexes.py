@@ -1,9 +1,9 @@
 """The indices that eager accepts, for each operator: for any other index eager raises.
 
 A rule declares them for its arguments, by name:
-``@lowers(aten.embedding.default, indexes={"indices": rows("weight")})``. The functions here return such a bound, which
-is called with a function that returns a call's argument by name. The bound returns the range of the indices, a list of
-ranges if the argument is a list of tensors, or None if no range is known.
+``@lowers(aten.embedding.default, indexes={"indices": rows("weight")})``. ``rows("weight")`` is a ``Bound``: a function
+that computes the accepted indices of each call. All public functions here return such a bound, and their parameters are
+names of the call's arguments.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ Arguments = Callable[[str], Any]
 """Returns the argument of a call by its name in the schema."""
 
 Bound = Callable[[Arguments], Range | list[Range] | None]
+"""The range of the indices that eager accepts in a call; a list of ranges if the argument is a list of tensors.
+
+None if no range is known.
+"""
 
 
 def rows(table: str) -> Bound:
@@ -30,15 +34,16 @@ def rows(table: str) -> Bound:
 
 
 def positions(tensor: str, dim: str, from_end: bool = False) -> Bound:
-    """The bound for indices into the axis that a call's argument ``dim`` names, of its argument ``tensor``.
+    """The bound for indices into the axis that the argument ``dim`` names, of the argument ``tensor``.
 
-    If the call's ``dim`` is None, they are indices into all elements. ``from_end``: whether
-    negative indices count from the end.
+    If the call's ``dim`` is None, they are indices into all elements. ``from_end``: whether negative indices count from
+    the end.
     """
 
     def bound(argument: Arguments) -> Range:
-        """The indices that eager accepts, from the call's arguments."""
-        axis, shape = argument(dim), _shape(argument(tensor)) or [1]
+        """The indices for one call, which ``argument`` describes."""
+        axis = argument(dim)
+        shape = _shape(argument(tensor)) or [1]  # a tensor [] has one element
         return _range_below(math.prod(shape) if axis is None else shape[axis], from_end)
 
     return bound
@@ -58,15 +63,15 @@ def elements(tensor: str) -> Bound:
 
 
 def beginnings(row: str) -> Bound:
-    """Positions in the argument ``row`` at which parts of it begin: 0 .. its size, where only an empty part begins."""
+    """The bound for positions at which parts of the argument ``row`` begin: 0 .. its size, where an empty part may."""
     return lambda argument: (0, range_of(math.prod(_shape(argument(row))))[1])
 
 
 def places(size: str) -> Bound:
-    """Flat indices into a plane or volume with the sizes in the argument ``size``; not known unless all are ints."""
+    """The bound for flat indices into a plane or volume, of which the argument ``size`` has the sizes."""
 
     def bound(argument: Arguments) -> Range | None:
-        """The indices that eager accepts, from the call's arguments; None if a size is not an int."""
+        """The indices for one call; None if a size is known at run time only."""
         sizes = argument(size)
         return _range_below(math.prod(sizes)) if all(type(size) is int for size in sizes) else None
 
@@ -74,10 +79,10 @@ def places(size: str) -> Bound:
 
 
 def classes(count: str) -> Bound:
-    """0 .. count - 1 for the argument ``count``; not known for -1, with which torch takes the largest class."""
+    """The bound for classes, 0 .. n - 1, where the argument ``count`` is n."""
 
     def bound(argument: Arguments) -> Range | None:
-        """The classes that eager accepts, from the call's arguments; None if their number is not known."""
+        """The classes for one call; None for a count of -1, with which torch takes as many as there are."""
         number = argument(count)
         return _range_below(number) if isinstance(number, int) and number > 0 else None
 
@@ -85,13 +90,16 @@ def classes(count: str) -> Bound:
 
 
 def labels(scores: str, ignored: str) -> Bound:
-    """0 .. C - 1 for the argument ``scores`` [N,C,*S] or [C], or the number in the argument ``ignored``."""
+    """The bound for labels: a class, 0 .. C - 1, or the number that the call's argument ``ignored`` says to ignore.
+
+    C is the number of classes of the argument ``scores`` [N,C,*S] or [C].
+    """
 
     def bound(argument: Arguments) -> Range:
-        """The labels that eager accepts, from the call's arguments: a class, or the ignored number."""
-        shape, number = _shape(argument(scores)), argument(ignored)
+        """The labels for one call."""
+        shape, ignored_label = _shape(argument(scores)), argument(ignored)
         low, high = _range_below(shape[1] if len(shape) > 1 else shape[0])
-        return min(low, number), max(high, number)
+        return min(low, ignored_label), max(high, ignored_label)
 
     return bound
 
