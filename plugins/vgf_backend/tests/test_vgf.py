@@ -7,11 +7,12 @@ import sys
 import delegraph
 import pytest
 import torch
-from delegraph.errors import FormatError, InputError, NoRuntime
+from delegraph.errors import FormatError, InputError, NoRuntime, OptionError
 from delegraph.runtime import BlobHeader
 from delegraph_vgf import vulkan
 from delegraph_vgf.backend import VgfBackend
 from delegraph_vgf.blob import unseal
+from delegraph_vgf.format import VgfFormat
 from delegraph_vgf.runtime import VgfRuntime
 
 
@@ -74,6 +75,43 @@ def test_a_file_that_is_called_otherwise_is_refused():
     assert "float16" in refused.reason and "float32" in refused.reason
 
 
+def test_a_target_that_vgf_has_not_is_refused_at_once():
+    with pytest.raises(OptionError, match=r"TOSA-0\.80.*made from TOSA 1\.0"):
+        delegraph.lower(torch.nn.ReLU(), (torch.ones(2),), backends=["vgf"], options={"vgf": {"spec": "TOSA-0.80+MI"}})
+
+
+class Branches(torch.nn.Module):
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, torch.relu, torch.neg, (x,))
+
+
+@pytest.mark.parametrize(
+    "model, dynamic, spec, reason",
+    [
+        (Branches(), None, "TOSA-1.0+FP+cf", "VGF files have no COND_IF"),
+        (torch.nn.ReLU(), ({0: torch.export.Dim("n", max=9)},), "TOSA-1.0+FP", "wants every size at compile time"),
+        (torch.nn.ReLU(), ({0: torch.export.Dim("n", max=9)},), "TOSA-1.1+FP+shape", "VGF files have fixed sizes"),
+    ],
+)
+def test_what_the_converter_refuses_makes_no_partition(model, dynamic, spec, reason):
+    program = torch.export.export(model, (torch.ones(2, 3),), dynamic_shapes=dynamic)
+    report = delegraph.lower(program, backends=["vgf"], options={"vgf": {"spec": spec}}).report
+    assert not report.given_back
+    assert any(reason in refusal.reason for refusal in report.refusals)
+
+
+def test_inspect_shows_what_is_in_a_file(lowered, tmp_path):
+    lowered.save(tmp_path / "m.vgf")
+    shown = str(VgfFormat.inspect(tmp_path / "m.vgf")).splitlines()
+    assert shown[0] == f"VGF file 0.5.0: {(tmp_path / 'm.vgf').stat().st_size} bytes"
+    assert "input input_1: float32[]" in shown and "output output_1: bool[2, 4, 6, 6]" in shown
+    assert VgfFormat.summarize(tmp_path / "m.vgf").constants == 1
+    assert [(a.dtype.name, a.shape) for a in VgfFormat.sample(tmp_path / "m.vgf", 0)][1:] == [
+        ("float32", ()),
+        ("bool", (2, 4, 6, 6)),
+    ]
+
+
 def test_the_cache_knows_the_converter():
     [specs] = [d.compile_specs for d in delegraph.lower(torch.nn.ReLU(), (torch.ones(2),), backends=["vgf"]).delegates]
     assert VgfBackend.fingerprint(list(specs)).startswith("ai-ml-sdk-model-converter 0.")
@@ -107,7 +145,7 @@ def test_a_host_without_a_loader_is_told_what_to_install(monkeypatch):
     "version, error, told",
     [
         (None, None, "there is no Vulkan loader"),
-        ((1, 3, 239), "requires extension: VK_ARM_tensors", "1.3.239 is too old"),
+        ((1, 3, 239), "requires extension: VK_ARM_tensors", "1.3.239 is too old for Arm's emulation layer"),
         ((1, 4, 309), "Required features not supported", "no Vulkan driver here has what"),
         ((1, 4, 309), None, ""),
     ],

@@ -16,11 +16,12 @@ import model_converter
 from delegraph.backend import BackendDetails, Blob, CompileSpec, PreprocessResult
 from delegraph.errors import OptionError, Unsupported
 from delegraph.exported_program import MUTATIONS, output_values, user_inputs
+from delegraph.formats import write_whole
 from torch.export import ExportedProgram
 
 from . import partitioner  # noqa: F401  # makes the word of targets that the compile specs have
 from .blob import Side, Signature, seal
-from .content import Tensor, content_of
+from .content import content_of
 
 _FLAGS = "vgf_flags"
 _LONGEST = 400
@@ -79,8 +80,7 @@ def _convert(tosa: bytes | Blob, flags: str, signature: Signature) -> bytes:
     """The blob of a TOSA file. Unsupported if model-converter makes none, or one that is called otherwise."""
     with tempfile.TemporaryDirectory(prefix="delegraph-vgf-") as folder:
         source, target = Path(folder, "main.tosa"), Path(folder, "main.vgf")
-        with source.open("wb") as file:
-            _write(tosa, file)
+        write_whole(source, tosa)
         tool = Path(model_converter.__file__).parent / "binaries/bin/model-converter"
         command = [str(tool), "-i", str(source), "-o", str(target), *shlex.split(flags)]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
@@ -90,13 +90,6 @@ def _convert(tosa: bytes | Blob, flags: str, signature: Signature) -> bytes:
             raise Unsupported("unsupported", why)
         seal(target, signature)
         return target.read_bytes()
-
-
-def _write(tosa: bytes | Blob, file: Any) -> None:
-    if isinstance(tosa, bytes):
-        file.write(tosa)
-    else:
-        tosa.write_to(file)
 
 
 def _refused(done: subprocess.CompletedProcess[str]) -> Unsupported:
@@ -110,20 +103,12 @@ def _refused(done: subprocess.CompletedProcess[str]) -> Unsupported:
 def _why_called_otherwise(vgf: bytes, signature: Signature) -> str | None:
     """Why the file cannot be called as the partition; None if it can."""
     content = content_of(vgf)
-    for side, tensors, wanted in (
+    for does, tensors, side in (
         ("takes", content.inputs, signature.inputs),
         ("returns", content.outputs, signature.outputs),
     ):
-        there, here = _borders(tensors), [(_held(dtype), shape) for dtype, shape in wanted]
-        if there != here:
-            return f"the file that model-converter made {side} {there}, and the partition {here}"
+        there = [(tensor.dtype, tensor.shape) for tensor in tensors]
+        wanted = [("int8" if dtype == "uint8" else dtype, shape) for dtype, shape in side]  # TOSA's types have no sign
+        if there != wanted:
+            return f"the file that model-converter made {does} {there}, and the partition {wanted}"
     return None
-
-
-def _borders(tensors: Iterable[Tensor]) -> list[tuple[str, tuple[int, ...]]]:
-    return [(_held(tensor.dtype), tensor.shape) for tensor in tensors]
-
-
-def _held(dtype: str) -> str:
-    """The type of TOSA that holds a type of torch."""
-    return "int8" if dtype == "uint8" else dtype

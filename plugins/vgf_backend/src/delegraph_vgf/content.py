@@ -8,8 +8,9 @@ first three are flatbuffers without identifiers; numbers of fields below are tho
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, repeat
 
 from delegraph.errors import FormatError
 from delegraph.io.flatbuffer import Buffer, Table
@@ -17,33 +18,30 @@ from delegraph.io.flatbuffer import Buffer, Table
 VERSION = (0, 5)
 """Newest version of the format that is read; a file of an older minor version is read as well."""
 FORMATS = {
-    13: ("uint8", "R8Uint", 1),
-    14: ("int8", "R8Sint", 1),
-    75: ("int16", "R16Sint", 2),
-    76: ("float16", "R16Sfloat", 2),
-    99: ("int32", "R32Sint", 4),
-    100: ("float32", "R32Sfloat", 4),
-    111: ("int64", "R64Sint", 8),
-    1000460000: ("bool", "R8BoolArm", 1),
-    1000460001: ("bfloat16", "R16Bfloat16Arm", 2),
-    1000460002: ("float8_e4m3fn", "R8Float8E4M3Arm", 1),
-    1000460003: ("float8_e5m2", "R8Float8E5M2Arm", 1),
-}
-"""VkFormat -> torch's name of the type, the scenario runner's name of the format, bytes of an element."""
-_HEADER = struct.Struct("<4sH2x3B5x8Q")
+    13: ("uint8", "R8Uint"), 14: ("int8", "R8Sint"), 75: ("int16", "R16Sint"), 76: ("float16", "R16Sfloat"),
+    99: ("int32", "R32Sint"), 100: ("float32", "R32Sfloat"), 111: ("int64", "R64Sint"),
+    1000460000: ("bool", "R8BoolArm"), 1000460001: ("bfloat16", "R16Bfloat16Arm"),
+    1000460002: ("float8_e4m3fn", "R8Float8E4M3Arm"), 1000460003: ("float8_e5m2", "R8Float8E5M2Arm"),
+}  # fmt: skip
+"""VkFormat -> torch's name of the type, the scenario runner's name of the format."""
+_SECTIONS = struct.Struct("<16x8Q")
 _SIZE = 128
 _CONSTANTS, _CONSTANT = struct.Struct("<8sQ"), struct.Struct("<IiQQ")
-_INPUT, _OUTPUT, _CONSTANT_CATEGORY = 0, 1, 3
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input, output or constant. ``slot``: the binding at which a caller finds it; of a constant its number."""
+    """An input, output or constant. ``slot``: the binding at which a caller finds it; of a constant its number.
+
+    ``start`` and ``bytes``: where the elements of a constant are in the file.
+    """
 
     name: str
     slot: int
     format: int
     shape: tuple[int, ...]
+    start: int = 0
+    bytes: int = 0
 
     @property
     def dtype(self) -> str:
@@ -53,21 +51,15 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Content:
-    """What a VGF file says of itself.
+    """What a VGF file says of itself, apart from the SPIR-V."""
 
-    ``extents``: first byte in the file, and bytes, of each constant. ``modules``: name and number of SPIR-V words.
-    """
-
-    version: tuple[int, int, int]
+    version: str
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     constants: tuple[Tensor, ...]
-    extents: tuple[tuple[int, int], ...]
-    modules: tuple[tuple[str, int], ...]
-    segments: tuple[str, ...]
 
 
-def version_of(beginning: bytes | memoryview) -> tuple[int, int, int]:
+def version_of(beginning: bytes | memoryview) -> str:
     """The version in a file's header. FormatError for what is no VGF file, or one of a version that is not read."""
     if len(beginning) < _SIZE or bytes(beginning[:4]) != b"VGF1":
         raise FormatError("format-invalid", "no VGF file: it does not begin as one")
@@ -75,41 +67,35 @@ def version_of(beginning: bytes | memoryview) -> tuple[int, int, int]:
     if major != VERSION[0] or minor > VERSION[1]:
         text = f"a VGF file of version {major}.{minor}.{patch}; versions up to {VERSION[0]}.{VERSION[1]} are read"
         raise FormatError("format-invalid", text)
-    return major, minor, patch
+    return f"{major}.{minor}.{patch}"
 
 
 def content_of(data: bytes | memoryview) -> Content:
     """What a VGF file holds, whatever stands behind it. FormatError if it is damaged."""
     whole = memoryview(data)
     version = version_of(whole)
-    places = _HEADER.unpack_from(whole)[5:]
-    sections = [_section(whole, *place) for place in zip(places[::2], places[1::2], strict=True)]
-    modules, sequence, table = map(_root, sections[:3])
-    resources = [(e.scalar(1, "I"), e.scalar(2, "B"), _shape(e)) for e in table.tables(0, "resource")]
+    _, sequence, table, constants = (_section(whole, k) for k in range(4))
+    resources = [(e.scalar(1, "I"), _shape(e), e.scalar(2, "B")) for e in _root(table).tables(0, "resource")]
 
-    def tensors(slots: int, names: int, category: int) -> tuple[Tensor, ...]:
-        named = sequence.strings(names, "name")
-        rows = [(slot.scalar(0, "I"), slot.scalar(1, "I")) for slot in sequence.tables(slots, "slot")]
-        named += [""] * (len(rows) - len(named))
-        return tuple(
-            Tensor(name, slot, *_at(resources, k, category)) for name, (slot, k) in zip(named, rows, strict=False)
-        )
+    def tensor(name: str, slot: int, resource: int, category: int, *extent: int) -> Tensor:
+        if resource >= len(resources) or resources[resource][2] != category:
+            raise _damaged(f"resource {resource} is not there, or of another kind than what refers to it")
+        return Tensor(name, slot, *resources[resource][:2], *extent)
 
-    constants = list(_constants(sections[3], places[6]))
-    return Content(
-        version,
-        inputs=tensors(1, 3, _INPUT),
-        outputs=tensors(2, 4, _OUTPUT),
-        constants=tuple(Tensor("", k, *_at(resources, c[0], _CONSTANT_CATEGORY)) for k, c in enumerate(constants)),
-        extents=tuple(c[1:] for c in constants),
-        modules=tuple((m.string(1, "name"), _words(m)) for m in modules.tables(0, "module")),
-        segments=tuple(segment.string(1, "name") for segment in sequence.tables(0, "segment")),
-    )
+    def side(slots: int, names: int, category: int) -> tuple[Tensor, ...]:
+        named = chain(_root(sequence).strings(names, "name"), repeat(""))  # a file may leave names out
+        bound = zip(named, _root(sequence).tables(slots, "slot"), strict=False)
+        return tuple(tensor(name, slot.scalar(0, "I"), slot.scalar(1, "I"), category) for name, slot in bound)
+
+    held = enumerate(_constants(constants, _SECTIONS.unpack_from(whole)[6]))
+    stored = tuple(tensor("", number, resource, 3, *extent) for number, (resource, *extent) in held)
+    return Content(version, side(1, 3, category=0), side(2, 4, category=1), stored)
 
 
-def _section(whole: memoryview, start: int, length: int) -> memoryview:
+def _section(whole: memoryview, number: int) -> memoryview:
+    start, length = _SECTIONS.unpack_from(whole)[2 * number : 2 * number + 2]
     if start < _SIZE or start + length > len(whole):
-        raise _damaged(f"a section of {length} bytes at {start} is outside of it")
+        raise _damaged(f"section {number} of {length} bytes at {start} is outside of it")
     return whole[start : start + length]
 
 
@@ -121,18 +107,6 @@ def _root(section: memoryview) -> Table:
 def _shape(resource: Table) -> tuple[int, ...]:
     described = resource.table(3, "description")
     return tuple(described.numbers(0, "i8", "shape")) if described else ()
-
-
-def _words(module: Table) -> int:
-    code = module.table(4, "code")
-    return len(code.numbers(0, "u4", "words")) if code else 0
-
-
-def _at(resources: Sequence[tuple[int, int, tuple[int, ...]]], k: int, category: int) -> tuple[int, tuple[int, ...]]:
-    """Format and shape of a resource."""
-    if k >= len(resources) or resources[k][1] != category:
-        raise _damaged(f"resource {k} is not there, or of another kind than what refers to it")
-    return resources[k][0], resources[k][2]
 
 
 def _constants(section: memoryview, start: int) -> Iterator[tuple[int, int, int]]:

@@ -2,10 +2,58 @@
 
 from __future__ import annotations
 
-from delegraph.formats import DelegateFormat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from delegraph.formats import ConstantSummary, DelegateFormat, MethodSummary, Summary, TensorSummary
+from delegraph.io.escape import printable
+
+from .blob import unseal
+from .content import Tensor, content_of
+
+
+class VgfInspection(Summary):
+    """The summary of a file as text, a line for its size and for each input and output."""
+
+    def __str__(self) -> str:
+        (method,) = self.methods
+        lines = [f"{self.kind} {self.version}: {self.bytes} bytes"]
+        lines += [f"constants: {self.constants}, {self.constant_bytes} bytes"]
+        lines += [f"input {tensor}" for tensor in method.inputs] + [f"output {tensor}" for tensor in method.outputs]
+        return "\n".join(map(printable, lines))
 
 
 class VgfFormat(DelegateFormat):
-    """A VGF file, the blob of one delegate; other readers of VGF read it as well."""
+    """A VGF file, the blob of one delegate; other readers of VGF read it as well, and theirs can be inspected here."""
 
     backend_id = "VgfBackend"
+
+    @staticmethod
+    def inspect(path: Path) -> VgfInspection:
+        """The content of any VGF file. FormatError if it is damaged."""
+        data = path.read_bytes()
+        content = content_of(data)
+        constants = [ConstantSummary(str(c.slot), c.dtype, c.shape, c.bytes) for c in content.constants]
+        rows = (len(constants), sum(c.bytes for c in constants), Summary.largest_of(constants))
+        method = MethodSummary("forward", _summaries(content.inputs), _summaries(content.outputs), {})
+        return VgfInspection("VGF file", content.version, len(data), {}, (method,), *rows)
+
+    @staticmethod
+    def summarize(path: Path) -> Summary:
+        """The same."""
+        return VgfFormat.inspect(path)
+
+    @staticmethod
+    def sample(path: Path, seed: int) -> list[np.ndarray[Any, Any]]:
+        """Random inputs: floats are standard normal, integers 0 or 1. FormatError unless delegraph wrote the file."""
+        generator, arrays = np.random.default_rng(seed), []
+        for dtype, shape in unseal(path.read_bytes())[1].inputs:
+            numbers = generator.standard_normal(shape) if "float" in dtype else generator.integers(0, 2, shape)
+            arrays.append(np.asarray(numbers, "float32" if dtype == "bfloat16" else dtype))
+        return arrays
+
+
+def _summaries(tensors: Iterable[Tensor]) -> tuple[TensorSummary, ...]:
+    return tuple(TensorSummary(tensor.name or str(tensor.slot), tensor.dtype, tensor.shape) for tensor in tensors)

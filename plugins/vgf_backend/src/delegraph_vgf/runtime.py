@@ -15,7 +15,7 @@ from delegraph.runtime import BackendRuntime, BlobHeader, Compatibility, Delegat
 
 from . import vulkan
 from .blob import Signature, unseal
-from .content import FORMATS, Tensor, content_of, version_of
+from .content import FORMATS, Content, Tensor, content_of, version_of
 
 _SAME_SIZE = {torch.bfloat16: torch.int16, torch.uint8: torch.int8, torch.bool: torch.uint8}
 """Dtype that numpy or the scenario runner does not have -> one of its size."""
@@ -36,10 +36,9 @@ class VgfRuntime(BackendRuntime):
     ) -> Compatibility | None:
         """Drivers compile what a VGF file holds when they load it, so that only the file's version matters."""
         try:
-            version = ".".join(map(str, version_of(header.beginning)))
+            return Compatibility("runs", f"VGF {version_of(header.beginning)}")
         except FormatError as error:
             return Compatibility("cannot", error.message)
-        return Compatibility("runs", f"VGF {version}")
 
     @staticmethod
     def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:
@@ -47,20 +46,18 @@ class VgfRuntime(BackendRuntime):
         vgf, signature = unseal(processed_bytes)
         content = content_of(vgf)
         vulkan.require()
-        return _Loaded(vgf, content.inputs, content.outputs, signature)
+        return _Loaded(vgf, content, signature)
 
 
 class _Loaded:
     """A loaded file, called with tensors in the order of its inputs."""
 
-    def __init__(
-        self, vgf: memoryview, inputs: Sequence[Tensor], outputs: Sequence[Tensor], signature: Signature
-    ) -> None:
-        self._signature = signature
+    def __init__(self, vgf: memoryview, content: Content, signature: Signature) -> None:
+        self._signature, borders = signature, (*content.inputs, *content.outputs)
         builder, info = scenario_runner.ScenarioBuilder(), scenario_runner.VgfInfo()
-        bound = [(tensor, builder.add_tensor(list(tensor.shape), _format(tensor))) for tensor in (*inputs, *outputs)]
-        self._inputs = [number for _, number in bound[: len(inputs)]]
-        self._outputs = [number for _, number in bound[len(inputs) :]]
+        bound = [(tensor, builder.add_tensor(list(tensor.shape), _format(tensor))) for tensor in borders]
+        numbers = [number for _, number in bound]
+        self._inputs, self._outputs = numbers[: len(content.inputs)], numbers[len(content.inputs) :]
         with tempfile.NamedTemporaryFile(prefix="delegraph-vgf-", suffix=".vgf") as file:
             file.write(vgf)
             file.flush()
@@ -88,8 +85,6 @@ class _Loaded:
 
 
 def _format(tensor: Tensor) -> Any:
-    if tensor.format not in FORMATS:
-        raise FormatError("format-invalid", f"a VGF file with tensors of {tensor.dtype}, which delegraph does not run")
     return getattr(scenario_runner.Format, FORMATS[tensor.format][1])
 
 

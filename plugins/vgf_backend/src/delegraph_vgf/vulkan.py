@@ -21,10 +21,11 @@ import scenario_runner
 from delegraph.errors import NoRuntime
 
 _LOADER = "libvulkan.so.1"
-_OLDEST = (1, 3, 268)
+_TRIED = (1, 4, 309)
+"""The oldest loader with which the layer was seen to work; 1.3.239 does not know its extensions."""
 _LAYERS = {"VK_LAYER_ML_Graph_Emulation": "Graph", "VK_LAYER_ML_Tensor_Emulation": "Tensor"}
 """Name of a layer -> its library. The graph's comes first: it uses the other."""
-INSTALL = "apt-get install libvulkan1 mesa-vulkan-drivers, of Debian 13, Ubuntu 24.10 or newer"
+INSTALL = "apt-get install libvulkan1 mesa-vulkan-drivers on Debian 13 or newer"
 _environment = threading.Lock()
 
 
@@ -32,7 +33,8 @@ _environment = threading.Lock()
 def layers() -> Iterator[None]:
     """Vulkan instances that are made inside have the emulation layer; the environment is put back behind them."""
     deployed = Path(emulation_layer.__file__).parent / "deploy"
-    wanted = {"VK_LAYER_PATH": str(deployed / "share/vulkan/explicit_layer.d"), "VK_INSTANCE_LAYERS": ":".join(_LAYERS)}
+    path = str(deployed / "share/vulkan/explicit_layer.d")
+    wanted = {"VK_LAYER_PATH": path, "VK_INSTANCE_LAYERS": ":".join(_LAYERS)}
     if "VK_INSTANCE_LAYERS" in os.environ:
         yield
         return
@@ -89,8 +91,8 @@ def tried() -> str:
         with layers():
             builder.build()
     except RuntimeError as error:
-        if version < _OLDEST:
-            return f"the Vulkan loader {named} is too old for Arm's emulation layer: {error}"
+        if version < _TRIED:
+            return f"the Vulkan loader {named} is too old for Arm's emulation layer, 1.4.309 is not: {error}"
         return f"no Vulkan driver here has what Arm's emulation layer needs (loader {named}): {error}"
     return ""
 
