@@ -5,7 +5,11 @@ Most tests are of an executor that runs a copy of what it is given in a thread: 
 
 import logging
 import multiprocessing
+import os
 import pickle
+import signal
+import threading
+import time
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
@@ -210,12 +214,51 @@ def test_a_pool_of_processes_one_of_which_dies(registry, monkeypatch):
 
 
 @pytest.mark.slow
-def test_dask(registry, folder, monkeypatch):
+def test_dask_and_a_worker_that_is_killed(registry, folder, monkeypatch):
+    """The scheduler gives the job of a lost worker to another one."""
     distributed = pytest.importorskip("distributed", reason="pip install distributed")
     monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("TROUBLED_SECONDS", "5")
+    wanted, killed = contents(lowered(registry)), []
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
         with distributed.Client(cluster) as client:
-            assert contents(lowered(registry, client.get_executor())) == contents(lowered(registry))
+            assert contents(lowered(registry, client.get_executor())) == wanted
+            pids = client.run(os.getpid)
+
+            def kill_a_busy_one():
+                while not (busy := [worker for worker, tasks in client.processing().items() if tasks]):
+                    time.sleep(0.1)
+                time.sleep(1)
+                killed.append(pids[busy[0]])
+                os.kill(pids[busy[0]], signal.SIGKILL)
+
+            killer = threading.Thread(target=kill_a_busy_one)
+            killer.start()
+            assert contents(lowered(registry, client.get_executor())) == wanted
+            killer.join()
+            assert len(killed) == 1 and not {*killed} & {*client.run(os.getpid).values()}
+
+
+@pytest.mark.slow
+def test_loky_and_a_worker_that_is_killed(registry, folder, monkeypatch):
+    loky = pytest.importorskip("loky", reason="pip install loky")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    wanted = contents(lowered(registry))
+    with loky.ProcessPoolExecutor(2) as pool:
+        assert contents(lowered(registry, pool)) == wanted
+        os.kill(next(iter(pool._processes)), signal.SIGKILL)
+        assert contents(lowered(registry, pool)) == wanted
+
+
+@pytest.mark.slow
+def test_submitit(registry, folder, monkeypatch, tmp_path):
+    """Its jobs are no futures of concurrent.futures, and have ``result()`` all the same."""
+    submitit = pytest.importorskip("submitit", reason="pip install submitit")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    pool = submitit.LocalExecutor(tmp_path / "jobs")
+    pool.update_parameters(timeout_min=5)
+    assert contents(lowered(registry, pool)) == contents(lowered(registry))
+    assert len(list((tmp_path / "jobs").glob("*_result.pkl"))) == 2  # one job a partition, and none to warm up
 
 
 def test_everything_is_put_away(registry, tmp_path, monkeypatch):

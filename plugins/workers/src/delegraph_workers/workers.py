@@ -82,12 +82,12 @@ class Workers:
         """
         if backends and all(name.startswith("delegraph-workers/") for name in backends):
             return
-        count = min(getattr(self.executor if self._foreign is None else self._foreign, "_max_workers", 1), _WARMED)
         if self._foreign is not None:
-            for _ in range(count):
+            # what does not say how many processes it has may start one for each call, or wait in a queue of a cluster
+            for _ in range(min(getattr(self._foreign, "_max_workers", 0), _WARMED)):
                 self._foreign.submit(warm, tuple(backends))
             return
-        for _ in range(count):
+        for _ in range(min(getattr(self.executor, "_max_workers", 1), _WARMED)):
             self._idle.append(self._start())
             self._idle[-1].prepare(backends)
 
