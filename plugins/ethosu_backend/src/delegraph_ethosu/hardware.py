@@ -1,21 +1,138 @@
-"""The targets ``u55`` and ``u85``: which TOSA operators the NPUs have."""
+"""The targets ``u55`` and ``u85``: what Ethos-U55 (and U65), and Ethos-U85, have of TOSA.
+
+``u55.json`` lists all operators that the U55 has, with their limits; ``u85.json`` lists limits, and the U85 has every
+other operator of the integer profile. Each row names its source. The keys of a row:
+
+- ``types``: element types of the first operand; ``to``: of the result. All if missing.
+- ``rank``, ``batch``, ``sizes``, ``channels``: the largest rank, first size of a tensor of rank 4, size of any other
+  axis, and last size, of the first operand and of the result; of ``channels`` the operand alone.
+- ``area``, ``height``, ``depth``: the largest window of a kernel; ``padded``: its largest size where there is padding.
+- ``stride``: the largest, along axes on which the window moves; ``strides``: all pairs that there are.
+- ``terms``: the most products that are added up for one element.
+- ``constants``: positions of operands that must be constant. ``last_axis``, ``not_last_axis``: which axis it takes.
+- ``rounds``: a shift has to round. ``upscale``: factors of RESIZE, NEAREST, the same for both axes.
+"""
 
 from __future__ import annotations
 
-from delegraph_tosa import Operator, narrow
+import json
+import math
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from delegraph_tosa import Operator, Value, materialize, narrow
 
 TARGETS = {"1.0": "TOSA-1.0+INT+int16+int4", "0.80": "TOSA-0.80+BI"}
 """Version of TOSA -> profiles and extensions that Vela reads of it; the word of a processor stands behind them."""
+Limits = Mapping[str, Any]
+
+
+@cache
+def table(word: str) -> dict[str, Limits]:
+    """Operator -> its limits on the target ``word``."""
+    rows: dict[str, Limits] = json.loads((files(__package__) / f"{word}.json").read_text())["operators"]
+    return rows
 
 
 def why_not_u55(operator: Operator) -> str | None:
     """Why Ethos-U55 and U65 do not have a TOSA operator; None if they do."""
-    return None
+    limits = table("u55").get(operator.name)
+    if limits is None:
+        return f"Ethos-U55 and U65 have no {operator.name}"
+    return next(_exceeded("Ethos-U55 and U65", operator, limits), None)
 
 
 def why_not_u85(operator: Operator) -> str | None:
     """Why Ethos-U85 does not have a TOSA operator; None if it does."""
-    return None
+    return next(_exceeded("Ethos-U85 processors", operator, table("u85").get(operator.name, {})), None)
+
+
+def _exceeded(device: str, operator: Operator, limits: Limits) -> Iterator[str]:
+    """What of an operator exceeds the limits of a device."""
+    takes, operands = f"{device} take a {operator.name}", operator.inputs
+    if any(operands[position].constant is None for position in limits.get("constants", ())):
+        yield f"{takes} with constant weights and biases only"
+    if not operands:
+        return
+    given, result = operands[0].type, operator.outputs[0].type
+    if str(given.dtype) not in limits.get("types", [str(given.dtype)]):
+        yield f"{takes} of {' or '.join(limits['types'])}, not of {given.dtype}"
+    if str(result.dtype) not in limits.get("to", [str(result.dtype)]):
+        yield f"{takes} to {' or '.join(limits['to'])}, not to {result.dtype}"
+    for shape in (given.shape, result.shape):
+        yield from _of_shape(takes, shape, limits)
+    if given.shape and given.shape[-1] > limits.get("channels", math.inf):
+        yield f"{takes} of at most {limits['channels']} channels, not {given.shape[-1]}"
+    for check in (_of_axis, _of_window, _of_resize):
+        yield from check(takes, operator, limits)
+
+
+def _of_shape(takes: str, shape: tuple[int, ...], limits: Limits) -> Iterator[str]:
+    """What of a tensor's shape exceeds the limits."""
+    if len(shape) > limits.get("rank", math.inf):
+        yield f"{takes} of at most {limits['rank']} axes, not {len(shape)}"
+    if len(shape) == 4 and shape[0] > limits.get("batch", math.inf):
+        yield f"{takes} of one image at a time, not {shape[0]}"
+    largest = max(shape, default=0)
+    if largest > limits.get("sizes", math.inf):
+        yield f"{takes} of sizes up to {limits['sizes']}, not {largest}"
+
+
+def _of_axis(takes: str, operator: Any, limits: Limits) -> Iterator[str]:
+    """What of an axis, or of rounding, the device lacks."""
+    is_last = getattr(operator, "axis", None) == operator.inputs[0].rank - 1
+    if limits.get("last_axis") and not is_last:
+        yield f"{takes} along the last axis only"
+    if limits.get("not_last_axis") and is_last:
+        yield f"{takes} along any axis but the last"
+    if limits.get("rounds") and not operator.round:
+        yield f"{takes} that rounds only"
+
+
+def _of_window(takes: str, operator: Any, limits: Limits) -> Iterator[str]:
+    """What of a kernel, its padding or its stride exceeds the limits."""
+    if "area" not in limits:
+        return
+    depth, *window = _kernel(operator)
+    if math.prod(window) > limits["area"] or window[0] > limits["height"] or depth > limits.get("depth", depth):
+        yield f"{takes} with a smaller kernel than {' by '.join(map(str, window))}"
+    if any(getattr(operator, "pad", ())) and max(window) > limits.get("padded", math.inf):
+        yield f"{takes} with padding and a kernel of at most {limits['padded']}, not {max(window)}"
+    moves = [s for s, size in zip(operator.stride, operator.outputs[0].shape[1:-1], strict=True) if size > 1]
+    if max(moves[-2:], default=1) > limits.get("stride", math.inf):
+        yield f"{takes} with strides up to {limits['stride']}, not {max(moves)}"
+    if "strides" in limits and [*operator.stride] not in limits["strides"]:
+        yield f"{takes} with strides of {' or '.join(map(str, limits['strides']))}, not {[*operator.stride]}"
+    channels = 1 if operator.name == "DEPTHWISE_CONV2D" else operator.inputs[0].shape[-1]
+    if depth * math.prod(window) * channels > limits.get("terms", math.inf):
+        yield f"{takes} of at most {limits['terms']} products an element"
+
+
+def _kernel(operator: Any) -> tuple[int, ...]:
+    """Depth, height and width of an operator's window."""
+    if hasattr(operator, "kernel"):
+        return 1, operator.kernel[0], operator.kernel[1]
+    shape = operator.inputs[1].shape
+    if operator.name == "DEPTHWISE_CONV2D":
+        return 1, shape[0], shape[1]
+    return (1, *shape[1:3]) if len(shape) == 4 else shape[1:4]
+
+
+def _of_resize(takes: str, operator: Any, limits: Limits) -> Iterator[str]:
+    """What of a RESIZE is not enlarging by repeating pixels."""
+    factors = limits.get("upscale")
+    if factors is None:
+        return
+    n, d, *others = _entries(operator.inputs[1])
+    repeats = str(operator.mode) == "NEAREST" and others == [n, d] and n % d == 0 and n // d in factors
+    if not repeats or _entries(operator.inputs[2]) != [(d - n) // 2] * 2:
+        yield f"{takes} that repeats pixels {', '.join(map(str, factors))} times along both axes only"
+
+
+def _entries(shape: Value) -> list[int]:
+    return [int(entry) for entry in materialize(shape)]
 
 
 narrow("u55", why_not_u55)

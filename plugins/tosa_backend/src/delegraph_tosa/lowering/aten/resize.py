@@ -61,13 +61,14 @@ def _ratio_of_sizes(t: Tosa, size: int, out: int) -> Fraction:
 def nearest(t: Tosa, size: int, out: int, scale: float | None) -> Axis:
     """The arguments with which output pixel o is input pixel floor(o * ratio), as in torch.
 
-    RESIZE rounds to the nearest pixel instead of down, so the offset is minus half a pixel. Raises Unsupported if torch
-    takes other pixels, because it rounds in fp32.
+    RESIZE rounds to the nearest pixel instead of down, so the offset is minus half a pixel. Where pixels are repeated,
+    any offset up to d more takes the same ones; that of half-pixel centres is the one that Ethos-U55 has. Raises
+    Unsupported if torch takes other pixels, because it rounds in fp32.
     """
     step = ratio(t, size, out, scale)
     n, d = 2 * step.denominator, 2 * step.numerator
     t.require(_same_pixels(size, out, scale, step), f"torch rounds differently when it resizes {size} to {out}")
-    return _axis(t, size, out, n, d, -step.denominator)
+    return _axis(t, size, out, n, d, (d - n) // 2 if step.numerator == 1 else -step.denominator)
 
 
 def _same_pixels(size: int, out: int, scale: float | None, step: Fraction) -> bool:

@@ -13,6 +13,7 @@ from ...ir import operators as tosa
 from ...ir.graph import Folded, Operator, Value
 from ...ir.sizes import waits
 from ...ir.types import DType, NanMode, ResizeMode, RoundingMode
+from ..ranges.ranges import inside, range_of, range_of_type
 from .emitter import Shape
 from .integer_widths import IntegerWidths
 from .regions import Regions
@@ -141,7 +142,17 @@ class Operators(IntegerWidths, Regions):
         if x.dtype is DType.INT64 and self.has_int64 and dtype in (DType.INT8, DType.INT16):
             # TOSA has no CAST from int64 to these: two steps keep the same low bits
             x = self.emit(tosa.CAST, (x,), dtype=DType.INT32)
+        if x.dtype is DType.INT32 and dtype in (DType.INT8, DType.INT16) and self._rescales(x, dtype):
+            return self.rescale(x, self.constant(1 << 30, DType.INT32), self.constant(30, DType.INT8), 0, 0, dtype)
         return x if x.dtype is dtype else self.emit(tosa.CAST, (x,), dtype=dtype)
+
+    def _rescales(self, x: Value, dtype: DType) -> bool:
+        """Whether a RESCALE by 1 stands for the CAST of x to ``dtype``: the target has no CAST, and x is in range.
+
+        RESCALE saturates where CAST keeps the low bits. Ethos-U55 has no CAST from int32.
+        """
+        in_range = x.constant is None and inside(range_of(x), range_of_type(dtype))
+        return in_range and not self.takes(tosa.CAST, (x,), dtype=dtype)
 
     def table(self, x: Value, entries: Value) -> Value:
         """x int8, entries int8 [256] -> int8; or x int16, entries int16 [513] -> int32 with 7 fraction bits.

@@ -5,6 +5,7 @@ Quantization is monotonic, so the largest integer stands for the largest number.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -230,7 +231,7 @@ def constant_pad_nd(t: Tosa, self: Lazy, pad: Sequence[int], value: float) -> Va
     if isinstance(self, Scaled) and self.is_small:
         # the filling as an integer of self
         number = value / self.scale.factor + self.zero_point
-        if number == round(number):
+        if math.isfinite(number) and number == round(number):
             return Scaled(function(t, self.q, pad, round(number)), self.scale, self.zero_point)
     result = function(trial(), Value(self.type), pad, 0.0)
     filling = t.constant(value, self.dtype)

@@ -19,6 +19,7 @@ from ..geometry.layout import axis_of
 from ..lazy.quantization import Quantization, Scale
 from ..lazy.tables import looked_up
 from ..lazy.values import BITS, Lazy, Scaled
+from ..ranges.ranges import range_of_type
 from ..registry import lowering_of, lowers
 from .fixed_point import FRACTION, LOG_FRACTION, exp_of, exp_one, exp_table, logarithm, reciprocal
 from .sums import HIDES, Shifted, addend, aligned
@@ -87,7 +88,9 @@ def exponentials(t: Tosa, x: Scaled, axis: int, bits: int) -> Value:
     bits, distance = min(_bits_in_sum(t, x, axis), bits), _distance_from_largest(t, x, axis)
     # distances of int8 are -255 .. 0: one table lookup each, with -128 as the first index
     if x.q.dtype is DType.INT8:
-        return looked_up(t, t.cast(t.add(distance, 127), DType.INT8), exp_table(x.scale.factor, bits))
+        with t.proven(range_of_type(DType.INT8)):
+            index = t.add(distance, 127)
+        return looked_up(t, t.cast(index, DType.INT8), exp_table(x.scale.factor, bits))
     return exp_of(t, Scaled(distance, x.scale), bits)
 
 
