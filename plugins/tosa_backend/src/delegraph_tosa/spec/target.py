@@ -50,7 +50,8 @@ def narrow(name: str, why_not: WhyNot) -> None:
     ``why_not`` returns why the device does not take an operator, or None; the user reads the reason. It is asked about
     operators that the target takes otherwise, with operands, attributes and ``outputs``. It may look at types, at
     attributes, at which operands are constant, and at the entries of constant SHAPEs (the scale of a RESIZE). It may
-    not look at the elements of other constants: operators that are alike are asked about once. Support check, lowering and validation ask it, so each process that lowers calls this.
+    not look at the elements of other constants: operators that are alike are asked about once. Support check, lowering
+    and validation ask it, so each process that lowers calls this.
     Raises ValueError unless ``name`` is new and consists of lower-case letters and digits.
     """
     taken = {*_ALIASES, *_LEVELS, *(p.lower() for p in (*PROFILES, *OLDER_PROFILES))}
