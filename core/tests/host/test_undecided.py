@@ -210,3 +210,12 @@ def test_a_model_that_asserts_what_its_rounding_breaks():
     assert calls.verify(2 - Strict()(x)).agrees() and calls.count <= 2
     calls = Calls(Strict(), x)
     assert not calls.verify(5 - Strict()(x)).agrees() and 4 <= calls.count <= 12
+
+
+def test_what_only_moves_is_not_rounded_and_nothing_becomes_infinite():
+    largest = torch.finfo(torch.float32).max
+    given = torch.tensor([-largest, 0.1, largest, 0.7 * largest])
+    for sign in (1, -1):
+        with OtherRounding("rounding", 0.5, sign):
+            assert torch.equal(torch.sort(given, stable=True).values, given.sort().values)
+            assert (given * 1).isfinite().all(), "a mask of the largest number stays one"

@@ -63,7 +63,7 @@ class OtherRounding(TorchDispatchMode):
         if func in _PICKS and not kwargs.get("stable"):  # a stable sort has no choice among equal elements
             return self._pick(func, args, kwargs)
         returned = func(*args, **kwargs)
-        if self._random is not None and isinstance(func, OpOverload):
+        if self._random is not None and isinstance(func, OpOverload) and func not in _PICKS:
             name = func._schema.name.removeprefix("aten::").removesuffix("_")  # ``add_`` rounds as ``add`` does
             returns_view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
             if not returns_view and name not in _MOVES:  # a view has the elements of its operand, and rounds nothing
@@ -73,12 +73,14 @@ class OtherRounding(TorchDispatchMode):
     def _round(self, result: torch.Tensor) -> torch.Tensor:
         """Change the last digits of each element of ``result`` in place, and return it.
 
-        A number whose last bits are 0, such as a count or a half, is mostly exact and stays as it is.
+        A number whose last bits are 0, such as a count or a half, is mostly exact and stays as it is. So do the largest
+        ones, which would become infinite: they are masks, and softmax of infinities alone is NaN.
         """
         if result.dtype in _LAST_BITS and result.layout is torch.strided:
             integers, mask = _LAST_BITS[result.dtype]
             is_exact = (result.view(integers) & mask) == 0
-            factors = torch.where(is_exact, 1.0, 1 + self._size(result.dtype) * self._noise(result))
+            stays = is_exact | (result.abs() > torch.finfo(result.dtype).max / 2)
+            factors = torch.where(stays, 1.0, 1 + self._size(result.dtype) * self._noise(result))
             result.mul_(factors.to(result.dtype))
         return result
 
