@@ -1,0 +1,95 @@
+"""What Vela refuses, or does instead of compiling, becomes a reason; settings that it does not take are an error."""
+
+import re
+
+import delegraph
+import pytest
+import torch
+from delegraph.errors import OptionError
+from delegraph_ethosu.partitioner import further
+
+INPUTS = (torch.randn(1, 3, 8, 8),)
+FAKES = {
+    "crash": ("import os\nos.abort()\n", "Vela crashed: signal 6"),
+    "hang": ("import time\ntime.sleep(60)\n", "Vela took more than 1 seconds"),
+    "processor": ("print('CPU operators = 2 (10.0%)')\n", "Vela leaves 2 of its operators to the processor"),
+    "nothing": ("print('fine')\n", "Vela wrote 0 command streams"),
+    "operator": (
+        "raise RuntimeError('Non-passthrough operation (Conv2D) could not run on NPU')\n",
+        r"Vela: Non-passthrough operation \(Conv2D\) could not run on NPU",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def program():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()).eval()
+    return delegraph.quantize(model, [INPUTS], backend="ethosu")
+
+
+def lower(program, **options):
+    return delegraph.lower(program, backends=["ethosu"], options={"ethosu": options})
+
+
+@pytest.mark.parametrize("kind", FAKES)
+def test_a_vela_that_does_not_compile_gives_the_partition_back(kind, program, tmp_path, monkeypatch, capfd):
+    source, reason = FAKES[kind]
+    (tmp_path / "ethosu").mkdir()
+    (tmp_path / "ethosu/vela.py").write_text(source)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    lowered = lower(program, seconds=1 if kind == "hang" else 60)
+    assert not lowered.delegates
+    [row] = lowered.report.given_back
+    torch.testing.assert_close(lowered(*INPUTS), program.module(check_guards=False)(*INPUTS))
+    assert re.search(reason, row.reason)
+    if kind == "operator":
+        assert "conv.py" in str(row.source)
+    assert capfd.readouterr() == ("", "")
+
+
+SETTINGS = {
+    "unclosed": ({"flags": "--arena-cache-size '3"}, "No closing quotation"),
+    "ours": ({"flags": "--system-config=Other"}, "the option system_config sets it"),
+    "shortened": ({"flags": "--sys=Other"}, "the option system_config sets it"),
+    "output": ({"flags": "--output-dir=/tmp"}, "--output-dir is not taken"),
+    "unknown": ({"flags": "--no-such-flag"}, "unrecognized arguments: --no-such-flag"),
+    "section": ({"memory_mode": "Other"}, "Memory_Mode.Other not found"),
+    "file": ({"config": "other.ini"}, "File not found"),
+    "tag": ({"weights_tag": "../weights"}, "a tag is a name of letters"),
+    "seconds": ({"seconds": 0}, "a positive number"),
+    "accelerator": ({"accelerator": "ethos-u55-512"}, "ethos-u55-512"),
+}
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_a_wrong_setting_is_an_error(kind, program):
+    options, said = SETTINGS[kind]
+    with pytest.raises(OptionError, match=said):
+        lower(program, **options)
+
+
+def test_flags_are_taken_and_what_vela_prints_for_them_is_in_the_report(program):
+    assert further("--arena-cache-size 4096 '--tensor-allocator=Greedy'") == [
+        "--arena-cache-size",
+        "4096",
+        "--tensor-allocator=Greedy",
+    ]
+    [plain], [told] = (lower(program, flags=flags).report.delegates for flags in ("", "--verbose-performance"))
+    assert plain.output == ""
+    assert "Performance for NPU" in told.output
+
+
+def test_estimates_are_attributed_to_lines(program):
+    report = lower(program).report
+    [delegate] = report.delegates
+    assert delegate.facts["estimated SRAM"].endswith(" KiB")
+    assert "channels_last_borders" in delegate.facts["hint"]
+    assert sum(row.figures["estimated cycles"] for row in report.figures) == delegate.figures["estimated cycles"] > 0
+    assert {"estimated cycles", "estimated bytes moved"} == delegate.figures.keys()
+
+
+def test_a_vela_up_to_4_2_gets_tosa_0_80(program, monkeypatch):
+    monkeypatch.setattr("delegraph_ethosu.vela.version", lambda name: "4.2.0")
+    [spec] = delegraph.get_partitioner("ethosu", accelerator="ethos-u55-64")(program).partition_tags.values()
+    assert {s.key: s.value for s in spec.compile_specs}["tosa_spec"] == b"TOSA-0.80+BI+u55"
