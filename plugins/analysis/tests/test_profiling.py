@@ -1,5 +1,6 @@
 """Where the time of a call goes: nothing is spread, nothing is counted twice, and what is on no line says so."""
 
+import importlib
 import json
 
 import delegraph
@@ -60,6 +61,24 @@ def test_the_parts_are_the_whole(backends):
     assert {name for name, _ in found.by_place()} == {"host", *(d.name for d in lowered.delegates)}
     code = " ".join(name for name, _ in found.by_line())
     assert "self.first(x)" in code and "linalg.inv_ex" in code and "on no line" in code
+
+
+class Quantized(torch.nn.Module):
+    def forward(self, x):
+        ops = torch.ops.quantized_decomposed
+        q = ops.quantize_per_tensor.default(x, 0.1, 0, -128, 127, torch.int8)
+        y = torch.relu(ops.dequantize_per_tensor.default(q, 0.1, 0, -128, 127, torch.int8))
+        return ops.quantize_per_tensor.default(y, 0.1, 0, -128, 127, torch.int8)
+
+
+def test_integers_are_on_the_lines_of_the_floats_that_they_stand_for():
+    importlib.import_module("torch.ao.quantization.fx._decomposed")
+    options = {"tosa": {"spec": "TOSA-1.0+INT"}}
+    lowered = delegraph.lower(Quantized().eval(), (torch.ones(8),), backends=["tosa"], options=options)
+    found = lowered.profile(torch.ones(8), repeats=1)
+    inside = [part for part in found.parts if part.where != "host" and part.lines]
+    assert inside and all("torch.relu" in line.code or "ops." in line.code for part in inside for line in part.lines)
+    assert {name for name, _ in found.by_place()} == {"host", "lowered_module_0"} and 0 < found.attributed < 1
 
 
 def test_what_lines_were_fused_into_is_counted_under_all_of_them():
