@@ -183,14 +183,20 @@ def add_constant(program: ExportedProgram, tensor: torch.Tensor, name: str = "co
     taken = {*program.constants, *program.state_dict, *(n.name for n in graph.nodes)}
     names = itertools.chain([name], (f"{name}_{k}" for k in itertools.count(1)))
     target = next(free for free in names if free not in taken)
+    # before the first input of the user; if there is none, behind all placeholders
     inputs = placeholders(program)
-    first = next((k for k, (_, spec) in enumerate(inputs) if spec.kind is InputKind.USER_INPUT), len(inputs))
-    following = inputs[first][0] if first < len(inputs) else next(n for n in graph.nodes if n.op != "placeholder")
+    kinds = [spec.kind for _, spec in inputs]
+    if InputKind.USER_INPUT in kinds:
+        position = kinds.index(InputKind.USER_INPUT)
+        following = inputs[position][0]
+    else:
+        position = len(inputs)
+        following = next(n for n in graph.nodes if n.op != "placeholder")
     with graph.inserting_before(following):
         node: Node = graph.placeholder(target)
     node.name = target
     node.meta["val"] = tensor if mode is None else mode.from_tensor(tensor, static_shapes=True)
-    signature.input_specs.insert(first, InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(node.name), target))
+    signature.input_specs.insert(position, InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(node.name), target))
     program.constants[target] = tensor
     return node
 

@@ -135,14 +135,19 @@ def _lower_one(
             quantize_given = provided(f"{_QUANTIZING}:quantize_given", "--quantize")
             notes.append(quantize_given(loaded, args.quantize, backends[0]))
         with progress(f"lowering {model} for {', '.join(backends) or 'the host'}"):
-            folds = not args.no_fold_constants
             cache = args.cache  # a folder, True for --cache without one, or None
             if args.cache_remote:
                 folder = args.cache or os.environ.get("DELEGRAPH_CACHE")
                 cache = Cache(None if folder is True else folder, remote=args.cache_remote)  # None: the user's folder
-            choices: Choices = {"backends": backends, "options": options, "fold_constants": folds, "cache": cache}
-            memory = None if args.memory_limit is None else int(args.memory_limit * 1e6)  # bytes, of MB
-            choices |= {"isolation": args.isolation, "time_limit": args.time_limit, "memory_limit": memory}
+            choices: Choices = {
+                "backends": backends,
+                "options": options,
+                "fold_constants": not args.no_fold_constants,
+                "cache": cache,
+                "isolation": args.isolation,
+                "time_limit": args.time_limit,
+                "memory_limit": None if args.memory_limit is None else int(args.memory_limit * 1e6),  # bytes, of MB
+            }
             lowered = lower(**loaded.arguments(), **choices)
         result.report = lowered.report
         result.report.notes += notes

@@ -36,24 +36,29 @@ class Answers:
         In both cases the program's nodes then have the tags and the metadata that the partitioner gave them.
         """
         key = self._key(partitioner, program)
-        if key is None:
+        if key is None:  # its answers are not cached
             return _asked(partitioner, program)
-        name = type(partitioner).__name__
         cached: PartitionResult | None = self._lookups.fetch(key, lambda data: _read(key, data, program))
         if cached is not None:
-            self._lookups.say(f"an answer of {name} is from the cache")
+            self._lookups.say(f"an answer of {type(partitioner).__name__} is from the cache")
             return cached
-        before = [set(node.meta) for node in program.graph.nodes]
+        keys_before = [set(node.meta) for node in program.graph.nodes]
         result = _asked(partitioner, program)
+        self._keep(key, type(partitioner).__name__, program, keys_before, result)
+        return result
+
+    def _keep(
+        self, key: str, name: str, program: ExportedProgram, before: list[set[str]], result: PartitionResult
+    ) -> None:
+        """Store the answer ``result`` of the partitioner called ``name``. ``before``: as in ``_rows``."""
         try:
             rows = _rows(program, before, result)
         except (ContractViolation, KeyError, TypeError, AttributeError) as e:
             # The answer may be wrong, which the caller checks, or right and no JSON. Neither is cached.
             self._lookups.say(f"an answer of {name} is not cached: {e}")
-            return result
-        # an entry has a header and parts of bytes; an answer has no such part
-        self._lookups.keep(key, packed(key, [{"partitioner": name, "torch": torch.__version__}, *rows], ()))
-        return result
+            return
+        header = [{"partitioner": name, "torch": torch.__version__}, *rows]
+        self._lookups.keep(key, packed(key, header, ()))  # an entry may also have parts of bytes; an answer has none
 
     def _key(self, partitioner: Partitioner, program: ExportedProgram) -> str | None:
         """The key of the answer about ``program``; None if it cannot be cached."""

@@ -150,8 +150,8 @@ def _normalize(lowering: Lowering) -> None:
     """Step ``normalize``: normalize each program, apply the user's transforms, and normalize the result of each."""
     for method, exported in lowering.programs.items():
         # before writes become functional, which replaces batch norm that writes its statistics by another operator
-        note = training_note(exported)
-        lowering.notes += [f"{method} was {note}"] if note else []
+        if note := training_note(exported):
+            lowering.notes.append(f"{method} was {note}")
         program = _normalized(lowering, method, exported)
         transforms = lowering.transforms.get(method, ())
         border = _border(program) if transforms else {}  # types of inputs and outputs before the transforms
@@ -177,11 +177,11 @@ def _normalize(lowering: Lowering) -> None:
 
 def _border(program: ExportedProgram) -> dict[str, str]:
     """``input x`` or ``output 0`` -> its type as text, for the tensors that a program takes and returns."""
-    results = zip(program.graph_signature.output_specs, output_values(program), strict=True)
-    returned = [value for spec, value in results if spec.kind is OutputKind.USER_OUTPUT]
-    values = {f"input {node.name}": node for node in user_inputs(program)}
-    values |= {f"output {k}": v for k, v in enumerate(returned) if isinstance(v, Node)}
-    vals = {name: value.meta.get("val") for name, value in values.items()}
+    outputs = zip(program.graph_signature.output_specs, output_values(program), strict=True)
+    returned = [value for spec, value in outputs if spec.kind is OutputKind.USER_OUTPUT]
+    nodes = {f"input {node.name}": node for node in user_inputs(program)}
+    nodes |= {f"output {k}": value for k, value in enumerate(returned) if isinstance(value, Node)}
+    vals = {name: node.meta.get("val") for name, node in nodes.items()}
     return {name: Argument.of(name, val).type for name, val in vals.items() if isinstance(val, torch.Tensor)}
 
 

@@ -355,11 +355,12 @@ class Executable:
                 _check_strides(node, flat[position], reader)
             try:
                 results = run(*self._state.values(), *flat)
+            # what operators raise for sizes that do not fit
             except (ArithmeticError, IndexError, RuntimeError, ValueError) as error:
-                # the errors above are those that operators raise for sizes that do not fit
-                if isinstance(error, DelegraphError) or not (input_error := failed_at(self.program, flat, error)):
+                wrong_size = None if isinstance(error, DelegraphError) else failed_at(self.program, flat, error)
+                if wrong_size is None:
                     raise
-                raise input_error from error
+                raise wrong_size from error
             return self._method.pack(self._finish(results, flat))
 
     def _prepare(self) -> Callable[..., Any]:

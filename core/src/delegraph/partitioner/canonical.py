@@ -106,9 +106,11 @@ def matches(*patterns: Graph | ExportedProgram) -> NodeLists:
 
     def find(exported_program: ExportedProgram) -> list[Sequence[Node]]:
         """The calls at each place of the program where a pattern occurs."""
-        matchers = [SubgraphMatcher(graph) for graph in graphs]
-        places = [place for matcher in matchers for place in matcher.match(exported_program.graph)]
-        # ``nodes_map``: node of the pattern -> the node of the program that matches it
-        return [[n for p, n in place.nodes_map.items() if p.op == "call_function"] for place in places]
+        found: list[Sequence[Node]] = []
+        for pattern in graphs:
+            for match in SubgraphMatcher(pattern).match(exported_program.graph):
+                # ``nodes_map``: node of the pattern -> the node of the program that matches it
+                found.append([node for part, node in match.nodes_map.items() if part.op == "call_function"])
+        return found
 
     return find

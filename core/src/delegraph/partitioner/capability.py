@@ -139,12 +139,10 @@ class _Search:
         self.refused: dict[Node, str] = {}
         self.final: set[Node] = set()
         self.constant: set[Node] = set()
-        stored = [(n, s) for n, s in placeholders(program) if s.kind in CONSTANT_KINDS]
-        # constant -> its name in the model, and why it cannot be stored (None if it can)
-        why_by_node = {n: (s.target, why_no_bytes(constant_tensor(program, s))) for n, s in stored}
-        self.unreadable = {
-            n: f"{name} cannot be stored: {reason}" for n, (name, reason) in why_by_node.items() if reason
-        }
+        self.unreadable: dict[Node, str] = {}  # constant that cannot be stored -> why
+        for node, spec in placeholders(program):
+            if spec.kind in CONSTANT_KINDS and (why := why_no_bytes(constant_tensor(program, spec))):
+                self.unreadable[node] = f"{spec.target} cannot be stored: {why}"
         self.support.begin(program)
         for node in self.calls:
             reason = self._why_not(node)

@@ -68,9 +68,10 @@ def sink(ordered: Sequence[Unit], level: Levels, accepted: Collection[Node]) -> 
     for unit in reversed(ordered):  # users first
         if unit[0] in accepted:
             members = set(unit)
-            users = [u for n in unit for u in n.users if u not in members]
-            if users and all(u in accepted and u in level for u in users):
-                level.update(dict.fromkeys(unit, min(level[u] for u in users)))
+            users = [user for node in unit for user in node.users if user not in members]
+            if users and all(user in accepted and user in level for user in users):
+                lowest = min(level[user] for user in users)
+                level.update(dict.fromkeys(unit, lowest))
 
 
 def group_by_level(ordered: Iterable[Unit], level: Levels, accepted: Collection[Node]) -> list[list[Unit]]:

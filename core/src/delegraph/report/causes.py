@@ -109,22 +109,22 @@ class _Roots:
         """
         if reason.of is None:
             return None
-        producer = unpacked(reason.of) or reason.of  # if the operand is one of several results, the call that has them
+        # if the operand is one of several results of a call, the refusal is about the call
+        producer = unpacked(reason.of) or reason.of
         return self.reasons.get((self.backend, producer.meta.get("debug_handle", 0), operator_name(producer)))
 
 
 def _root_of(reason: Reason, follows_from_another: bool) -> _Root:
     """The root of a cause whose first reason is ``reason``.
 
-    ``follows_from_another``: the operand ``reason.of`` is refused, too, for another cause; the root then says which
-    operator computes that operand (``behind``).
+    ``follows_from_another``: the operand ``reason.of`` is refused, too, for another cause.
     """
     if reason.of is None:
         return _Root((reason.cause,), reason, "")
+    # refusals about the results of different operators, or about different inputs, are different causes
     producer = unpacked(reason.of) or reason.of
     name = operator_name(producer) if producer.op == "call_function" else producer.name
-    # refusals about the results of different operators, or about different inputs, are different causes
-    return _Root((reason.cause, name), reason, name if follows_from_another else "")
+    return _Root((reason.cause, name), reason, behind=name if follows_from_another else "")
 
 
 def _cause(method: str, backend: str, group: Sequence[_Member], frees: int | None, notation: Notation) -> Cause:

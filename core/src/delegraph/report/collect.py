@@ -53,9 +53,12 @@ def left_operators(nodes: Iterable[Node]) -> list[LeftOperator]:
     checks = {check for graph in {n.graph for n in calls} for check in find_checks(graph)}
     for node in calls:
         if is_operator(node) and node not in checks:
-            # (debug handle, name, operator) of the call that is decomposed to ``node`` and others; None if none is
+            # (debug handle, name, operator) of the call that was decomposed to ``node`` and others; None if none was
             whole = node.meta.get(LEFT)
-            operators.setdefault(whole or node, LeftOperator(whole[-1] if whole else operator_name(node), node))
+            if whole is None:
+                operators[node] = LeftOperator(operator_name(node), node)
+            else:
+                operators.setdefault(whole, LeftOperator(whole[-1], node))
     return list(operators.values())
 
 

@@ -115,10 +115,12 @@ def _names_in_bodies(nodes: Iterable[Node], outer: Mapping[str, str] = _NOTHING)
     ``nodes`` are those of one graph. ``outer``: if that graph is itself a subgraph, names of its inputs -> names of the
     values that are passed to them in the user's program.
     """
-    for fetch in (n for n in nodes if n.op == "get_attr"):
-        body: Any = getattr(fetch.graph.owning_module, str(fetch.target), None)
-        for call in fetch.users if isinstance(body, GraphModule) else ():
-            names = [n.name for n in body.graph.nodes if n.op == "placeholder"]
+    for fetch in nodes:
+        body: Any = getattr(fetch.graph.owning_module, str(fetch.target), None) if fetch.op == "get_attr" else None
+        if not isinstance(body, GraphModule):
+            continue
+        names = [n.name for n in body.graph.nodes if n.op == "placeholder"]
+        for call in fetch.users:
             passed = pytree.tree_leaves(call.args)
             pairs = zip(reversed(names), reversed(passed), strict=False)  # operands are the last arguments of a call
             inside = {name: outer.get(v.name) or _name_in_program(v) for name, v in pairs if isinstance(v, Node)}

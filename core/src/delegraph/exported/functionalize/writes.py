@@ -192,8 +192,10 @@ class _Rewrite:
         if node.target is aten.as_strided_copy.default:
             size, stride, *rest = node.args[1:]
             offset = rest[0] if rest else node.kwargs.get("storage_offset")
+            if offset is None:
+                offset = val.storage_offset()
             node.kwargs = {}
-            self._read_by_place(node, member, size, stride, val.storage_offset() if offset is None else offset)
+            self._read_by_place(node, member, size, stride, offset)
         elif name in self.aliases.source or val.storage_offset():
             raise Unproven(f"{node.name} reads memory around {member.name}")
         else:
@@ -222,14 +224,15 @@ class _Rewrite:
         # Most kernels give their result the order of their operands. So the order of a new value, which may differ from
         # the recorded one, is passed on to everything computed from it (``moved``). Only calls that see memory notice.
         for root in dict.fromkeys(memory_root(operand) for operand in reader.all_input_nodes if _is_tensor(operand)):
-            order = dense_order(root.meta["val"])
+            order = dense_order(root.meta["val"])  # innermost dimension first; None for a tensor with gaps
             if root in self.moved and root.op == "call_function" and order:
-                # Permute so that the outermost dimension in memory is the first, copy contiguously, permute back.
-                # ``order`` lists the innermost first. The users are listed now: the permutation will be a user, too.
-                users, outer_first = list(root.users), order[::-1]
-                permuted = self._insert_permuted(root, outer_first)
+                users = list(root.users)  # listed now, because the permutation will be a user, too
+                # permute so that the outermost dimension in memory is the first, copy contiguously, permute back
+                there = order[::-1]
+                back = [there.index(dim) for dim in range(len(order))]
+                permuted = self._insert_permuted(root, there)
                 packed = self._insert_packed(permuted.next, permuted)
-                copy = self._insert_permuted(packed, [outer_first.index(dim) for dim in range(len(order))])
+                copy = self._insert_permuted(packed, back)
                 for user in users:
                     user.replace_input_with(root, copy)
 

@@ -123,8 +123,10 @@ def running(t: Tosa, x: Value, dim: int, largest: bool) -> Pair:
 
 def _equal_or_nan(t: Tosa, left: Value, right: Value) -> Value:
     """bool, true where elements are equal or both NaN."""
-    same = t.equal(left, right)
-    return t.logical_or(same, t.logical_and(is_nan(t, left), is_nan(t, right))) if left.dtype in FLOATS else same
+    are_equal = t.equal(left, right)
+    if left.dtype not in FLOATS:
+        return are_equal
+    return t.logical_or(are_equal, t.logical_and(is_nan(t, left), is_nan(t, right)))
 
 
 def is_nan(t: Tosa, x: Value) -> Value:

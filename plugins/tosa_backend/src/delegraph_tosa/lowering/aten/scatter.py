@@ -301,13 +301,14 @@ def _put_masked(t: Tosa, x: Value, indices: Sequence[Value | None], values: Valu
     Unsupported otherwise.
     """
     (mask,) = [index for index in indices if index is not None]
+    # x has ``before`` axes, then those of the mask, then ``after`` axes, which are those of one slice
     before = indices.index(mask)
     after = x.rank - before - mask.rank
-    is_one_slice = before == 0 and (values.rank <= after or values.shape[: values.rank - after] == (1,))
+    lead, slice_shape = values.shape[: max(values.rank - after, 0)], values.shape[max(values.rank - after, 0) :]
+    is_one_slice = before == 0 and lead in ((), (1,))
     is_one_number = math.prod(values.shape) == 1
     t.require(is_one_slice or is_one_number, "what a mask takes of several values depends on the data")
-    element = t.reshape(values, values.shape[max(values.rank - after, 0) :] if before == 0 else ())
-    element = converted(t, t.ranked(element, x.rank), x.dtype)
+    new = converted(t, t.ranked(t.reshape(values, slice_shape if before == 0 else ()), x.rank), x.dtype)
     if accumulate:
-        element = t.add(x, element)
-    return t.select(t.reshape(mask, (*(1,) * before, *mask.shape, *(1,) * after)), element, x)
+        new = t.add(x, new)
+    return t.select(t.reshape(mask, (*(1,) * before, *mask.shape, *(1,) * after)), new, x)

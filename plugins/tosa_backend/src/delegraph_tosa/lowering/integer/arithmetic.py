@@ -74,13 +74,14 @@ def _sum(t: Tosa, left: Any, right: Any, alpha: float, sign: int) -> Any:
     """
     if _is_table(left, right):
         return NotImplemented
-    first, second = left, _operand_times(t, right, alpha)
+    right = _operand_times(t, right, alpha)
     # if one operand cannot be brought to a common scale (a mask, a float), it is added later, when the result's scale
     # is known
-    for x, x_sign, other, other_sign in ((first, 1, second, sign), (second, sign, first, 1)):
-        if isinstance(x, Lazy) and _has_no_common_scale(t, other):
-            return _shifted_by(t, x if x_sign > 0 else times(t, x, -1), _operand_times(t, other, other_sign))
-    (x, y), step = aligned(t, [addend(t, first), addend(t, second)])
+    if isinstance(left, Lazy) and _has_no_common_scale(t, right):
+        return _shifted_by(t, left, _operand_times(t, right, sign))
+    if isinstance(right, Lazy) and _has_no_common_scale(t, left):
+        return _shifted_by(t, right if sign > 0 else times(t, right, -1), _operand_times(t, left, 1))
+    (x, y), step = aligned(t, [addend(t, left), addend(t, right)])
     return Scaled(t.add(x, y) if sign > 0 else t.sub(x, y), Scale(step))
 
 
@@ -300,10 +301,13 @@ def prod_dim(t: Tosa, self: Lazy, dim: int, keepdim: bool, dtype: torch.dtype | 
     """[*A,N,*B] -> [*A,*B]"""
     t.require(dtype in (None, torch.float32), f"a product in {dtype} is not lowered")
     x, (axis,) = addend(t, self), axes_of(dim, self.rank)
-    t.require(not is_dynamic(x.shape[axis]) and x.shape[axis] <= FACTORS, f"a product of more than {FACTORS} elements")
+    count = x.shape[axis]
+    t.require(not is_dynamic(count) and count <= FACTORS, f"a product of more than {FACTORS} elements")
+    # factor k is [*A,1,*B], the elements at position k of the axis
     size = [1 if a == axis else n for a, n in enumerate(x.shape)]
-    starts = [[k if a == axis else 0 for a in range(x.rank)] for k in range(x.shape[axis])]
-    y = reduce(partial(_product, t), [Scaled(t.slice(x.q, start, size), x.scale, x.zero_point) for start in starts])
+    starts = [[k if a == axis else 0 for a in range(x.rank)] for k in range(count)]
+    factors = [Scaled(t.slice(x.q, start, size), x.scale, x.zero_point) for start in starts]
+    y = reduce(partial(_product, t), factors)
     shape = size if keepdim else [*size[:axis], *size[axis + 1 :]]
     return Scaled(t.reshape(y.q, shape), y.scale, y.zero_point)
 

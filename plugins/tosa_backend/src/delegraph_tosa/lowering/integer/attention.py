@@ -111,11 +111,13 @@ def _above_minus_infinity(t: Tosa, mask: Value) -> Value | None:
     """
     if isinstance(mask, Joined):
         parts = [_above_minus_infinity(t, part) for part in mask.parts]
+        if all(part is None for part in parts):
+            return None
         true = t.constant(1, DType.BOOL, (1,) * mask.rank)
-        return None if not any(parts) else mask.join(t, [true if part is None else part for part in parts])
+        return mask.join(t, [true if part is None else part for part in parts])
     if isinstance(mask, Moved):
         above = _above_minus_infinity(t, mask.of)
-        return above and mask.move(t, above)
+        return None if above is None else mask.move(t, above)
     return None if isinstance(mask, Lazy) else t.greater(mask, -math.inf)
 
 

@@ -142,12 +142,13 @@ def _moved_once_quantized(t: Tosa, x: Lazy, move: Any) -> Any:
         return x.moved(t, move, _shape_of_elements(t, x, results))
     if "FP" not in t.spec.profiles:
         results = [r if r is None or r.dtype is x.dtype else None for r in results]
-    return tuple(
-        [
-            r if r is None else x.moved(t, partial(_result_at, move, k), _shape_of_elements(t, x, r))
-            for k, r in enumerate(results)
-        ]
-    )
+    moved: list[Lazy | None] = []
+    for k, result in enumerate(results):
+        if result is None:
+            moved.append(None)
+        else:
+            moved.append(x.moved(t, partial(_result_at, move, k), _shape_of_elements(t, x, result)))
+    return tuple(moved)
 
 
 def _result_at(move: Any, position: int, t: Tosa, v: Value) -> Value:
@@ -168,9 +169,12 @@ def _shape_of_elements(t: Tosa, x: Lazy, result: Value) -> tuple[int, ...]:
 def _moved_bytes(overload: Any, t: Tosa, *arguments: Any) -> Any:
     """The rule on uint8 for an operator of ``MOVES``: the float rule, on int8 integers, which have the same order."""
     results = lowering_of(overload)(t, *[a.q if isinstance(a, Bytes) else a for a in arguments])
-    if isinstance(results, tuple):
-        return tuple([Bytes(q) if q is not None and q.dtype is DType.INT8 else q for q in results])
-    return Bytes(results) if results.dtype is DType.INT8 else results
+
+    def wrapped(result: Value | None) -> Value | None:
+        """A result of int8 as uint8; positions and what is not lowered (None) as they are."""
+        return Bytes(result) if result is not None and result.dtype is DType.INT8 else result
+
+    return tuple(map(wrapped, results)) if isinstance(results, tuple) else wrapped(results)
 
 
 for overload in _overloads():
