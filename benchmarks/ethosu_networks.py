@@ -109,13 +109,14 @@ def main() -> None:
     torch.set_num_threads(1)
     known = [json.loads(line) for line in options.journal.read_text().splitlines()] if options.journal.exists() else []
     done = {(row["name"], row["accelerator"], row["integers"]): row for row in known}
-    for name in () if options.table else options.names or [*MANY, *FUNCTIONS, *LARGE]:
+    for name in () if options.table else options.names or [*FUNCTIONS, *MANY, *LARGE]:
         wanted = [(name, a, i) for a in ACCELERATORS for i in (False, True) if (name, a, i) not in done]
+        program = None
         for key in wanted:
             row = dict(zip(("name", "accelerator", "integers"), key, strict=True))
             try:
-                module, batches = _built(name)
-                row |= _row(delegraph.quantize(module, batches, backend="ethosu"), *key[1:])
+                program = program or delegraph.quantize(*_built(name), backend="ethosu")
+                row |= _row(program, *key[1:])
             except Exception as error:
                 row["error"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
             done[key] = row

@@ -1,0 +1,120 @@
+"""Vela, asked about files of one TOSA operator each, beside what the tables of delegraph-ethosu say of it.
+
+    python benchmarks/ethosu_operators.py
+
+A row where the table takes what Vela refuses is a defect of the table. The other way round the table is stricter: Vela
+does not promise what it happens to compile.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from delegraph.errors import Unsupported
+from delegraph_ethosu.hardware import why_not_u55, why_not_u85
+from delegraph_ethosu.vela import run_vela
+from delegraph_tosa import DType, Graph, Operator, TosaFile, TosaSpec, Type, Value, operators
+from delegraph_tosa.ir.graph import Literal, shape_value
+from delegraph_tosa.ir.types import ARRAY_DTYPES
+
+SPEC = TosaSpec.parse("TOSA-1.0+INT+int16+int4")
+DEVICES = (
+    ("ethos-u55-128", "Ethos_U55_High_End_Embedded", "Shared_Sram", why_not_u55),
+    ("ethos-u85-256", "Ethos_U85_SYS_DRAM_Mid", "Sram_Only", why_not_u85),
+)
+INT8, INT16, INT32, BOOL = DType.INT8, DType.INT16, DType.INT32, DType.BOOL
+IMAGE = (1, 4, 6, 8)
+
+
+def _input(shape: tuple[int, ...], dtype: DType) -> Value:
+    return Value(Type(shape, dtype))
+
+
+def _constant(shape: tuple[int, ...], dtype: DType) -> Value:
+    return Value(Type(shape, dtype), Literal(np.zeros(shape, ARRAY_DTYPES[dtype])))
+
+
+def _made(name: str, inputs: list[Value], **attributes: Any) -> Operator:
+    operator: Operator = getattr(operators, name)(inputs, None, **attributes)
+    operator.outputs = tuple(Value(type, producer=operator) for type in operator.infer())
+    return operator
+
+
+def _cases() -> Iterator[tuple[str, Operator]]:
+    """A name, and an operator of the integer profile."""
+    for name, dtype in itertools.product(("ABS", "CLZ", "BITWISE_NOT"), (INT32,)):
+        yield str(dtype), _made(name, [_input(IMAGE, dtype)])
+    numbers = ("ADD", "SUB", "MAXIMUM", "MINIMUM", "INTDIV", "EQUAL", "GREATER", "BITWISE_AND", "LOGICAL_LEFT_SHIFT")
+    for name in numbers:
+        yield "int32", _made(name, [_input(IMAGE, INT32), _input(IMAGE, INT32)])
+    for name in ("LOGICAL_AND", "LOGICAL_OR"):
+        yield "bool", _made(name, [_input(IMAGE, BOOL), _input(IMAGE, BOOL)])
+    for dtype in (INT8, INT16, INT32):
+        yield str(dtype), _made("MUL", [_input(IMAGE, dtype), _input(IMAGE, dtype), _constant((1,), INT8)])
+        yield str(dtype), _made("NEGATE", [_input(IMAGE, dtype), _constant((1,), dtype), _constant((1,), dtype)])
+        yield str(dtype), _made("SELECT", [_input(IMAGE, BOOL), _input(IMAGE, dtype), _input(IMAGE, dtype)])
+        yield str(dtype), _made("CONCAT", [_input(IMAGE, dtype), _input(IMAGE, dtype)], axis=3)
+        yield str(dtype), _made("GATHER", [_input((1, 6, 8), dtype), _input((1, 3), INT32)])
+        for rank, name in itertools.product(range(1, 6), ("REDUCE_MAX", "REDUCE_MIN")):
+            shape = (2, 3, 4, 5, 6)[-rank:]
+            yield f"{dtype} rank {rank}", _made(name, [_input(shape, dtype)], axis=rank - 1)
+        for axis in range(4):
+            yield f"{dtype} axis {axis}", _made("REVERSE", [_input(IMAGE, dtype)], axis=axis)
+        for perms in itertools.permutations(range(4)):
+            yield f"{dtype} {perms}", _made("TRANSPOSE", [_input((2, 3, 4, 5), dtype)], perms=perms)
+        for other in {INT8, INT16, INT32} - {dtype}:
+            yield f"{dtype} to {other}", _made("CAST", [_input(IMAGE, dtype)], dtype=other)
+    for dtype in (INT8, INT16):
+        yield str(dtype), _made("CLAMP", [_input(IMAGE, dtype)], min_val=-5, max_val=9)
+        for batch, channels in ((1, 100), (1, 127), (1, 128), (2, 8)):
+            yield f"{dtype} {batch}x{channels}", _made("ARGMAX", [_input((batch, 2, 2, channels), dtype)], axis=3)
+        for kernel, stride in itertools.product((2, 3, 9), (1, 2, 3, 4)):
+            image, padding = _input((1, kernel + 4 * stride, kernel + 4 * stride, 4), dtype), (0, 0, 0, 0)
+            window = {"kernel": (kernel, kernel), "stride": (stride, stride), "pad": padding}
+            yield f"{dtype} {kernel}/{stride}", _made("MAX_POOL2D", [image], **window)
+            points = _constant((1,), dtype), _constant((1,), dtype)
+            yield f"{dtype} {kernel}/{stride}", _made("AVG_POOL2D", [image, *points], acc_type=INT32, **window)
+    for stride, dilation in itertools.product((1, 2, 3, 4), (1, 2)):
+        size = 2 * dilation + 1 + 4 * stride
+        window = {"pad": (0,) * 4, "stride": (stride,) * 2, "dilation": (dilation,) * 2, "acc_type": INT32}
+        image, zeros = _input((1, size, size, 4), INT8), [_constant((1,), INT8)] * 2
+        for name, shape, bias in (("CONV2D", (8, 3, 3, 4), 8), ("DEPTHWISE_CONV2D", (3, 3, 4, 1), 4)):
+            inputs = [image, _constant(shape, INT8), _constant((bias,), INT32), *zeros]
+            yield f"int8 stride {stride}, dilation {dilation}", _made(name, inputs, **window)
+    for factor in (2, 3, 4, 8, 16):
+        settings = (2 * factor, 2) * 2, (1 - factor,) * 2, (factor - 1,) * 2
+        image = _input((1, 8, 8, 4), INT8)
+        yield f"nearest, {factor} times", _made("RESIZE", [image, *map(shape_value, settings)], mode=1)
+
+
+def main() -> None:
+    """Print a line for each operator whose verdicts are not all "yes", and their number."""
+    count, wrong = 0, 0
+    for what, operator in _cases():
+        graph = Graph([v for v in operator.inputs if v.constant is None], list(operator.outputs), [operator])
+        told, all_taken = [], True
+        for accelerator, system, memory, why_not in DEVICES:
+            table, vela = why_not(operator) is None, _compiles(graph, accelerator, system, memory)
+            told.append(f"{accelerator}: table {'yes' if table else 'no'}, Vela {'yes' if vela else 'no'}")
+            all_taken &= table and vela
+            wrong += table and not vela
+        count += 1
+        if not all_taken:
+            print(f"{operator.name} {what}: {'; '.join(told)}", flush=True)
+    print(f"{count} operators on each of {len(DEVICES)} accelerators; {wrong} that a table takes and Vela refuses")
+
+
+def _compiles(graph: Graph, accelerator: str, system: str, memory: str) -> bool:
+    flags = [f"--accelerator-config={accelerator}", "--config=Arm/vela.ini", f"--system-config={system}"]
+    try:
+        run_vela(TosaFile(graph, SPEC), [*flags, f"--memory-mode={memory}"], 120)
+    except Unsupported:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main()
