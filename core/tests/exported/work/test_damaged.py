@@ -149,6 +149,30 @@ def test_so_is_much_nonsense():
     _hostile(10_000, seed=6)
 
 
+@pytest.mark.parametrize("power", [["Pow", 9, {"s": 0}], ["LShift", 1, {"s": 0}], ["Pow", ["Pow", 9, {"s": 0}], 9]])
+def test_powers_of_symbols_with_large_examples_are_refused(power):
+    """torch computes a size with the example of its symbol; with one of 2**31, that took all memory."""
+
+    def change(structure):
+        structure[2][0][0][-1] = 5000
+        path = next(p for p in places(structure[4]) if at(structure[4], p) == {"s": 0})
+        at(structure[4], path[:-1])[path[-1]] = power
+
+    with pytest.raises(FormatError, match="no program has the size"):
+        read(changed(write(PROGRAMS["sizes"]()), change))
+
+
+@pytest.mark.parametrize(("field", "value"), [(1, [1 << 20, [0]]), (1, [-1]), (2, [[0], 1])])
+def test_shapes_and_strides_of_constants_are_whole_numbers(field, value):
+    """A product of an int and a list is a list: one of 2**31 elements took all memory."""
+
+    def change(structure):
+        structure[5][0][field] = value
+
+    with pytest.raises(FormatError, match="is no index"):
+        read(changed(write(PROGRAMS["layers"]()), change))
+
+
 def test_deep_nesting_is_refused():
     data = packed(Form(b"[" * 100_000 + b"]" * 100_000, b"[]", []))
     with pytest.raises(FormatError, match="RecursionError"):

@@ -130,11 +130,12 @@ class ConstantsRead:
         """
         name, shape, strides, number, place = self._rows[at(index)]
         dtype, memory = DTYPES[name], self._memory(at(number))
+        shape = [at(d) for d in shape]  # before anything is computed: an int times a list is a long list
         size = math.prod(shape) * dtype.itemsize  # in bytes
-        steps = c_strides(shape) if strides is None else strides
+        steps = c_strides(shape) if strides is None else [at(s) for s in strides]
         # wrong: another number of bytes, or a place in the middle of an element
         misfits = size != memory.nbytes if place is None else at(place) % dtype.itemsize
-        if misfits or min((*shape, *steps, 0)) < 0:
+        if misfits:
             raise FormatError("format-invalid", f"a constant of the shape {shape} has {memory.nbytes} bytes")
         if place is None:
             elements = memory.view(dtype).reshape(shape)

@@ -220,15 +220,18 @@ class SymbolsRead:
         name, *operands = written
         args = [self._expression(operand) for operand in operands]
         misplaced = name not in _LOGICAL and not all(isinstance(arg, sympy.Expr) for arg in args)
-        too_large = name in _POWERS and not (_is_small(args[1], 64) and _is_small(args[0], _LARGEST))
+        too_large = name in _POWERS and not (self._is_small(args[1], 64) and self._is_small(args[0], _LARGEST))
         if misplaced or too_large:  # a truth value in a sum; a power that would take sympy days
             raise FormatError("format-invalid", f"no program has the size {written!r:.80}")
         return FUNCTIONS[name](*args)
 
+    def _is_small(self, number: Any, limit: int) -> bool:
+        """Whether the absolute value of ``number`` is below ``limit``, examples in the place of symbols.
 
-def _is_small(number: Any, limit: int) -> bool:
-    """Whether ``number`` is symbolic, or below ``limit`` in absolute value."""
-    return not number.is_number or bool(abs(number) < limit)
+        torch computes sizes with the examples of their symbols, so these count like numbers.
+        """
+        value = number.xreplace(self._environment.backed_var_to_val)
+        return not value.is_number or bool(abs(value) < limit)
 
 
 def at(index: Any) -> int:
