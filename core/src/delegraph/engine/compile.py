@@ -78,7 +78,10 @@ class _Call:
         return f"{numbers} of {total}, {name}", after
 
     def drop(self) -> bool:
-        """Keep every thread from beginning the call. Returns False if one has begun it."""
+        """Keep every thread from beginning the call; returns False if a thread has begun it already.
+
+        Whoever acquires ``_first`` makes the call; a call that is dropped is made by nobody.
+        """
         return self._first.acquire(blocking=False) and self.outcome.cancel()
 
     def submit(self, executor: Executor) -> None:

@@ -158,20 +158,24 @@ def _as_program(
     module: Any = getattr(program.graph_module, attribute)
     graph = Graph(owning_module=module)
     copies, tensors = _tensor_placeholders(module, graph)
-    for node in (n for n in module.graph.nodes if n not in copies):
-        copies[node] = copy_node(graph, node, copies.__getitem__)
-        copies[node].meta.pop("delegation_tag", None)
+    for node in module.graph.nodes:
+        if node not in copies:
+            copies[node] = copy_node(graph, node, copies.__getitem__)
+            copies[node].meta.pop("delegation_tag", None)
     output = output_node(graph)
     # a program returns a tuple, also where the subgraph returns a bare value
     single = not isinstance(output.args[0], (tuple, list))
     values: tuple[Any, ...] = (output.args[0],) if single else tuple(output.args[0])  # type: ignore[arg-type]
     output.args = (values,)
+    # the tensors that were attributes of the subgraph, as constants of the program
+    added = [InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(name), f"{attribute}.{name}") for name in tensors]
+    inputs = list(added)
     nodes = [n for n in graph.nodes if n.op == "placeholder" and n.name not in tensors]
     # for each call: position of an input -> the operand that the call passes there every time
     shared = [_shared_inputs(call, len(nodes)) for call in calls]
-    # the tensors that were attributes of the subgraph, as constants of the program
-    added = [InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(name), f"{attribute}.{name}") for name in tensors]
-    inputs = added + [_input_spec(n, {same.get(k) for same in shared}, constants) for k, n in enumerate(nodes)]
+    for position, node in enumerate(nodes):
+        passed = {operands.get(position) for operands in shared}
+        inputs.append(_input_spec(node, passed, constants))
     outputs = [OutputSpec(OutputKind.USER_OUTPUT, argument_of(v), None) for v in values]
     call_spec = flat_call(sum(s.kind is InputKind.USER_INPUT for s in inputs), len(values))
     # Not checked here: the step that rewrites the subgraph checks its result.

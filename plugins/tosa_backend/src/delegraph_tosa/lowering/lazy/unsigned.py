@@ -32,7 +32,10 @@ class Bytes(Lazy):
     __slots__ = ("held", "q")
 
     def __init__(self, q: Value, held: Value | None = None) -> None:
-        """``q`` is int8, each element 128 less than the uint8; ``held`` the int8 input with the bits of the uint8."""
+        """``q``: int8 [*S], each element 128 less than the uint8, such as -128 for 0.
+
+        ``held``: the int8 input of the graph with the bits of the uint8, such as -56 for 200; None if there is none.
+        """
         Value.__init__(self, q.type, q.constant)
         self.q, self.held = q, held
 
