@@ -75,7 +75,7 @@ def _why_unavailable(info: BackendInfo) -> str:
         with AtWork(runtime, "is_available", registry=default_registry()):
             return "" if runtime.is_available() else f"{runtime.__name__} says that it is not available"
     except DelegraphError as e:
-        return e.message
+        return f"{e.message}; {e.hint}" if e.hint else e.message
 
 
 def _seconds(text: str) -> float:
