@@ -94,6 +94,23 @@ def test_known_limits_are_not_measured(program):
     assert integers_of(softmax) == (1 / 256, -128)
 
 
+class Tables(nn.Module):
+    """A copy of what is part of a table, and a function that is NaN below 1."""
+
+    def forward(self, x):
+        return (x * x).clone(), torch.acosh(x)
+
+
+def test_tables_go_on_through_copies_and_are_0_where_a_function_is_nan():
+    x = torch.linspace(1, 4, 64)[None]
+    program = delegraph.quantize(Tables(), [(x,)])
+    lowered = delegraph.lower(program, options=INT)
+    with torch.no_grad():
+        found, wanted = lowered(x - 2), program.module(check_guards=False)(x - 2)
+    for ours, theirs, node in zip(found, wanted, program.graph.output_node().args[0], strict=True):
+        assert ((ours - theirs) / node.args[1]).abs().max() <= 1.01
+
+
 def test_averages_of_pixels_keep_their_quantization_where_that_is_fine_enough():
     class Averages(nn.Module):
         def __init__(self) -> None:

@@ -205,7 +205,9 @@ class _Call:
             return SharedQuantizationSpec((first, source))
         if packet(self.target) in moves.MOVES or self._joins() or self._averages():
             first = next(n for n in self.node.all_input_nodes if is_float(n))
-            return SharedQuantizationSpec((first, self.node))
+            # a clone of what is in the same table has no operand whose quantization it could share
+            if self._joins() or not self._continues(first, self.node):
+                return SharedQuantizationSpec((first, self.node))
         return specs.fixed(self.precision, self.target) or specs.activation(self.precision, self.qat)
 
     def _continues(self, before: Node, after: Node) -> bool:

@@ -400,6 +400,9 @@ def quantized(t: Tosa, x: Value, to: Quantization) -> Value:
     scaled = t.clamp(t.mul(x, 1 / to.scale), float(to.low - to.zero_point), float(to.high - to.zero_point))
     y = t.cast(scaled, to.dtype if to.zero_point == 0 else DType.INT32)
     q = y if to.zero_point == 0 else t.cast(t.add(y, to.zero_point), to.dtype)
+    if x.constant is not None:
+        # of NaN, PyTorch makes the integer 0, whatever the zero point is
+        q = t.select(t.equal(x, x), q, 0)
     q.range = to.range
     return q
 
