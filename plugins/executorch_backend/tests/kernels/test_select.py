@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import delegraph
 import pytest
 import torch
 from delegraph.errors import OptionError, Unsupported
+from delegraph_executorch.format import PteFormat
 from delegraph_executorch.kernels import find_kernel, kernel_set, stock_kernels
 from torch.nn import functional
 
@@ -65,3 +68,24 @@ def test_what_a_device_would_refuse_is_refused_here(
     with pytest.raises(Unsupported, match=said) as raised:
         emit(lower(Function(function), inputs))
     assert raised.value.source is not None
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_quantized_programs_call_the_kernels_of_the_quantized_library(tmp_path: Path) -> None:
+    """Names, arguments and results are those that ExecuTorch's own runtime takes, once that library is loaded."""
+    x = torch.tensor([[-3.0, -0.26, 0.0, 0.24, 0.26, 9.0]])
+    program = delegraph.quantize(Function(lambda x: x.abs()), [(x,)])
+    path = tmp_path / "program.pte"
+    delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": "TOSA-1.0+INT"}}).save(path)
+    # borders alone: the middle is the delegate's
+    stays = delegraph.lower(program, backends=[])
+    stays.save(path)
+    text = "\n".join(PteFormat.inspect(path).lines())
+    assert "link ExecuTorch's kernels/quantized for quantized_decomposed::dequantize_per_tensor.out" in text
+    wanted = program.module(check_guards=False)(x)
+    assert torch.equal(delegraph.load(path)(x), wanted)
+    import executorch.kernels.quantized  # noqa: F401  # registers the library with the runtime of the wheel
+    from executorch.runtime import Runtime
+
+    (found,) = Runtime.get().load_program(path).load_method("forward").execute([x])
+    assert torch.equal(found, wanted)

@@ -10,6 +10,7 @@ from typing import Any
 from delegraph.io.escape import LONGEST
 
 from ..buckets.table import KEY, BucketTable
+from ..kernels import QUANTIZED_LIBRARY
 from ..program.calling import producers
 from ..program.tables import DelegateCall, ExecutionPlan, KernelCall, Tensor
 from ..serialize.check import nbytes
@@ -83,6 +84,8 @@ class ProgramFacts:
             f"backends that the runtime must have: {', '.join(self.backends) or 'none'}",
             f"kernels that the runtime must have: {', '.join(self.kernels) or 'none'}",
         ]
+        if linked := [name for name in self.kernels if name in QUANTIZED_LIBRARY]:
+            lines.append(f"of these the build has to link ExecuTorch's kernels/quantized for {', '.join(linked)}")
         if self.named_data:
             lines.append("named data: " + ", ".join(f"{key} ({size} bytes)" for key, size in self.named_data.items()))
         if self.external_tensors:

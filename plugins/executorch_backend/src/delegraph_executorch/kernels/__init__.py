@@ -1,7 +1,16 @@
 """The kernels that a runtime has, and the one that computes an operator."""
 
-from .kernel_set import KernelSet, kernel_set, stock_kernels
+from .kernel_set import QUANTIZED_LIBRARY, KernelSet, kernel_set, stock_kernels
 from .limits import why_not
 from .select import Kernel, find_kernel, kernel_name
 
-__all__ = ["Kernel", "KernelSet", "find_kernel", "kernel_name", "kernel_set", "stock_kernels", "why_not"]
+__all__ = [
+    "QUANTIZED_LIBRARY",
+    "Kernel",
+    "KernelSet",
+    "find_kernel",
+    "kernel_name",
+    "kernel_set",
+    "stock_kernels",
+    "why_not",
+]

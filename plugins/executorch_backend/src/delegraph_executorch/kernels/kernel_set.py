@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -15,19 +15,28 @@ from delegraph.errors import OptionError
 
 @dataclass(frozen=True)
 class KernelSet:
-    """Names of kernels (``aten::add.out``), and what has them."""
+    """Names of kernels (``aten::add.out``), what has them, and names that a library adds which a build may link."""
 
     runtime: str
     names: frozenset[str]
+    linked: frozenset[str] = frozenset()
 
     def __contains__(self, name: object) -> bool:
-        return name in self.names
+        return name in self.names or name in self.linked
+
+
+QUANTIZED_LIBRARY = frozenset(
+    f"quantized_decomposed::{name}.out"
+    for name in ("quantize_per_tensor", "dequantize_per_tensor", "quantize_per_channel", "dequantize_per_channel")
+)
+"""Kernels of ExecuTorch's kernels/quantized, which neither its wheel's runtime has nor PyTorch declares."""
 
 
 @cache
 def stock_kernels() -> KernelSet:
-    """The kernels of the runtime in the wheel ``executorch``; the file says of which version."""
-    return _from_json(json.loads(files(__package__).joinpath("stock.json").read_text()), "the plugin's own list")
+    """The kernels of the runtime in the wheel ``executorch``, and of its quantized library; the file says the version."""
+    own = _from_json(json.loads(files(__package__).joinpath("stock.json").read_text()), "the plugin's own list")
+    return replace(own, linked=QUANTIZED_LIBRARY)
 
 
 def kernel_set(given: str | Path | Iterable[str] | KernelSet | None) -> KernelSet:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from .kernel_set import KernelSet
+from .kernel_set import QUANTIZED_LIBRARY, KernelSet
 
 DECLARED_BY_RESULT = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format"})
 """Arguments that an out variant may lack: the tensor that it fills has these properties already."""
@@ -48,7 +48,16 @@ def find_kernel(operator: OpOverload, kernels: KernelSet) -> Kernel | None:
             )
             if str(kernel) in kernels:
                 return kernel
-    return None
+    return _of_quantized_library(operator, kernels)
+
+
+def _of_quantized_library(operator: OpOverload, kernels: KernelSet) -> Kernel | None:
+    """The kernel of a quantize or dequantize; its arguments are the operator's, its result a tensor behind these."""
+    schema = operator._schema
+    name = kernel_name(schema.name, "out")
+    if schema.overload_name or name not in QUANTIZED_LIBRARY or name not in kernels:
+        return None
+    return Kernel(schema.name, "out", tuple(schema.arguments), tuple(schema.returns))
 
 
 def _candidates(operator: OpOverload) -> Iterator[OpOverload]:

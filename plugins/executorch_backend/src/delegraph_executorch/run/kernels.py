@@ -164,7 +164,21 @@ def _empty(args: Sequence[Any]) -> None:
     args[-1].write(torch.zeros(list(args[0]), dtype=args[-1].dtype))
 
 
+def _quantize(args: Sequence[Any]) -> None:
+    """input, scale, zero point, smallest and largest integer, dtype, result"""
+    x, scale, zero_point, low, high = args[0].read(), *args[1:5]
+    args[-1].write(torch.clamp(torch.round(x * (1.0 / scale)) + zero_point, low, high).to(args[-1].dtype))
+
+
+def _dequantize(args: Sequence[Any]) -> None:
+    """input, scale, zero point, smallest and largest integer, dtype, the result's dtype, result"""
+    result = args[-1]
+    result.write((args[0].read().to(result.dtype) - args[2]) * args[1])
+
+
 _SPECIAL: dict[str, Kernel] = {
+    "quantized_decomposed::quantize_per_tensor.out": _quantize,
+    "quantized_decomposed::dequantize_per_tensor.out": _dequantize,
     "aten::copy_": _copy_into,
     "aten::index_put_": _put_into,
     "aten::sym_size.int": lambda args: args[0].read().shape[args[1]],
