@@ -34,7 +34,7 @@ QUANTIZED_LIBRARY = frozenset(
 
 @cache
 def stock_kernels() -> KernelSet:
-    """The kernels of the runtime in the wheel ``executorch``, and of its quantized library; the file says the version."""
+    """The kernels of the runtime in the wheel ``executorch``, and of its quantized library; the file says which."""
     own = _from_json(json.loads(files(__package__).joinpath("stock.json").read_text()), "the plugin's own list")
     return replace(own, linked=QUANTIZED_LIBRARY)
 
