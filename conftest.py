@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 import torch
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start: one thread each, beside other workers
+torch.set_num_threads(1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,6 +44,17 @@ def _seed(node: pytest.Item | pytest.Collector) -> None:
     seed = zlib.crc32(node.nodeid.encode())
     random.seed(seed)
     torch.default_generator.manual_seed(seed)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Each worker gets one run of neighbours, and takes from another when it has none left.
+
+    By default pieces are dealt out that become smaller and smaller, and what a module's fixtures make is made by both.
+    """
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log) if config.getvalue("dist") == "load" else None
 
 
 @pytest.fixture
