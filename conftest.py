@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import zlib
@@ -44,6 +45,12 @@ def _seed(node: pytest.Item | pytest.Collector) -> None:
     seed = zlib.crc32(node.nodeid.encode())
     random.seed(seed)
     torch.default_generator.manual_seed(seed)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What was collected stays to the end, so the garbage collector need not walk through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -59,6 +59,7 @@ def test_the_partitioning_benchmark_runs():
     assert "| dense, all taken |" in output
 
 
+@pytest.mark.slow
 def test_the_growth_benchmark_runs():
     output = run("benchmarks/growth.py", "partitions", "--repeats", "1")
     assert "| 1,000 nodes, 250 partitions | s | ratio |" in output

@@ -72,6 +72,7 @@ def test_it_lowers_its_example(installed, work):
     assert shown["verification"]["relative_error"] < 1e-6
 
 
+@pytest.mark.slow  # a minute; the checks that take no time are among its own tests
 def test_it_passes_the_conformance_kit(installed, work):
     shown = json.loads(run(installed, *guide("delegraph check"), "--quick", "--json", folder=work))
     assert {c["name"]: c["status"] for c in shown["checks"] if c["status"] != "passed"} == {
@@ -84,7 +85,7 @@ def test_it_passes_the_conformance_kit(installed, work):
 
 
 def test_its_own_tests_pass(installed, work):
-    """Of the conformance kit, which has just run as a whole, those checks that take no time."""
+    """Of the conformance kit, those checks that take no time."""
     chosen = "not TestMyNpu or declaration or options or empty or handles"
     quiet = ("-W", "error", "-p", "no:cacheprovider", "-q")
     assert "16 passed, 1 skipped, 14 deselected" in run(

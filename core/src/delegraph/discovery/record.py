@@ -92,6 +92,12 @@ class PluginRecord:
         return [e for e in EVENTS if self.manager and getattr(self.manager.hook, e).get_hookimpls()]
 
     @property
+    def hooks(self) -> list[str]:
+        """The names of all hooks that the plugin implements, also of those that declare nothing on this machine."""
+        callers = self.manager.get_hookcallers(next(iter(self.manager.get_plugins()))) if self.manager else None
+        return [c.name for c in callers or ()]
+
+    @property
     def address(self) -> str:
         """Distribution, version and file, for messages about several plugins at once."""
         return f"{self.owner} ({self.location})"

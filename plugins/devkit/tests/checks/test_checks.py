@@ -119,7 +119,7 @@ def test_the_check_of_one_operator_finds_what_is_wrong_with_it(name, operator):
     assert SAYS[name] in results[1].message
 
 
-FAILS_NO_OTHER = ("graph", "wrong_relu", "level_two", "trusting")
+FAILS_NO_OTHER = ("wrong_relu", "trusting")
 """Bad backends on which the default run tries every check, each of another part of the kit; ``slow`` tries all."""
 
 
@@ -178,7 +178,9 @@ def test_a_delegate_that_hangs_is_ended():
     assert "loading the first 0 of" in result.message and "did not come to an end in time" in result.message
 
 
-@pytest.mark.parametrize("name", ["arrays", "weights", "shared_store"])
+@pytest.mark.parametrize(
+    "name", ["arrays", *(pytest.param(n, marks=pytest.mark.slow) for n in ("weights", "shared_store"))]
+)
 def test_a_worse_backend_fails_several_checks(name):
     checks, register = backends.WORSE[name]
     assert checks <= set(failures(devkit.run_checks(under_test(register))))

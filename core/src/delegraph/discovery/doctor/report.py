@@ -116,7 +116,7 @@ def _row(
     problems = tuple(f for f in faults if f.status is not Status.OK)
     warnings = [*(f for f in faults if f.status is Status.OK), *lacking, *record.warnings, *result.warnings]
     warnings += _same_name(record, all_records)
-    if not record.declarations and not record.events and not problems:
+    if not record.declarations and not record.hooks and not problems:
         warnings.append(Fault(Status.OK, "it declares nothing", _NOTHING))
     return PluginRow(
         name=record.name,
