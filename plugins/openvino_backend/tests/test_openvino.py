@@ -10,6 +10,7 @@ import numpy as np
 import openvino as ov
 import pytest
 import torch
+import torch.ao.quantization.fx._decomposed  # the operators quantized_decomposed
 from delegraph.backend import CompileSpec
 from delegraph.errors import FormatError, InputError, NoRuntime, OptionError
 from delegraph.runtime import BlobHeader
@@ -168,6 +169,29 @@ def test_scales_by_channel_are_along_their_axis(axis):
     small, near = lowered(x)
     wanted = Function(function, scales, zeros)(x)
     assert torch.equal(small, wanted[0]) and torch.equal(near, wanted[1])
+
+
+@pytest.mark.parametrize("other", [0.011, 0.02], ids=["one scale", "two scales"])
+def test_quantized_tensors_are_concatenated_as_integers(other):
+    """OpenVINO's int8 transformation of a concatenation gave results that were wrong by up to 255 steps."""
+    quantized = torch.ops.quantized_decomposed
+
+    def step(x, scale, zero):
+        given = (scale, zero, -128, 127, torch.int8)
+        return quantized.dequantize_per_tensor(quantized.quantize_per_tensor(x, *given), *given)
+
+    def function(module, x):
+        weights = [quantized.dequantize_per_tensor(w, 0.01, 0, -127, 127, torch.int8) for w in (module.w0, module.w1)]
+        deeper = step(F.relu(F.conv2d(step(x, 0.03, 6), weights[0], padding=1)) * 0.05, other, -105)
+        return step(F.relu(F.conv2d(torch.cat([step(x, 0.011, -105), deeper], 1), weights[1])), 0.03, -128)
+
+    torch.manual_seed(0)
+    weights = [torch.randint(-127, 128, size, dtype=torch.int8) for size in ((4, 4, 3, 3), (4, 8, 3, 3))]
+    x = torch.randn(1, 4, 8, 8)
+    lowered = lower(function, x, weights=weights)
+    assert list(reasons(lowered)) == ([] if other == 0.011 else ["aten.cat.default"])
+    off = (lowered(x) - Function(function, *weights)(x)).abs() / 0.03
+    assert off.max() < 1.5 and (off > 0.5).float().mean() < 0.02
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

@@ -51,8 +51,18 @@ class Draft:
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.values.__getitem__)
         if getattr(node.target, "namespace", "") == "quantized_decomposed":
             args = tuple(_NUMBERS.get(arg, arg) if isinstance(arg, torch.dtype) else arg for arg in args)
-        name = f"n{len(self.calls)}"
-        self.values[node] = self.graph.create_node("call_function", node.target, args, dict(kwargs), name=name)
+        name, target = f"n{len(self.calls)}", node.target
+        joined = [part for part in dequantized_parts(node) if self.values[part].op == "call_function"]
+        if joined:  # not where a call is alone, to ask about it
+            # OpenVINO's int8 transformation of a concatenation of dequantized tensors is wrong, by up to all of the
+            # range; of integers it is right.
+            integers = [self.values[part].args[0] for part in joined]
+            small = self.graph.create_node(
+                "call_function", target, (integers, *args[1:]), dict(kwargs), name=f"{name}q"
+            )
+            small.meta["val"] = node.meta["val"].to(joined[0].all_input_nodes[0].meta["val"].dtype)
+            target, args, kwargs = joined[0].target, (small, *self.values[joined[0]].args[1:]), {}
+        self.values[node] = self.graph.create_node("call_function", target, args, dict(kwargs), name=name)
         self.values[node].meta["val"] = node.meta.get("val")
         self.calls.append(node)
 
@@ -69,6 +79,14 @@ class Draft:
         for output, node in zip(model.outputs, outputs, strict=True):
             _check_value(output, node.meta["val"])
         return model
+
+
+def dequantized_parts(node: Node) -> list[Node]:
+    """What ``node`` concatenates, if it does, and each part is dequantized here; else nothing."""
+    if node.target is not torch.ops.aten.cat.default:
+        return []
+    parts: Any = node.args[0]
+    return list(parts) if all("quantized_decomposed.dequantize" in str(part.target) for part in parts) else []
 
 
 class _Nodes(list[Node]):

@@ -13,7 +13,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
-from .frontend import TYPES, Draft
+from .frontend import TYPES, Draft, dequantized_parts
 from .options import Options
 from .quantized import RULES
 
@@ -55,6 +55,9 @@ def why_not(node: Node) -> str | None:
     if str(node.target) in RULES:
         scales = [value for value in node.all_input_nodes[1:] if value.op == "call_function"]
         return f"OpenVINO has fixed scales, and {scales[0].name} is computed" if scales else None
+    parts = dequantized_parts(node)
+    if parts and ("channel" in str(parts[0].target) or len({part.args[1:] for part in parts}) > 1):
+        return "OpenVINO concatenates quantized tensors right if they have one scale and one zero point"
     reason = _why_not_integers(node)
     if reason is not None:
         return reason

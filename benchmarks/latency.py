@@ -1,0 +1,216 @@
+"""Latency and compile time of large models: OpenVINO through delegraph and by its own API, XNNPACK beside ExecuTorch's.
+
+    python benchmarks/latency.py [openvino|xnnpack ...] [--model NAME ...] [--seconds 10]
+
+From one exported program of examples/. OpenVINO's own API: `openvino.convert_model`, `Core.compile_model` with float32,
+and `openvino.serialize`, since delegraph stores the IR as well. ExecuTorch's own: `to_edge_transform_and_lower` with
+`XnnpackPartitioner`, and `to_executorch`; both `.pte` files run in its runtime. Compiling is CPU seconds, in a process
+that has compiled another model; "engine" is what of delegraph's is spent in OpenVINO or ExecuTorch, "tracer" what is
+spent in torch's tracer of decompositions, which both of the others run as well, over the whole program.
+
+Then both are called in turns in one process, on one thread, in pairs: the ratio is the median of the pairs, with its
+interval of 95 % from their order; milliseconds are medians. "load" is how many processes wanted a processor, for each
+processor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import delegraph
+import measuring
+import torch
+from torch.utils import _pytree as pytree
+
+MODELS = ("MobileNetV2", "ResNet-50", "BERT-base", "ViT-B/16")
+HEADER = (
+    *("model", "engine", "lower, s", "in the engine", "in the tracer", "ours", "its own API, s", "ratio"),
+    *("call, ms", "its own, ms", "ratio", "95 %", "pairs", "load"),
+)
+ONE_THREAD = {"INFERENCE_NUM_THREADS": "1"}
+Call = Callable[[], Any]
+
+
+def main() -> None:
+    """Print the table, a row a model and engine, each of a process of its own."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("engines", nargs="*", metavar="ENGINE")
+    parser.add_argument("--model", action="append", choices=MODELS)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of calls of each")
+    arguments = measuring.parse(parser, lambda engine, rest: lambda: _row(engine, *rest.split(":")))
+    command = " ".join(["python benchmarks/latency.py", *sys.argv[1:]])
+    print(measuring.heading(command, ["torch", "openvino", "executorch"]))
+    print("| " + " | ".join(HEADER) + " |\n|---|" + "---:|" * (len(HEADER) - 1))
+    for engine in arguments.engines or ("openvino", "xnnpack"):
+        for name in arguments.model or MODELS:
+            row = measuring.once(__file__, engine, f"{name}:{arguments.seconds}")
+            print("| " + " | ".join([name, engine, *row["cells"]]) + " |", flush=True)  # type: ignore[attr-defined]
+
+
+def _row(engine: str, name: str, seconds: str) -> dict[str, Any]:
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    ours, theirs = {"openvino": (_openvino, _own_openvino), "xnnpack": (_xnnpack, _own_xnnpack)}[engine]
+    with torch.no_grad():
+        for model in ("throw-away", name):
+            module, args = measuring.model(model)
+            program = torch.export.export(module, args)
+            spent = {"engine": 0.0, "tracer": 0.0}
+            with _watched(spent, engine):
+                call, total = measuring.cpu_seconds(partial(ours, program, args))
+            own, own_total = measuring.cpu_seconds(partial(theirs, program, args))
+        pairs = _pairs(call(), own(), float(seconds))
+    low, middle, high = _median_with_interval([a / b for a, b in pairs])
+    figures = [total, spent["engine"], spent["tracer"], total - sum(spent.values()), own_total]
+    cells = [*(f"{figure:.2f}" for figure in figures), f"{total / own_total:.2f}"]
+    cells += [f"{1000 * statistics.median(pair[k] for pair in pairs):.2f}" for k in (0, 1)]
+    load = os.getloadavg()[0] / (os.cpu_count() or 1)
+    return {"cells": [*cells, f"{middle:.3f}", f"{low:.3f} to {high:.3f}", str(len(pairs)), f"{load:.1f}"]}
+
+
+# --- what is compiled, as a function that returns the call ------------------------------------------------------------
+
+
+def _openvino(program: Any, args: tuple[Any, ...]) -> Callable[[], Call]:
+    options = {"openvino": {"properties": ",".join(f"{key}={value}" for key, value in ONE_THREAD.items())}}
+    lowered = delegraph.lower(program, backends=["openvino"], options=options)
+    return lambda: lambda: lowered(*args)
+
+
+def _own_openvino(program: Any, args: tuple[Any, ...]) -> Callable[[], Call]:
+    import openvino as ov
+
+    model = ov.convert_model(program)
+    compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32", **ONE_THREAD})
+    with tempfile.TemporaryDirectory() as folder:
+        ov.serialize(model, Path(folder, "model.xml"), Path(folder, "model.bin"))
+
+    def ready() -> Call:
+        request = compiled.create_infer_request()
+        arrays = [ov.Tensor(arg.numpy(), shared_memory=True) for arg in args]
+
+        def call() -> None:
+            for k, array in enumerate(arrays):
+                request.set_input_tensor(k, array)
+            request.infer()
+
+        return call
+
+    return ready
+
+
+def _xnnpack(program: Any, args: tuple[Any, ...]) -> Callable[[], Call]:
+    from delegraph_executorch.emit import emit_program
+
+    content = emit_program(delegraph.lower(program, backends=["xnnpack"])).file.join()
+    return lambda: _in_executorch(content, args)
+
+
+def _own_xnnpack(program: Any, args: tuple[Any, ...]) -> Callable[[], Call]:
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir import to_edge_transform_and_lower
+
+    edge = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
+    content = bytes(edge.to_executorch().buffer)
+    return lambda: _in_executorch(content, args)
+
+
+def _in_executorch(content: bytes, args: tuple[Any, ...]) -> Call:
+    from executorch.runtime import Runtime
+
+    program = Runtime.get().load_program(content)
+    method, flat = program.load_method("forward"), pytree.tree_leaves(args)
+    return lambda: (program, method.execute(flat))
+
+
+PLACES = {
+    "openvino": (
+        ("delegraph_openvino.frontend", "FrontEnd.convert"),
+        ("delegraph_openvino.backend", "compile_model"),
+        ("openvino", "serialize"),
+    ),
+    "xnnpack": (
+        ("delegraph_executorch.bridging.xnnpack", "TheirPartitioner.partition"),
+        ("delegraph_executorch.bridging.xnnpack", "TheirBackend.preprocess"),
+        ("executorch.exir.program._program", "_generate_edge_program"),
+    ),
+}
+"""The functions in which the engine's share is spent."""
+
+
+def _watched(spent: dict[str, float], engine: str) -> ExitStack:
+    """While it is entered, CPU seconds in the engine's functions and in torch's tracer are added to ``spent``."""
+    stack, inside = ExitStack(), list[str]()
+
+    def watch(kind: str, module: str, path: str) -> None:
+        owner = importlib.import_module(module)
+        *parents, name = path.split(".")
+        for parent in parents:
+            owner = getattr(owner, parent) if hasattr(owner, parent) else type(owner._frontend())
+        before = vars(owner)[name]
+        function = before.__func__ if isinstance(before, staticmethod) else before
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start, is_outer = time.process_time(), not inside
+            inside.append(kind)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                inside.pop()
+                spent[kind] += (time.process_time() - start) if is_outer else 0.0
+
+        setattr(owner, name, staticmethod(timed) if isinstance(before, staticmethod) else timed)
+        stack.callback(setattr, owner, name, before)
+
+    for place in PLACES[engine]:
+        watch("engine", *place)
+    watch("tracer", "delegraph.exported.decompose.trace", "_trace")
+    return stack
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
+
+
+def _pairs(ours: Call, theirs: Call, seconds: float) -> list[tuple[float, float]]:
+    """Seconds of a call of each, in turns, and of every second pair the other one first."""
+    pairs: list[tuple[float, float]] = []
+    for call in (ours, theirs) * 3:
+        call()
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(pairs) < 20:
+        if len(pairs) % 2:
+            pairs.append((_seconds(ours), _seconds(theirs)))
+        else:
+            pairs.append((_seconds(theirs), _seconds(ours))[::-1])
+    return pairs
+
+
+def _seconds(call: Call) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _median_with_interval(ratios: list[float]) -> tuple[float, float, float]:
+    """The median with the interval that covers that of the distribution with 95 %, from order statistics."""
+    ordered = sorted(ratios)
+    reach = 0.98 * len(ordered) ** 0.5
+    low, high = int(len(ordered) / 2 - reach), int(len(ordered) / 2 + reach)
+    return ordered[max(low, 0)], statistics.median(ordered), ordered[min(high, len(ordered) - 1)]
+
+
+if __name__ == "__main__":
+    main()
