@@ -136,7 +136,8 @@ class BackendRuntime:
     def is_available() -> bool:
         """Whether delegates can be run now. Instead of returning False, may raise NoRuntime that says why.
 
-        False, for example, if no device is connected. Only ``delegraph backends --available`` calls this.
+        False, for example, if no device is connected. Only ``delegraph backends --available`` and ``delegraph doctor``
+        call this.
         """
         return True
 

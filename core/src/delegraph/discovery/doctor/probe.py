@@ -23,8 +23,8 @@ from typing import Any
 
 from importlib_metadata import EntryPoint
 
-from ...errors import DelegraphError
-from ...plugin import PROJECT, BackendSpec, Declaration
+from ...errors import DelegraphError, NoRuntime
+from ...plugin import PROJECT, BackendSpec, Declaration, RuntimeSpec
 from ..entry_points import Key, load
 from ..loading import missing
 from ..record import Fault, PluginRecord, Status, without
@@ -176,6 +176,8 @@ def target_faults(
 ) -> Iterator[Fault]:
     """Import all targets of a plugin, except those of backends that cannot be used; yields a fault for each failure.
 
+    Runtimes are also asked whether they can run programs here.
+
     Before each import, ``begin`` is called with the target and the number of targets that come after it.
     """
     declared = record.declarations if record.status in (Status.OK, Status.CONFLICT, Status.UNAVAILABLE) else ()
@@ -186,9 +188,17 @@ def target_faults(
             yield absent
             continue
         try:
-            resolve(declaration, record)
+            target = resolve(declaration, record)
+            if isinstance(declaration, RuntimeSpec) and not target.is_available():
+                yield Fault(Status.OK, f"{target.__name__} says that it cannot run programs here", "")
+        except NoRuntime as e:  # compiling works, so it is a warning
+            error = f"programs of {_backend_of(declaration)!r} cannot run here: {e.message}"
+            yield Fault(Status.OK, error, e.hint or "")
         except DelegraphError as e:
             yield Fault(Status.BROKEN, e.message, e.hint or "")
+        except Exception as e:  # ``resolve`` raises no other: it is the plugin's
+            error = f"{declaration.target} raised {type(e).__name__} when asked whether it is available: {e}"
+            yield Fault(Status.BROKEN, error, f"upgrade {record.distribution} or tell its authors; {without(record)}")
 
 
 def _backend_of(declaration: Declaration) -> str | None:
