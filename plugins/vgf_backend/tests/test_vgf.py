@@ -80,6 +80,11 @@ def test_a_target_that_vgf_has_not_is_refused_at_once():
         delegraph.lower(torch.nn.ReLU(), (torch.ones(2),), backends=["vgf"], options={"vgf": {"spec": "TOSA-0.80+MI"}})
 
 
+def test_flags_with_an_open_quote_are_refused_at_once():
+    with pytest.raises(OptionError, match="'flags' of vgf.*No closing quotation"):
+        delegraph.lower(torch.nn.ReLU(), (torch.ones(2),), backends=["vgf"], options={"vgf": {"flags": "'"}})
+
+
 class Branches(torch.nn.Module):
     def forward(self, x):
         return torch.cond(x.sum() > 0, torch.relu, torch.neg, (x,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import delegraph
@@ -43,5 +44,9 @@ class VgfPartitioner(WrappingPartitioner):
             raise OptionError("option-invalid", f"the option spec of vgf is {spec!r}: VGF files are made from TOSA 1.0")
         if DEVICE not in parsed.devices:
             spec = f"{spec}+{DEVICE}"
+        try:
+            shlex.split(flags)
+        except ValueError as error:
+            raise OptionError("option-invalid", f"option 'flags' of vgf is {flags!r:.80}: {error}") from error
         inner = delegraph.get_partitioner("tosa", spec=spec, **tosa)
         super().__init__(inner, "VgfBackend", [CompileSpec("vgf_flags", flags.encode())])
