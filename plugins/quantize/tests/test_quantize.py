@@ -15,10 +15,18 @@ import numpy as np
 import pytest
 import torch
 from delegraph.cli import main
-from delegraph.errors import ContractViolation, InputError, OptionError, PluginFailed, PluginUnavailable
+from delegraph.errors import (
+    ContractViolation,
+    DelegraphWarning,
+    InputError,
+    OptionError,
+    PluginFailed,
+    PluginUnavailable,
+)
 from delegraph.exported.tracing import TRACING
 from delegraph.plugin import BackendSpec, QuantizerSpec, hookimpl
 from torch import nn
+from torch._higher_order_ops.while_loop import while_loop
 from torch.nn.utils.parametrizations import weight_norm
 
 INT = {"tosa": {"spec": "TOSA-1.0+INT"}}
@@ -141,7 +149,7 @@ def test_weights_in_floats_are_gone():
         (torch.randn(2, 6), "a series of batches, not Tensor"),
         ([torch.randn(2, 6), torch.randn(3, 6)], r"batch 1 has float32\[3, 6\], and the first one float32\[2, 6\]"),
         ([torch.randn(2, 6), torch.zeros(2, 6, dtype=torch.int64)], "batch 1 has int64"),
-        ([torch.randn(2, 6), torch.full((2, 6), math.nan)], "tensor 0 of calibration batch 1 has NaN or infinity"),
+        ([torch.randn(2, 6), torch.full((2, 6), math.nan)], "x was NaN or infinite during calibration"),
         ([torch.zeros(0, 6)], "calibration never showed a value of x"),
         ([torch.randn(2, 5)], "torch.export could not export Net"),
         ([(torch.randn(2, 6), torch.ones(2))], r"has 2 values, and Net takes \(x\)\s+hint: without labels"),
@@ -152,7 +160,7 @@ def test_weights_in_floats_are_gone():
         ({"x": torch.randn(2, 6)}, "a series of batches, not one of them"),
         ([{"x": torch.randn(2, 6)}, {"y": torch.randn(2, 6)}], "batch 1 has other arguments than the first one"),
         ([torch.randn(2, 6, device="meta")], "tensor 0 of calibration batch 0 has no data"),
-        ([torch.tensor([[3e38, -3e38] * 3])], "x was NaN or infinite during calibration, or spans more than fp32 has"),
+        ([torch.tensor([[3e38, -3e38] * 3]), torch.full((1, 6), math.inf)], "x was NaN or infinite during calibration"),
     ],
 )
 def test_batches_that_do_not_fit(given, message):
@@ -410,6 +418,77 @@ def test_values_that_overflow_inside():
 
     with pytest.raises(InputError, match=r"mul was NaN or infinite during calibration[^$]*return x \* x"):
         delegraph.quantize(Square().eval(), [torch.full((2, 6), 3e38)])
+
+
+class Halves(nn.Module):
+    """A part whose values may have no scale, beside one whose values have."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.line = net(), nn.Linear(6, 4)
+
+    def forward(self, x, y):
+        return self.net(x), self.line(torch.log(y))
+
+
+@pytest.mark.parametrize(
+    ("observer", "value", "name"),
+    [("minmax", 0.0, "log"), ("minmax", math.nan, "y"), ("histogram", math.inf, "y")],
+    ids=["minus infinity inside", "NaN", "infinity"],
+)
+def test_what_has_no_scale_stays_in_floats(observer, value, name):
+    from delegraph_tosa.quantizer import Precision, TOSAQuantizer
+
+    module = Halves().eval()
+    given = [(x, torch.rand(2, 6)) for (x,) in batches()]
+    given[1][1][0, 0] = value
+    place = rf"{name} was NaN or infinite during calibration \(\S*test_quantize.py:\d+\)"
+    with pytest.warns(DelegraphWarning, match=place) as warned:
+        program = delegraph.quantize(module, given, quantizer=TOSAQuantizer(Precision(observer=observer)))
+    assert str(warned[0].message).count(" was ") == 1, "what follows from it is not named"
+    found, wanted = program.module(check_guards=False)(*given[0]), module(*given[0])
+    torch.testing.assert_close(found[1], wanted[1])
+    torch.testing.assert_close(found[0], wanted[0], rtol=0, atol=0.05)
+    assert not torch.equal(found[0], wanted[0])
+    (delegate,) = delegraph.lower(program, options=INT).delegates
+    assert delegate.processed_bytes and torch.equal(module.line.weight, program.state_dict["line.weight"])
+
+
+def test_a_span_that_fp32_has_not_stays_in_floats():
+    given = [(x, torch.tensor([[3e38, -3e38] * 3] * 2)) for (x,) in batches()]
+
+    class Sums(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net()
+
+        def forward(self, x, y):
+            return self.net(x), y + 1
+
+    with pytest.warns(DelegraphWarning, match="y spans more than fp32 has"):
+        program = delegraph.quantize(Sums().eval(), given)
+    assert torch.equal(program.module(check_guards=False)(*given[0])[1], given[0][1] + 1)
+
+
+class Nested(nn.Module):
+    """Branches in a branch, and in a loop, whose body torchao quantizes."""
+
+    def forward(self, x):
+        def inner(v):
+            return torch.cond(v.sum() > 4, lambda u: u * 2, lambda u: u + 1, (v,))
+
+        branched = torch.cond(x.sum() > 0, inner, lambda v: v.relu(), (x,))
+        steps = torch.zeros((), dtype=torch.int64)
+        _, looped = while_loop(lambda k, v: k < 2, lambda k, v: (k + 1, inner(v.tanh())), (steps, x))
+        return branched, looped
+
+
+def test_branches_in_branches_and_loops():
+    module, given = Nested().eval(), batches()
+    program = delegraph.quantize(module, given)
+    for (x,) in given:
+        for found, wanted in zip(program.module(check_guards=False)(x), module(x), strict=True):
+            torch.testing.assert_close(found, wanted, rtol=0, atol=0.05)
 
 
 def test_a_recurrent_layer_is_quantized_step_by_step():

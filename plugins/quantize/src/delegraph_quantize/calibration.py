@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from delegraph.errors import InputError
 from delegraph.exported import Program
-from delegraph.source import source_of
 from torch.utils import _pytree as pytree
+
+from .unscaled import Unscaled, leave_in_floats, watched
 
 Progress = Callable[[int, int | None], None]
 """Called after each batch: how many are done, and how many there are, if that is known."""
@@ -41,24 +42,31 @@ def names_of(program: Program) -> list[str]:
 
 def calibrate(
     prepared: torch.fx.GraphModule, batches: Iterator[Batch], total: int | None, progress: Progress | None
-) -> None:
-    """Run every batch. Raises InputError if one cannot be run."""
-    for number, batch in enumerate(batches):
-        try:
-            with torch.no_grad():
-                prepared(*batch.args, **batch.kwargs)
-        except Exception as e:  # what operators and modules of the user raise
-            text = f"calibration batch {number} does not fit the program: {type(e).__name__}: {e}"
-            raise InputError("input-invalid", text.partition("\n")[0]) from e
-        if progress is not None:
-            progress(number + 1, total)
-    _expect_observed(prepared)
+) -> list[Unscaled]:
+    """Run every batch, and leave in floats what has no scale after that; where such values began.
+
+    Raises InputError if a batch cannot be run, or if nothing is left that could be quantized.
+    """
+    with watched(prepared) as refused:
+        for number, batch in enumerate(batches):
+            try:
+                with torch.no_grad():
+                    prepared(*batch.args, **batch.kwargs)
+            except Exception as e:  # what operators and modules of the user raise
+                text = f"calibration batch {number} does not fit the program: {type(e).__name__}: {e}"
+                raise InputError("input-invalid", text.partition("\n")[0]) from e
+            if progress is not None:
+                progress(number + 1, total)
+    return leave_in_floats(prepared, refused)
 
 
-def checked(program: Program, batches: Iterable[Any], any_shape: bool) -> tuple[Iterator[Batch], int | None]:
+def checked(
+    program: Program, batches: Iterable[Any], any_shape: bool, *, finite: bool = True
+) -> tuple[Iterator[Batch], int | None]:
     """The batches as arguments of ``program``, each checked when it comes, and their number if it is known.
 
-    All are of the first one's form: the same structure, dtypes and, unless ``any_shape``, shapes; no NaN, no infinity.
+    All are of the first one's form: the same structure, dtypes and, unless ``any_shape``, shapes; if they have to be
+    ``finite``, without NaN and infinity.
     """
     if isinstance(batches, (torch.Tensor, str, bytes)) or not isinstance(batches, Iterable):
         text = f"calibration_batches is a series of batches, not {type(batches).__name__}"
@@ -66,10 +74,10 @@ def checked(program: Program, batches: Iterable[Any], any_shape: bool) -> tuple[
     if isinstance(batches, Mapping):
         text = "calibration_batches is a series of batches, not one of them"
         raise InputError("input-invalid", text, hint="[batch]: a list of dicts with the arguments' names")
-    return _checked(batches, any_shape, names_of(program)), len(batches) if isinstance(batches, Sized) else None
+    return _checked(batches, any_shape, finite, names_of(program)), len(batches) if isinstance(batches, Sized) else None
 
 
-def _checked(batches: Iterable[Any], any_shape: bool, names: Sequence[str]) -> Iterator[Batch]:
+def _checked(batches: Iterable[Any], any_shape: bool, finite: bool, names: Sequence[str]) -> Iterator[Batch]:
     """The batches as arguments. Raises InputError, with the batch that does not fit, when it is reached."""
     form = None
     for number, given in enumerate(batches):
@@ -89,19 +97,19 @@ def _checked(batches: Iterable[Any], any_shape: bool, names: Sequence[str]) -> I
             )
             raise InputError("input-invalid", text, hint=hint)
         for position, tensor in enumerate(tensors):
-            _expect_numbers(tensor, f"tensor {position} of calibration batch {number}")
+            _expect_numbers(tensor, f"tensor {position} of calibration batch {number}", finite)
         yield batch
     if form is None:
         text = "there are no calibration batches, so no scale is known"
         raise InputError("input-invalid", text, hint="give some inputs as the model will see them; 8 to 100 as a rule")
 
 
-def _expect_numbers(tensor: torch.Tensor, name: str) -> None:
-    """Raise InputError for a tensor without data, or with NaN or infinity."""
+def _expect_numbers(tensor: torch.Tensor, name: str, finite: bool) -> None:
+    """Raise InputError for a tensor without data or, if it has to be ``finite``, with NaN or infinity."""
     if tensor.is_meta:
         raise InputError("input-invalid", f"{name} has no data: it is on the device 'meta'")
-    if tensor.is_floating_point() and not tensor.isfinite().all():
-        hint = "no scale could be made of that; leave the batch out"
+    if finite and tensor.is_floating_point() and not tensor.isfinite().all():
+        hint = "nothing could be measured by that; leave the batch out"
         raise InputError("input-invalid", f"{name} has NaN or infinity in it", hint=hint)
 
 
@@ -117,24 +125,3 @@ def _expect_torch(number: int, leaves: Sequence[Any]) -> None:
 def _said(kinds: list[tuple[torch.dtype, tuple[int, ...] | None]]) -> str:
     shown = [str(dtype).removeprefix("torch.") + ("" if shape is None else str(list(shape))) for dtype, shape in kinds]
     return ", ".join(shown) or "no tensors"
-
-
-def _expect_observed(prepared: torch.fx.GraphModule) -> None:
-    """Raise InputError if an observer saw nothing, NaN or infinity, or a range that fp32 does not hold."""
-    for node in prepared.graph.nodes:
-        if node.op != "call_module":
-            continue
-        observer = prepared.get_submodule(str(node.target))
-        observer = getattr(observer, "activation_post_process", observer)
-        low, high = getattr(observer, "min_val", None), getattr(observer, "max_val", None)
-        if not isinstance(low, torch.Tensor) or not isinstance(high, torch.Tensor):
-            continue
-        made = node.args[0]
-        if low.numel() == 0 or (low > high).any():  # as it began
-            text = f"calibration never showed a value of {made}"
-            raise InputError("input-invalid", text, hint="batches without elements say nothing about scales")
-        if not (high - low).isfinite().all():
-            text = f"{made} was NaN or infinite during calibration, or spans more than fp32 has: that has no scale"
-            raise InputError(
-                "input-invalid", text, source=source_of(made), hint="set its module to None, which is floats"
-            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterable
 from importlib.util import find_spec
 from itertools import chain, repeat
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 from delegraph import Registry, default_registry, export
-from delegraph.errors import ContractViolation, InputError, OptionError, PluginUnavailable
+from delegraph.errors import ContractViolation, DelegraphWarning, InputError, OptionError, PluginUnavailable
 from delegraph.exported import RECURRENT, TRACING, Program, to_core
 from delegraph.exported_program import written_targets
 from delegraph.io.quiet import quietly
@@ -44,25 +45,32 @@ def quantize(
     ``progress(done, total)`` is called after each batch; the total is None for a generator. The model is not changed.
     Buffers that it writes carry over from batch to batch, and are in the result what they were before the first.
 
-    Raises InputError for batches that do not fit, have NaN or show nothing, and for a program of which nothing is
+    A value that was NaN or infinite with a batch has no scale: the calls that make or take it stay in floats, and a
+    DelegraphWarning names it with its line.
+
+    Raises InputError for batches that do not fit or show nothing, and for a program of which nothing is
     quantized; PluginUnavailable without torchao; what the registry raises for a backend that has no quantizer.
     """
     registry = registry or default_registry()
     quantizer = quantizer_of(backend, registry) if quantizer is None else quantizer
     expect_torchao()
     _expect_quantizer(quantizer, registry)
-    batches, total = checked(program, calibration_batches, dynamic_shapes is not None)
+    batches, total = checked(program, calibration_batches, dynamic_shapes is not None, finite=False)
     first = next(batches)
     _expect_arguments(program, first)
     exported = export_whole(program, first, dynamic_shapes)
     _expect_floats(exported)
     with TRACING:
         prepared = _prepared(exported, quantizer, registry)
-        calibrate(prepared, chain([first], batches), total, progress)
+        unscaled = calibrate(prepared, chain([first], batches), total, progress)
         converted = _converted(prepared)
         _restore_buffers(converted, exported)
         with torch.no_grad():
-            return torch.export.export(converted, *first, dynamic_shapes=dynamic_shapes)
+            quantized = torch.export.export(converted, *first, dynamic_shapes=dynamic_shapes)
+    if unscaled:
+        text = f"left in floats, with the calls that make or take it: {'; '.join(map(str, unscaled))}"
+        warnings.warn(text, DelegraphWarning, stacklevel=2)
+    return quantized
 
 
 def quantizer_of(backend: str | None, registry: Registry) -> Any:
@@ -208,21 +216,70 @@ def _converted(prepared: GraphModule) -> GraphModule:
     """The program with Q/DQ in the place of observers, and without the weights in floats, which torchao leaves."""
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
-    _retarget(prepared, torch.ops.aten.batch_norm.default, _batch_norm)
+    held = _hold_bodies(prepared)
+    for target, stand_in in _STAND_INS.items():
+        _retarget(prepared, target, stand_in)
     with quietly():
         converted: GraphModule = convert_pt2e(prepared)
-    _retarget(converted, _batch_norm, torch.ops.aten.batch_norm.default)
+    for target, stand_in in _STAND_INS.items():
+        _retarget(converted, stand_in, target)
     used = {str(node.target) for node in converted.graph.nodes if node.op == "get_attr"}
     for name, _ in [*converted.named_parameters(), *converted.named_buffers()]:
         if name not in used:
             owner, _, attribute = name.rpartition(".")
             delattr(converted.get_submodule(owner), attribute)
+    for name in used & held.keys():
+        setattr(converted, name, held[name])
     return converted
+
+
+class _Held(torch.nn.Module):
+    """Stands for the body of a loop or a branch while torchao converts what calls it.
+
+    torchao deletes the modules of modules that no call of the outer program names, and these are a body's own bodies.
+    """
+
+    def __init__(self, body: GraphModule) -> None:
+        super().__init__()
+        self._body = (body,)  # a tuple hides it
+
+    def forward(self, *operands: Any) -> Any:
+        return self._body[0](*operands)
+
+
+def _hold_bodies(prepared: GraphModule) -> dict[str, GraphModule]:
+    """Put stand-ins in the place of the bodies of loops and branches; the bodies by name, converted if prepared."""
+    names = {str(node.target) for node in prepared.graph.find_nodes(op="get_attr")}
+    loops = [node.args[1] for node in prepared.graph.find_nodes(op="call_function", target=_while)]
+    scans = [node.args[0] for node in prepared.graph.find_nodes(op="call_function", target=_scanning)]
+    observed = {str(body.target) for body in (*loops, *scans)}
+    held = dict[str, GraphModule]()
+    for name, body in list(prepared.named_children()):
+        if name in names and isinstance(body, GraphModule):
+            held[name] = _converted(body) if name in observed else body
+            setattr(prepared, name, _Held(held[name]))
+    return held
 
 
 def _batch_norm(*args: Any) -> torch.Tensor:
     """Stands for a batch norm while torchao converts: at the sight of one it exports a dozen patterns of training."""
     return torch.ops.aten.batch_norm.default(*args)  # type: ignore[no-any-return]
+
+
+_while, _scanning = torch.ops.higher_order.while_loop, torch.ops.higher_order.scan
+
+
+def _while_loop(*args: Any) -> Any:
+    """Stands for a loop, and ``_scan`` for a scan: torchao looks into their bodies, which are converted already."""
+    return _while(*args)
+
+
+def _scan(*args: Any) -> Any:
+    return _scanning(*args)
+
+
+_STAND_INS = {torch.ops.aten.batch_norm.default: _batch_norm, _while: _while_loop, _scanning: _scan}
+"""What torchao does not recognize while it converts."""
 
 
 def _retarget(module: GraphModule, old: Any, new: Any) -> None:
