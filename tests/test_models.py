@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from delegraph_tosa.backend import TOSABackend
-from delegraph_tosa.lowering import lower_program
+from delegraph_tosa.lowering import Tosa, lower_program
 from delegraph_tosa.options import Options
 from delegraph_tosa.passes import PASSES
 from delegraph_tosa.serialize import read
@@ -85,7 +85,7 @@ def test_the_reference_model_agrees_with_eager(name):
 
 @pytest.mark.parametrize("after", range(len(PASSES) + 1))
 def test_every_operator_of_mobilenet_names_a_line_of_the_model(after, mobilenet_partition):
-    graph = lower_program(mobilenet_partition, SPEC)
+    graph = lower_program(mobilenet_partition, Tosa(SPEC))
     for run in PASSES[:after]:
         graph = run(graph, SPEC)
     lost = [op.name for op in graph.operators if "examples/mobilenet_v2.py:" not in str(op.source)]

@@ -313,7 +313,8 @@ def test_a_stop_while_a_light_module_hangs_is_no_reason_to_begin_again(start, si
         assert process.stderr.readline() == "waiting\n"
         process.terminate()
         out, _ = process.communicate(timeout=60)
-    assert (process.returncode, out) == (-signal.SIGTERM, "")
+    # by the signal, or with the exit code that stands for it, if the signal came before the module hung
+    assert process.returncode in (-signal.SIGTERM, 128 + signal.SIGTERM) and out == ""
 
 
 def test_standard_input_is_the_workers(start):

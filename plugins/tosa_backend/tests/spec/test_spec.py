@@ -76,7 +76,7 @@ def test_the_default_is_both_profiles_at_level_8k():
         ("TOSA-1.0+bf16", "names no profile"),
         ("TOSA-1.0+FP+FP", "fp is there twice"),
         ("TOSA-1.0+FP+8k+nolevel", "two levels"),
-        ("TOSA-1.0+FP+u55", "unknown extension u55; known: bf16,"),
+        ("TOSA-1.0+FP+u99", "unknown extension u99; known: bf16,"),
         ("TOSA-1.0+FP+none", "unknown extension none; .* levels are 8k and nolevel"),
         ("TOSA-1.0.draft+FP", "version 1.0 is no draft"),
         ("TOSA-\u0661.0+FP", "not of the form"),

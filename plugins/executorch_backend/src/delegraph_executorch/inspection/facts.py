@@ -10,8 +10,8 @@ from typing import Any
 from delegraph.io.escape import LONGEST
 
 from ..buckets.table import KEY, BucketTable
-from ..kernels import QUANTIZED_LIBRARY
 from ..program.calling import producers
+from ..program.quantized_library import QUANTIZED_LIBRARY
 from ..program.tables import DelegateCall, ExecutionPlan, KernelCall, Tensor
 from ..serialize.check import nbytes
 from ..serialize.reader import ProgramFile, blob_of

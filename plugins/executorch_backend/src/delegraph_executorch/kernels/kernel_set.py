@@ -12,6 +12,8 @@ from typing import Any
 
 from delegraph.errors import OptionError
 
+from ..program.quantized_library import QUANTIZED_LIBRARY
+
 
 @dataclass(frozen=True)
 class KernelSet:
@@ -23,13 +25,6 @@ class KernelSet:
 
     def __contains__(self, name: object) -> bool:
         return name in self.names or name in self.linked
-
-
-QUANTIZED_LIBRARY = frozenset(
-    f"quantized_decomposed::{name}.out"
-    for name in ("quantize_per_tensor", "dequantize_per_tensor", "quantize_per_channel", "dequantize_per_channel")
-)
-"""Kernels of ExecuTorch's kernels/quantized, which neither its wheel's runtime has nor PyTorch declares."""
 
 
 @cache
