@@ -54,6 +54,7 @@ def run(*command):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_partitioning_benchmark_runs():
     output = run("benchmarks/partitioning.py", "--largest", "2000", "--repeats", "1")
     assert "| dense, all taken |" in output

@@ -109,8 +109,13 @@ def added_after(line, new, file):
     file.write_text(text.replace(f"    {line}\n", f"    {line}\n    {new}\n"))
 
 
-def test_it_is_clean(work, tmp_path):
+def test_it_is_clean(work):
     folder = work / NAME
     run(None, "ruff", "check", "--no-cache", ".", folder=folder)
     run(None, "ruff", "format", "--check", "--no-cache", ".", folder=folder)
+
+
+@pytest.mark.slow  # mypy reads torch's types for a quarter of a minute
+def test_its_types_are_right(work, tmp_path):
+    folder = work / NAME
     assert "no issues found in 10 source files" in run(None, "mypy", "--cache-dir", str(tmp_path), folder=folder)

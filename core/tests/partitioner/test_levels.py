@@ -31,7 +31,7 @@ def fewest(calls, accepted):
 
 
 @given(graphs())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_random_graphs(case):
     calls, accepted = case
     parts = partition(calls, accepted)
@@ -45,7 +45,7 @@ def test_random_graphs(case):
 
 
 @given(graphs(), st.integers(1, 4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_options(case, largest):
     calls, accepted = case
     assert acyclic(calls, partition(calls, accepted, connected_components))
