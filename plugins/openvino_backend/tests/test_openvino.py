@@ -15,8 +15,9 @@ from delegraph.backend import CompileSpec
 from delegraph.errors import FormatError, InputError, NoRuntime, OptionError
 from delegraph.runtime import BlobHeader
 from delegraph_openvino import support
-from delegraph_openvino.blob import decode
+from delegraph_openvino.blob import decode, encode
 from delegraph_openvino.frontend import Draft
+from delegraph_openvino.options import CACHE_MARK
 from delegraph_openvino.runtime import OpenVINORuntime
 from torch import nn
 from torch.export import Dim
@@ -293,13 +294,35 @@ def test_options_reach_openvino_and_wrong_ones_are_errors(tmp_path):
     given = {"cache_dir": str(tmp_path), "precision": "bf16", "properties": "INFERENCE_NUM_THREADS=1, NUM_STREAMS=1"}
     lowered = lower(Small(), IMAGES, **given)
     assert lowered.verify(IMAGES).relative_error < 0.05
-    assert list(tmp_path.iterdir())  # OpenVINO's own cache
+    assert len(list(tmp_path.iterdir())) > 1  # the mark, and OpenVINO's own cache
     for wrong in ({"precision": "f64"}, {"properties": "INFERENCE_NUM_THREADS"}):
         with pytest.raises(OptionError):
             lower(Small(), IMAGES, **wrong)
     with pytest.raises(OptionError, match="speed"):
         delegate = lowered.delegates[0]
         OpenVINORuntime.load(delegate.processed_bytes, [CompileSpec("speed", b"1")], delegate.module.named_data())
+
+
+def test_a_file_from_elsewhere_names_no_files_to_openvino(tmp_path):
+    delegate = lower(Small(), IMAGES).delegates[0]
+
+    def load(key, value, blob=delegate.processed_bytes):
+        given = [CompileSpec(f"openvino_{key}", value.encode())]
+        return OpenVINORuntime.load(blob, given, delegate.module.named_data())
+
+    for wrong in ("CACHE_DIR=x", "WEIGHTS_PATH=x", "NUM_STREAMS=../x", "INFERENCE_NUM_THREADS=1,LOG_LEVEL=5"):
+        with pytest.raises(OptionError, match="does not set"):
+            load("properties", wrong)
+    load("cache_dir", str(tmp_path))
+    load("cache_dir", str(tmp_path / "new"))
+    load("cache_dir", "\0")
+    assert not list(tmp_path.iterdir())
+    mark = tmp_path / CACHE_MARK
+    mark.touch(mode=0o600)
+    load("cache_dir", str(tmp_path))
+    assert list(tmp_path.glob("*.blob"))
+    with pytest.raises(FormatError, match="XML"):
+        load("device", "CPU", encode(b"\x08\x07onnx", b""))
 
 
 def test_a_device_that_is_elsewhere_compiles_here_and_says_so_when_it_is_called():

@@ -40,6 +40,7 @@ class OpenVINOBackend(BackendDetails):
         Compiles for the device if this machine has it: what only the compiler knows has to be said now.
         """
         options = from_compile_specs(compile_specs)
+        options.mark_cache()
         draft, model = convert(edge_program)
         _name(model, ["size" if isinstance(n.meta["val"], torch.SymInt) else "y" for n in output_values(edge_program)])
         if is_present(options.device):

@@ -25,7 +25,10 @@ def decode(blob: bytes) -> tuple[bytes, bytes]:
     if len(content) < _SIZES.size or hashlib.sha256(content).digest() != digest:
         raise FormatError("format-invalid", "a damaged blob of OpenVINOBackend: its digest is another one")
     size = _SIZES.unpack_from(content)[0]
-    return content[_SIZES.size : _SIZES.size + size], content[_SIZES.size + size :]
+    xml = content[_SIZES.size : _SIZES.size + size]
+    if not xml.startswith(b"<?xml"):  # OpenVINO reads other formats as well, and ONNX names files to read
+        raise FormatError("format-invalid", f"a blob of OpenVINOBackend holds an IR in XML, not {xml[:16]!r}")
+    return xml, content[_SIZES.size + size :]
 
 
 def key_of(data: memoryview) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from delegraph.backend import CompileSpec
 from delegraph.errors import OptionError
@@ -12,6 +15,20 @@ PREFIX = "openvino_"
 """What the keys of the compile specs begin with; an option's name follows."""
 
 PRECISIONS = ("f32", "f16", "bf16", "default")
+
+PROPERTIES = frozenset(
+    "INFERENCE_NUM_THREADS NUM_STREAMS PERFORMANCE_HINT PERFORMANCE_HINT_NUM_REQUESTS EXECUTION_MODE_HINT "
+    "INFERENCE_PRECISION_HINT ENABLE_CPU_PINNING ENABLE_CPU_RESERVATION ENABLE_HYPER_THREADING SCHEDULING_CORE_TYPE "
+    "MODEL_DISTRIBUTION_POLICY MODEL_PRIORITY CPU_DENORMALS_OPTIMIZATION CPU_SPARSE_WEIGHTS_DECOMPRESSION_RATE "
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE KV_CACHE_PRECISION LP_TRANSFORMS_MODE PERF_COUNT COMPILATION_NUM_THREADS "
+    "GPU_QUEUE_PRIORITY GPU_QUEUE_THROTTLE GPU_ENABLE_LOOP_UNROLLING GPU_DISABLE_WINOGRAD_CONVOLUTION NPU_TURBO "
+    "NPU_TILES ALLOW_AUTO_BATCHING AUTO_BATCH_TIMEOUT ENABLE_STARTUP_FALLBACK ENABLE_RUNTIME_FALLBACK".split()
+)
+"""OpenVINO's properties that a program may set: of how it computes. Others, such as WEIGHTS_PATH, name files, and a
+program can be a file that somebody else made."""
+
+CACHE_MARK = ".delegraph-openvino"
+"""A file in each folder that a user named as ``cache_dir``: the runtime uses no other folder that a program names."""
 
 
 @dataclass(frozen=True)
@@ -31,18 +48,42 @@ class Options:
         self.config()  # a property that cannot be read is the user's mistake of now, not of the first run
         return [CompileSpec(PREFIX + key, value.encode()) for key, value in vars(self).items() if value]
 
+    def mark_cache(self) -> None:
+        """Make the folder of ``cache_dir`` one that the runtime uses. Raises OptionError if that fails."""
+        if not self.cache_dir:
+            return
+        folder = Path(self.cache_dir)
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (folder / CACHE_MARK).touch(mode=0o600)
+        except (OSError, ValueError) as e:
+            raise OptionError("option-invalid", f"option 'cache_dir', {self.cache_dir!r:.200}: {e}") from e
+
     def config(self) -> dict[str, str]:
-        """OpenVINO's properties. Raises OptionError for what is not ``NAME=VALUE``."""
+        """OpenVINO's properties. Raises OptionError for those that are not ``NAME=VALUE`` or not in ``PROPERTIES``."""
         config = {} if self.precision == "default" else {"INFERENCE_PRECISION_HINT": self.precision}
-        if self.cache_dir:
+        if self.cache_dir and _is_marked(self.cache_dir):
             config["CACHE_DIR"] = self.cache_dir
         for pair in filter(None, self.properties.split(",")):
-            name, equals, value = pair.partition("=")
+            name, equals, value = map(str.strip, pair.partition("="))
             if not equals:
-                text = f"option 'properties' is NAME=VALUE,NAME=VALUE with OpenVINO's names, and {pair!r} has no '='"
+                text = f"option 'properties' is NAME=VALUE,NAME=VALUE with OpenVINO's names; {pair!r:.80} has no '='"
                 raise OptionError("option-invalid", text)
-            config[name.strip()] = value.strip()
+            if name not in PROPERTIES or not re.fullmatch(r"[\w.-]{1,40}", value):
+                text = f"option 'properties' does not set {name!r:.40} to {value!r:.40}: files of others could"
+                hint = f"it takes words and numbers for {', '.join(sorted(PROPERTIES))}"
+                raise OptionError("option-invalid", text, hint=hint)
+            config[name] = value
         return config
+
+
+def _is_marked(folder: str) -> bool:
+    """Whether this user, and not somebody else, has marked the folder as a cache."""
+    try:
+        found = [os.stat(folder), os.stat(Path(folder, CACHE_MARK))]
+    except (OSError, ValueError):
+        return False  # not here, or not a name of a file: computed without a cache
+    return os.name == "nt" or all(f.st_uid == os.geteuid() and not f.st_mode & 0o022 for f in found)
 
 
 def from_compile_specs(compile_specs: Sequence[CompileSpec]) -> Options:
