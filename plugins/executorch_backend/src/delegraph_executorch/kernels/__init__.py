@@ -1,6 +1,7 @@
 """The kernels that a runtime has, and the one that computes an operator."""
 
-from .kernel_set import QUANTIZED_LIBRARY, KernelSet, kernel_set, stock_kernels
+from ..program.quantized_library import QUANTIZED_LIBRARY
+from .kernel_set import KernelSet, kernel_set, stock_kernels
 from .limits import why_not
 from .select import Kernel, find_kernel, kernel_name
 

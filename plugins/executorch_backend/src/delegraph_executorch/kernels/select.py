@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from .kernel_set import QUANTIZED_LIBRARY, KernelSet
+from ..program.quantized_library import QUANTIZED_LIBRARY
+from .kernel_set import KernelSet
 
 DECLARED_BY_RESULT = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format"})
 """Arguments that an out variant may lack: the tensor that it fills has these properties already."""
