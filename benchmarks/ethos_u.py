@@ -1,13 +1,15 @@
 """Quantized networks on Ethos-U NPUs, as Vela estimates them: cycles, SRAM and accuracy, beside ExecuTorch's.
 
-    python benchmarks/ethos_u.py [NAME ...] --vela VELA [--executorch PYTHON] [--into FOLDER] [--only ours|executorch]
+    python benchmarks/ethos_u.py [NAME ...] --vela VELA [--executorch PYTHON] [--into FOLDER]
 
 Every network is quantized to int8 by its side's own quantizer (`delegraph.quantize`, `EthosUQuantizer`) from the same
 eight random batches, and lowered for the accelerator, float borders left to the host. ``--vela`` compiles the TOSA
 files of both sides, with the system configuration and memory mode that ExecuTorch takes for the accelerator.
-``--executorch`` names the interpreter of an environment with `executorch[ethos-u]` and `delegraph`: its extra pins
-another Vela and other tosa-tools. SQNR: the quantized program against floats, on eight other batches, in eager.
-What is in FOLDER already is not made again, so a run that was interrupted goes on.
+``--executorch`` names the interpreter of an environment with `executorch[ethos-u]`, `delegraph` and `delegraph-tosa`:
+its extra pins another Vela and other tosa-tools. SQNR: the quantized program against floats, on eight other batches,
+in eager. Left over: operators that the host computes, without quantize and dequantize at the borders; where a side
+leaves more than the other, their cycles are not of the same work. What is in FOLDER already is not made again, so a
+run that was interrupted goes on; remove the `* ours*` there to measure delegraph anew.
 """
 
 from __future__ import annotations
@@ -37,7 +39,10 @@ import transformer
 from plugins.tosa_backend.tests.models.vision import InvertedResidual, YOLOHead, convolution
 
 warnings.simplefilter("ignore")
-COLUMNS = ("network", "accelerator", "cycles", "ExecuTorch's", "SRAM, kB", "ExecuTorch's", "SQNR, dB", "ExecuTorch's")
+COLUMNS = (
+    *("network", "accelerator", "cycles", "channels last", "ExecuTorch's", "SRAM, kB", "ExecuTorch's"),
+    *("SQNR, dB", "ExecuTorch's", "left over", "ExecuTorch's"),
+)
 ACCELERATORS = {
     "ethos-u85-256": ("Ethos_U85_SYS_DRAM_Mid", "Sram_Only"),
     "ethos-u55-128": ("Ethos_U55_High_End_Embedded", "Shared_Sram"),
@@ -212,36 +217,54 @@ def main() -> None:
 def _row(name: str, accelerator: str, options: argparse.Namespace) -> list[str]:
     """Figures of both sides in the order of COLUMNS; "-" for a side that was not asked, else why there are none."""
     sides = {"ours": sys.executable} | ({"executorch": options.executorch} if options.executorch else {})
-    found = {side: _figures(side, python, name, accelerator, options) for side, python in sides.items()}
-    other = found.get("executorch", {})
-    return [
-        f"{figures[key]:{form}}" if key in figures else figures.get("failed", "-")
-        for key, form in (("cycles", ",.0f"), ("sram", ",.0f"), ("sqnr", ".1f"))
-        for figures in (found["ours"], other)
-    ]
+    for side, python in sides.items():
+        _make(side, python, name, options)
+    found = {kind: _figures(kind, name, accelerator, options) for kind in ("ours", "last", "executorch")}
+    ours, last, other = found.values()
+    cells = [("cycles", kind) for kind in (ours, last, other)]
+    cells += [(key, kind) for key in ("sram", "sqnr", "left") for kind in (ours, other)]
+    return [_cell(key, kind) for key, kind in cells]
 
 
-def _figures(side: str, python: str, name: str, accelerator: str, options: argparse.Namespace) -> dict[str, Any]:
+def _cell(key: str, figures: dict[str, Any]) -> str:
+    if key in figures:
+        return f"{figures[key]:{'.1f' if key == 'sqnr' else ',.0f'}}"
+    return str(figures.get("failed", "-"))
+
+
+def _make(side: str, python: str, name: str, options: argparse.Namespace) -> None:
+    """What a side makes of a network for all accelerators, in a process of its own."""
     made = options.into / f"{name} {side}.json"
     if not made.exists():
         arguments = ["--worker", side, name, "--vela", "", "--into", str(options.into)]
         done = subprocess.run([python, "-W", "ignore", __file__, *arguments], capture_output=True, text=True)
+        (options.into / f"{name} {side}.txt").write_text(done.stdout + done.stderr)
         if done.returncode:
             made.write_text(json.dumps({"failed": (done.stderr.strip().splitlines() or ["killed"])[-1][:80]}))
+
+
+def _figures(kind: str, name: str, accelerator: str, options: argparse.Namespace) -> dict[str, Any]:
+    """What is known of the files of a kind, which Vela compiles unless it has; {} of a side that was not asked."""
+    made = options.into / f"{name} {'executorch' if kind == 'executorch' else 'ours'}.json"
+    if not made.exists():
+        return {}
     figures = json.loads(made.read_text())
-    compiled = options.into / f"{name} {side} {accelerator}.json"
+    figures |= figures.pop(accelerator, {})
+    compiled = options.into / f"{name} {kind} {accelerator}.json"
     if "failed" not in figures and not compiled.exists():
-        compiled.write_text(json.dumps(_compiled(options, f"{name} {side}", accelerator)))
+        compiled.write_text(json.dumps(_compiled(options, f"{name} {kind}", accelerator)))
     return figures | (json.loads(compiled.read_text()) if compiled.exists() else {})
 
 
 def _compiled(options: argparse.Namespace, stem: str, accelerator: str) -> dict[str, Any]:
-    """Cycles, SRAM and operators on the CPU, as Vela has them, summed over all files of a network."""
-    total: dict[str, Any] = {"cycles": 0.0, "sram": 0.0}
+    """Cycles and SRAM, as Vela has them, over all files of a network: their sum, and the largest."""
+    files = sorted((options.into / "files").glob(f"{stem} {accelerator} *.tosa"))
+    total: dict[str, Any] = {"cycles": 0.0, "sram": 0.0} if files else {}
     system, memory = ACCELERATORS[accelerator]
     settings = ["--config", "Arm/vela.ini", "--system-config", system, "--memory-mode", memory]
     folder = options.into / "vela"
-    for path in sorted((options.into / "files").glob(f"{stem} {accelerator}*.tosa")):
+    folder.mkdir(exist_ok=True)
+    for path in files:
         command = [options.vela, str(path), "--accelerator-config", accelerator, *settings, "--verbose-performance"]
         done = subprocess.run([*command, "--output-dir", str(folder)], capture_output=True, text=True, env={})
         (folder / f"{path.stem}.txt").write_text(done.stdout + done.stderr)
@@ -259,14 +282,23 @@ def _ours(name: str, into: Path) -> None:
     """Write the TOSA files of delegraph, and the SQNR."""
     import delegraph
     import delegraph_ethosu.hardware  # noqa: F401  # makes u55 and u85 words of targets
+    from delegraph_tosa.borders import channels_last_borders
 
     module, batches = network(name)
     program = delegraph.quantize(module, batches[:BATCHES])
+    images = any(tensor.dim() == 4 for tensor in batches[0])
+    left = {}
     for accelerator, spec in SPECS.items():
-        lowered = delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": spec}})
-        blobs = [bytes(delegate.processed_bytes) for delegate in lowered.delegates]
-        _save(blobs, into, f"{name} ours {accelerator}")
-    _note(into / f"{name} ours.json", program.module(check_guards=False), module, batches)
+        for kind, transforms in (("ours", []), ("last", [channels_last_borders])):
+            if kind == "last" and not images:
+                continue
+            options = {"tosa": {"spec": spec}}
+            lowered = delegraph.lower(program, backends=["tosa"], options=options, transforms=transforms)
+            blobs = [bytes(delegate.processed_bytes) for delegate in lowered.delegates]
+            _save(blobs, into, f"{name} {kind} {accelerator}")
+            if kind == "ours":
+                left[accelerator] = {"left": _left_over(lowered.exported_program().graph)}
+    _note(into / f"{name} ours.json", program.module(check_guards=False), module, batches, left)
 
 
 def _executorch(name: str, into: Path) -> None:
@@ -280,6 +312,7 @@ def _executorch(name: str, into: Path) -> None:
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
     module, batches = network(name)
+    left = {}
     for accelerator in ACCELERATORS:
         quantizer = EthosUQuantizer(EthosUCompileSpec(accelerator)).set_global(get_symmetric_quantization_config())
         prepared = prepare_pt2e(torch.export.export(module, batches[0]).module(check_guards=False), quantizer)
@@ -292,10 +325,20 @@ def _executorch(name: str, into: Path) -> None:
             target = TosaCompileSpec(TosaSpecification.create_from_string(spec))
             program = torch.export.export(quantized, batches[0])
             dumped = target.dump_intermediate_artifacts_to(folder)
-            to_edge_transform_and_lower(program, partitioner=[TOSAPartitioner(dumped)])
+            try:
+                edge = to_edge_transform_and_lower(program, partitioner=[TOSAPartitioner(dumped)])
+                left[accelerator] = {"left": _left_over(edge.exported_program().graph)}
+            except Exception as error:  # whatever it is, it is what its users see
+                left[accelerator] = {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:80]}
             blobs = [path.read_bytes() for path in sorted(Path(folder).glob("*.tosa"))]
         _save(blobs, into, f"{name} executorch {accelerator}")
-    _note(into / f"{name} executorch.json", quantized, module, batches)
+    _note(into / f"{name} executorch.json", quantized, module, batches, left)
+
+
+def _left_over(graph: torch.fx.Graph) -> int:
+    """Calls of operators that no delegate computes, without quantize and dequantize, and the halves of a delegate."""
+    names = [str(node.target) for node in graph.nodes if node.op == "call_function"]
+    return sum(not any(word in name for word in ("quantize", "getitem", "executorch_call_delegate")) for name in names)
 
 
 def _save(blobs: list[bytes], into: Path, stem: str) -> None:
@@ -304,12 +347,12 @@ def _save(blobs: list[bytes], into: Path, stem: str) -> None:
         (into / "files" / f"{stem} {number}.tosa").write_bytes(blob)
 
 
-def _note(path: Path, quantized: Any, module: nn.Module, batches: list[tuple[Tensor]]) -> None:
-    """Write the SQNR of ``quantized`` on the batches that calibration has not seen."""
+def _note(path: Path, quantized: Any, module: nn.Module, batches: list[tuple[Tensor]], known: dict[str, Any]) -> None:
+    """Write the SQNR of ``quantized`` on the batches that calibration has not seen, and what is known besides."""
     with torch.no_grad():
         found, exact = (torch.stack([run(*b).double() for b in batches[BATCHES:]]) for run in (quantized, module))
     ratio = exact.square().sum() / (found - exact).square().sum()
-    path.write_text(json.dumps({"sqnr": 10 * torch.log10(ratio).item()}))
+    path.write_text(json.dumps({"sqnr": 10 * torch.log10(ratio).item(), **known}))
 
 
 if __name__ == "__main__":
