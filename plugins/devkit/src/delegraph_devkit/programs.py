@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from delegraph.errors import DelegraphError, InputError
 from torch.export import Dim, ExportedProgram
 
-Example = tuple[torch.nn.Module, tuple[Any, ...]]
-"""A module in eval mode and its example inputs."""
+Example = tuple[torch.nn.Module | ExportedProgram, tuple[Any, ...]]
+"""A module in eval mode, or an exported program, and example inputs."""
 Exported = tuple[ExportedProgram, tuple[Any, ...]]
 """A program and example inputs."""
 
@@ -39,12 +40,15 @@ class Program:
     special: bool = False
     """Whether inputs hold values that a backend may declare to treat otherwise (``known_differences``)."""
     members: tuple[Program, ...] = ()
+    own: bool = False
+    """Whether it is the backend's own example. That torch cannot export it is then an error."""
 
     @cached_property
     def exported(self) -> Exported | None:
         """The exported program and its inputs; None if torch cannot export it, which says nothing of a backend.
 
-        Exported once: nobody may change it, and a check looks whether somebody did.
+        Exported once: nobody may change it, and a check looks whether somebody did. Raises the DelegraphError of what
+        makes the program, and InputError for an example that torch cannot export.
         """
         return self._export(dynamic=False)
 
@@ -57,11 +61,18 @@ class Program:
         with undisturbed():
             try:
                 module, inputs = self.make(3)
+                if isinstance(module, ExportedProgram):
+                    return None if dynamic else (module, inputs)
                 shapes = tuple(_dynamic(i) for i in inputs) if dynamic else None
                 if shapes is not None and any(p.kind is p.VAR_POSITIONAL for p in _parameters(module)):
                     shapes = (shapes,)
                 return torch.export.export(module, inputs, dynamic_shapes=shapes), inputs
-            except Exception:  # torch's own limits, of many kinds
+            except DelegraphError:
+                raise
+            except Exception as e:  # torch's own limits, of many kinds
+                if self.own and not dynamic:
+                    said = f"torch cannot export the example: {type(e).__name__}: {e}"
+                    raise InputError("input-invalid", said) from e
                 return None
 
 
@@ -109,7 +120,7 @@ def given(example: Callable[[], Example]) -> Program:
             torch.manual_seed(0)
             return example()
 
-    return Program("example", _place(example), make)
+    return Program("example", _place(example), make, own=True)
 
 
 def _place(example: Callable[[], Example]) -> str:

@@ -6,12 +6,13 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import delegraph
 from delegraph import Verification
 from delegraph.errors import ContractViolation, NoRuntime, Unsupported
 from delegraph.exported_program import written_targets
+from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from .configured_backend import ConfiguredBackend
@@ -20,9 +21,6 @@ from .lowering_attempt import LoweringAttempt, Phase, is_random, operator_name, 
 from .program_text import other_inputs
 from .programs import Program
 from .tolerance import element_types, is_rounding_error, tolerance_of
-
-if TYPE_CHECKING:
-    from torch.export import ExportedProgram
 
 
 class Kind(str, Enum):
@@ -233,7 +231,9 @@ def blame_others(one: LoweringAttempt, backend: ConfiguredBackend) -> str | None
     inputs, limit = one.inputs, tolerance_of(one.exported, backend.tolerance)
     with quiet():
         try:
-            wanted = one.program.make(3)[0](*copy.deepcopy(inputs))
+            model: Any = one.program.make(3)[0]
+            eager = model.module(check_guards=False) if isinstance(model, ExportedProgram) else model
+            wanted = eager(*copy.deepcopy(inputs))
         except Exception as e:  # whatever it is, no backend was asked yet
             return f"torch: eager itself raises {type(e).__name__}"
         suspects: list[tuple[str, Callable[[], Any]]] = [

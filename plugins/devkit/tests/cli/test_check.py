@@ -4,7 +4,10 @@ import json
 
 import delegraph_devkit as devkit
 import pytest
+import torch
 from delegraph.cli import main
+from delegraph_devkit.cli.check import _ModelFile
+from delegraph_devkit.model_file import load_example
 
 
 def test_one_operator_on_the_command_line(installed, capsys):
@@ -87,3 +90,57 @@ def test_a_run_that_was_stopped_goes_on(installed, capsys, tmp_path, monkeypatch
     journal.write_text("no json\n")
     assert main(arguments) == 2
     assert "is no file of a run of checks" in capsys.readouterr().err
+
+
+TRANSFORMED = """
+import torch
+
+def doubled(program):
+    return torch.export.export(Doubled(program.module(check_guards=False)), (torch.ones(3, 2, dtype=torch.int8),))
+
+class Doubled(torch.nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, input):
+        return self.inner(input.float()) * 2
+
+def model():
+    return {"model": torch.nn.ReLU(), "args": (torch.ones(3, 2),), "transforms": [doubled]}
+
+def exported():
+    return torch.export.export(torch.nn.ReLU(), (torch.ones(1, 2),))
+
+def refused():
+    from delegraph.errors import Unsupported
+    raise Unsupported("unsupported", "nothing to quantize")
+
+def unexported():
+    return torch.jit.script(torch.nn.ReLU()), (torch.ones(1, 2),)
+"""
+
+
+@pytest.mark.parametrize("function, dtype", [("model", torch.int8), ("exported", torch.float32)])
+def test_an_example_may_be_an_exported_program_and_have_transforms(function, dtype, installed, tmp_path):
+    installed()
+    path = tmp_path / "model.py"
+    path.write_text(TRANSFORMED)
+    model, inputs = load_example(f"{path}:{function}")
+    assert inputs[0].dtype == dtype
+    wanted = inputs[0].float().relu() * (2 if function == "model" else 1)
+    torch.testing.assert_close(model.module()(*inputs), wanted)
+    scope = {}
+    exec(_ModelFile(f"{path}:{function}").source, scope)
+    assert scope["inputs"][0].shape == inputs[0].shape
+    backend = devkit.BackendUnderTest("good", example=_ModelFile(f"{path}:{function}"))
+    assert backend.attempt(backend.programs[0]).lowered.delegates
+
+
+@pytest.mark.parametrize("function, said", [("refused", "nothing to quantize"), ("unexported", "cannot export")])
+def test_what_keeps_an_example_from_being_exported_is_an_error(function, said, installed, tmp_path, capsys):
+    installed()
+    path = tmp_path / "model.py"
+    path.write_text(TRANSFORMED)
+    assert main(["check", "good", "--only", "debug_handles", "--example", f"{path}:{function}"]) == 1
+    assert said in capsys.readouterr().err

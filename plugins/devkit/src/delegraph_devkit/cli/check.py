@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import delegraph
-from delegraph.command import Outcome, check_model, load_model, parse_options, progress, tell
+from delegraph.command import Outcome, check_model, parse_options, progress, tell
 from delegraph.errors import UsageError
 
 if TYPE_CHECKING:
     from ..backend_under_test import BackendUnderTest
     from ..check_result import CheckResult
+    from ..programs import Example
 
 QUICK_SECONDS = 45.0
 """The budget of ``--quick``: with what processes take to start, a minute on an idle machine."""
@@ -87,6 +88,9 @@ def _check(args: argparse.Namespace) -> Outcome:
     )
     if args.journal is not None:
         backend.journal = Journal(args.journal, _run_of(args, backend))
+    if example is not None:
+        with progress("exporting the example"):
+            backend.programs[0].exported  # noqa: B018 - raises what is wrong with it, before any check
     chosen = args.only or (_ABOUT_RESULTS[: 2 if args.operator else 3] if args.operator or args.device else [])
     report = devkit.run_checks(backend, chosen, lambda name: progress(f"checking {name}"), _tell_result)
     text, content = str(report), report.to_json()
@@ -137,8 +141,10 @@ class _ModelFile:
     @property
     def source(self) -> str:
         """Python that makes it again."""
-        return f"from delegraph.command import load_model\n\nmodel, inputs, _ = load_model({self.text!r})\n"
+        load = "from delegraph_devkit.model_file import load_example"
+        return f"{load}\n\nmodel, inputs = load_example({self.text!r})\n"
 
-    def __call__(self) -> tuple[Any, tuple[Any, ...]]:
-        module, inputs, _ = load_model(self.text)
-        return module, inputs or ()
+    def __call__(self) -> Example:
+        from ..model_file import load_example
+
+        return load_example(self.text)
