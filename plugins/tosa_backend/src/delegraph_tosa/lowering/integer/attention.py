@@ -20,10 +20,11 @@ from ..aten.comparison import lower_triangle
 from ..aten.linear import batched_product
 from ..builder import Tosa
 from ..lazy.quantization import Scale
-from ..lazy.values import Joined, Lazy, Moved, Scaled, operand
+from ..lazy.values import Joined, Lazy, Moved, Scaled, operand, rescale
 from ..registry import lowers
 from .fixed_point import FRACTION, exp_of, reciprocal
 from .products import WIDE, Accumulating
+from .short_rows import FINER, SHARE, STEP, has_short_rows, short_shares
 from .softmax import logits
 from .sums import Shifted
 
@@ -85,11 +86,25 @@ def scaled_dot_product_attention(
     widths, count = WIDTHS[q.q.dtype], greatest(scores.shape[-1])
     bits = widths.of_weights(t, count)
     mask = lower_triangle(t, scores.shape) if is_causal else attn_mask
+    if q.q.dtype is DType.INT8 and has_short_rows(t, scores, scores.rank - 1):
+        return _short(t, *_masked(t, scores, mask), Scaled(values, v.scale, v.zero_point))
     weights = _weights(t, *_masked(t, scores, mask), bits)
     # weights are not divided by their sum yet: the result is (weights @ values) / total
     y = _weighted_values(t, weights, values, v.zero_point, widths.lost(bits, count))
     total = t.reduce_sum(weights, weights.rank - 1)
     return _divided_by_sums(t, y, total, v.scale, widths.value, widths.lost(bits, count))
+
+
+def _short(t: Tosa, scores: Scaled, seen: Value | None, values: Scaled) -> Lazy:
+    """The result by one product of int16: the weights, divided by the sums of their rows, and the ``values``."""
+    fine = STEP / 2**FINER
+    wide = Scaled(rescale(t, scores, fine, 0, DType.INT32), Scale(fine))
+    shares = rescale(t, short_shares(t, wide, scores.rank - 1, seen), 2.0**-SHARE, 0, DType.INT16)
+    shares.range = (0, 2**SHARE - 1)
+    v = rescale(t, Scaled(values.q, Scale(1.0), values.zero_point), 1.0, 0, DType.INT16)
+    builder = Accumulating(t, DType.INT48, 0, 0)
+    y = batched_product(builder, shares, v)
+    return Scaled(y, values.scale.times(builder.unit).over(2.0**SHARE))
 
 
 def _masked(t: Tosa, scores: Scaled, mask: Value | None) -> tuple[Scaled, Value | None]:

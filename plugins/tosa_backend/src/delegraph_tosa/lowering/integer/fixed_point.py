@@ -34,15 +34,18 @@ class Normalized(NamedTuple):
     shift: Value
 
 
-def reciprocal(t: Tosa, x: Value) -> Normalized:
-    """1 / x for x int32 > 0, such that n / x = (n << shift) * mantissa / 2**(31 + 29); undefined for 0."""
+def reciprocal(t: Tosa, x: Value, iterations: int = ITERATIONS) -> Normalized:
+    """1 / x for x int32 > 0, such that n / x = (n << shift) * mantissa / 2**(31 + 29); undefined for 0.
+
+    With two ``iterations`` the relative error is below 2e-5.
+    """
     # x is shifted until its highest bit is bit 30. Read as Q31, that is a number m with 1/2 <= m < 1
     shift = t.sub(t.clz(x), 1)
     m = t.left_shift(x, shift)
     # y, in Q29, is near 1 / m: it begins on the line 48/17 - 32/17 * m
     y = t.sub(_in_q29(48 / 17), t.mul(m, _in_q29(32 / 17), shift=31))
     # Newton: y = y * (2 - m * y)
-    for _ in range(ITERATIONS):
+    for _ in range(iterations):
         correction = t.sub(_in_q29(2), t.mul(m, y, shift=31))
         y = t.mul(y, correction, shift=FRACTION)
     return Normalized(y, shift)

@@ -22,6 +22,7 @@ from ..lazy.values import BITS, Lazy, Scaled
 from ..ranges.ranges import range_of_type
 from ..registry import lowering_of, lowers
 from .fixed_point import FRACTION, LOG_FRACTION, exp_of, exp_one, exp_table, logarithm, reciprocal
+from .short_rows import has_short_rows, short_shares
 from .sums import HIDES, Shifted, addend, aligned
 
 aten = torch.ops.aten
@@ -42,7 +43,10 @@ class Softmax(Lazy):
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
         """exp of each element, times the reciprocal of their sum; the exponentials have 15 bits for int8, else 23."""
-        e = exponentials(t, logits(t, self.of), self.axis, 15 if to.dtype is DType.INT8 else 23)
+        x = logits(t, self.of)
+        if to.dtype is DType.INT8 and has_short_rows(t, x, self.axis):
+            return short_shares(t, x, self.axis).integer(t, to)
+        e = exponentials(t, x, self.axis, 15 if to.dtype is DType.INT8 else 23)
         inverse = reciprocal(t, t.reduce_sum(e, self.axis))
         shares = t.mul(t.left_shift(e, inverse.shift), inverse.mantissa, shift=31)
         return Scaled(shares, Scale(2.0**-FRACTION)).integer(t, to)

@@ -1,0 +1,68 @@
+"""Softmax and the like on an NPU: few passes, and still the integers of the Q/DQ graph."""
+
+from collections import Counter
+
+import delegraph
+import delegraph_ethosu.hardware  # noqa: F401  # makes the words of the targets
+import delegraph_tosa
+import pytest
+import torch
+import torch.nn.functional as F
+
+U85 = "TOSA-1.0+INT+int16+int4+u85"
+HIDING = torch.full((33, 33), float("-inf")).triu(1)
+
+
+class Model(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs):
+        return self.function(*inputs)
+
+
+def compiled(function, *shapes, spec=U85):
+    """The names of the operators for the target; and the distance from the Q/DQ graph in steps, on other inputs."""
+    torch.manual_seed(0)
+    batches = [tuple(2 * torch.randn(shape) for shape in shapes) for _ in range(3)]
+    module = function if isinstance(function, torch.nn.Module) else Model(function)
+    program = delegraph.quantize(module.eval(), batches[:2], backend="ethosu")
+    result = delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": spec}})
+    (delegate,) = result.delegates
+    steps = [node.args[1] for node in program.graph.nodes if ".quantize_per_tensor" in str(node.target)]
+    wanted, found = program.module(check_guards=False)(*batches[2]), result(*batches[2])
+    graph = delegraph_tosa.read(bytes(delegate.processed_bytes))
+    return graph.operators, ((found - wanted) / steps[-1]).round().abs()
+
+
+def expect_equal(distance, share=0.99):
+    assert distance.max() <= 1 and (distance == 0).double().mean() >= share
+
+
+ROWS = {
+    "softmax": (lambda x: x.softmax(-1), [(4, 9, 50)]),
+    "softmax of another axis": (lambda x: x.softmax(1), [(4, 9, 50)]),
+    "attention": (F.scaled_dot_product_attention, [(1, 2, 33, 16)] * 3),
+    "mask": (lambda *x: F.scaled_dot_product_attention(*x, attn_mask=HIDING), [(1, 2, 33, 16)] * 3),
+    "causal": (lambda *x: F.scaled_dot_product_attention(*x, is_causal=True), [(1, 2, 33, 16)] * 3),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_are_divided_in_16_bits(name):
+    """One TABLE for exp, no REDUCE_MAX, and no product of int32 for each element."""
+    operators, distance = compiled(ROWS[name][0], *ROWS[name][1])
+    expect_equal(distance)
+    count = Counter(operator.name for operator in operators)
+    assert count["TABLE"] == 1 and "REDUCE_MAX" not in count
+    large = max(value.type.shape for operator in operators if operator.name == "TABLE" for value in operator.outputs)
+    wide = [op for op in operators if op.name == "MUL" and op.outputs[0].type.shape == large]
+    assert [str(value.dtype) for op in wide for value in op.inputs[:2]] == ["int16", "int16"]
+
+
+def test_rows_that_are_long_or_known_to_another_target_are_divided_in_32_bits():
+    for shape, spec in (((2, 300), U85), ((2, 30), "TOSA-1.0+INT+int16")):
+        operators, distance = compiled(lambda x: x.softmax(-1), shape, spec=spec)
+        expect_equal(distance)
+        assert "REDUCE_MAX" in {operator.name for operator in operators}
