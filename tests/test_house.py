@@ -144,9 +144,9 @@ def test_every_path_in_the_architecture_page_exists():
 
 BUDGET = {
     "exported": 3130, "engine": 2360, "discovery": 1730, "host": 1090, "cli": 860, "report": 770,
-    "partitioner": 710, "command": 520, "io": 555, "exported_program.py": 270, "plugin.py": 270,
-    "delegates": 260, "formats.py": 210, "lowered_program.py": 180, "api.py": 170, "named_data.py": 160,
-    "work.py": 150, "backend.py": 130, "__init__.py": 120, "errors.py": 90, "runtime.py": 100, "summary.py": 60,
+    "partitioner": 765, "command": 520, "io": 585, "exported_program.py": 270, "plugin.py": 270,
+    "delegates": 340, "formats.py": 210, "lowered_program.py": 180, "api.py": 170, "named_data.py": 160,
+    "work.py": 150, "backend.py": 140, "__init__.py": 120, "errors.py": 90, "runtime.py": 110, "summary.py": 60,
     "source.py": 60, "reports.py": 50, "lowering.py": 10, "__main__.py": 10,
 }  # fmt: skip
 """Lines of code in core/src/delegraph, by folder or module: blank lines, comments and docstrings do not count.

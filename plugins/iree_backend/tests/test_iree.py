@@ -10,9 +10,9 @@ import delegraph
 import pytest
 import torch
 from delegraph.errors import FormatError, InputError, OptionError
+from delegraph.io.sealed import seal, unseal
 from delegraph.runtime import BlobHeader
-from delegraph_iree import module
-from delegraph_iree.module import Signature, pack, unpack
+from delegraph_iree.backend import MARK
 from delegraph_iree.runtime import IREERuntime
 
 
@@ -77,26 +77,48 @@ def test_a_damaged_module_is_refused_before_it_runs(lowered, tmp_path):
     blob = (tmp_path / "m.vmfb").read_bytes()
     for place in range(0, len(blob), len(blob) // 200):
         with pytest.raises(FormatError):
-            unpack(blob[:place] + bytes([blob[place] ^ 1]) + blob[place + 1 :])
+            unseal(blob[:place] + bytes([blob[place] ^ 1]) + blob[place + 1 :], MARK)
         with pytest.raises(FormatError):
-            unpack(blob[:place])
-    unpack(blob)
+            unseal(blob[:place], MARK)
+    unseal(blob, MARK)
+
+
+def forged(path, module, told):
+    path.write_bytes(module)
+    return IREERuntime.load(seal(path, MARK, told), [], {})
 
 
 @pytest.mark.parametrize(
     "told",
     [
-        '["llvm-cpu", [["load", [1]]], []]',
-        '["llvm-cpu", [["float32", [-2]]], []]',
-        '["gpu", [], []]',
-        "[" * 100_000,
-        "7",
+        ["llvm-cpu", [["load", [1]]], []],
+        ["llvm-cpu", [["float32", [-2]]], []],
+        ["gpu", [], []],
+        7,
+        [],
+        ["llvm-cpu", 3, 4],
     ],
 )
-def test_a_signature_that_a_forger_wrote_is_refused(told, monkeypatch):
-    monkeypatch.setattr(module.json, "dumps", lambda value: told)
+def test_a_signature_that_a_forger_wrote_is_refused(told, tmp_path):
     with pytest.raises(FormatError):
-        IREERuntime.load(pack(b"", Signature("", (), ())), [], {})
+        forged(tmp_path / "m", b"", told)
+
+
+def test_a_module_that_is_called_otherwise_than_its_signature_says_is_a_format_error(lowered, tmp_path):
+    """IREE raised its own exceptions, or told what lies behind its memory."""
+    module, (target, inputs, outputs) = unseal(lowered.delegates[0].processed_bytes, MARK)
+    fewer = forged(tmp_path / "m", module, [target, inputs[:1], outputs])
+    with pytest.raises(FormatError, match="does not run"):
+        fewer(INPUTS[0])
+    for wrong in (
+        [*outputs, ["float32", [2]]],
+        [["float16", [2, 5]], *outputs[1:]],
+        [["float32", [2, 50]], *outputs[1:]],
+        [["int32", [2, 5]], *outputs[1:]],
+    ):
+        delegate = forged(tmp_path / "m", module, [target, inputs, wrong])
+        with pytest.raises(FormatError):
+            delegate(*INPUTS)
 
 
 def test_a_stored_module_is_compared_by_the_release_that_compiled_it(lowered):
@@ -124,9 +146,10 @@ def test_a_compiler_that_refuses_gives_the_partition_to_the_host():
     torch.testing.assert_close(lowered(x), model(x))
 
 
-def test_flags_that_no_shell_would_read_are_the_users_mistake():
-    with pytest.raises(OptionError, match="'flags' of iree.*No closing quotation"):
-        delegraph.lower(torch.nn.ReLU(), (torch.ones(2),), backends=["iree"], options={"iree": {"flags": "--x='1"}})
+@pytest.mark.parametrize("option, text", [("flags", "--x='1"), ("flags", "a\0b"), ("cpu", "\udc80")])
+def test_options_that_no_process_can_be_given_are_the_users_mistake(option, text):
+    with pytest.raises(OptionError, match=f"'{option}'.*(No closing quotation|character)"):
+        delegraph.lower(torch.nn.ReLU(), (torch.ones(2),), backends=["iree"], options={"iree": {option: text}})
 
 
 def test_integers_are_those_of_tosas_host_runtime():

@@ -13,12 +13,11 @@ import torch
 import torch.ao.quantization.fx._decomposed  # the operators quantized_decomposed
 from delegraph.backend import CompileSpec
 from delegraph.errors import FormatError, InputError, NoRuntime, OptionError
+from delegraph.io.sealed import seal, unseal
 from delegraph.runtime import BlobHeader
 from delegraph_openvino import support
-from delegraph_openvino.blob import decode, encode
 from delegraph_openvino.frontend import Draft
-from delegraph_openvino.options import CACHE_MARK
-from delegraph_openvino.runtime import OpenVINORuntime
+from delegraph_openvino.runtime import CACHE, MARK, OpenVINORuntime
 from torch import nn
 from torch.export import Dim
 from torch.nn import functional as F
@@ -253,10 +252,8 @@ def test_what_only_the_compiler_refuses_goes_to_the_host_with_the_reason(monkeyp
 def test_the_frontend_is_asked_once_about_equal_calls(monkeypatch):
     asked = []
     convert = Draft.convert
-    monkeypatch.setattr(
-        Draft, "convert", lambda draft, outputs: asked.append(len(draft.calls)) or convert(draft, outputs)
-    )
-    monkeypatch.setattr(support, "_answers", type(support._answers)())
+    monkeypatch.setattr(Draft, "convert", lambda draft: asked.append(len(draft.calls)) or convert(draft))
+    monkeypatch.setattr(support.ASKED, "_answers", type(support.ASKED._answers)())
     lower(lambda m, x: x.sin().sin().sin().cos(), torch.ones(2, 7))
     assert asked == [1, 1, 4]  # sin, cos, and the partition
 
@@ -290,12 +287,12 @@ def test_a_stored_blob_is_compared_by_release_and_device():
 # --- options, blobs, weights ------------------------------------------------------------------------------------------
 
 
-def test_options_reach_openvino_and_wrong_ones_are_errors(tmp_path):
-    given = {"cache_dir": str(tmp_path), "precision": "bf16", "properties": "INFERENCE_NUM_THREADS=1, NUM_STREAMS=1"}
-    lowered = lower(Small(), IMAGES, **given)
+def test_options_reach_openvino_and_wrong_ones_are_errors(tmp_path, monkeypatch):
+    monkeypatch.setenv(CACHE, str(tmp_path))
+    lowered = lower(Small(), IMAGES, precision="bf16", properties="INFERENCE_NUM_THREADS=1, NUM_STREAMS=1")
     assert lowered.verify(IMAGES).relative_error < 0.05
-    assert len(list(tmp_path.iterdir())) > 1  # the mark, and OpenVINO's own cache
-    for wrong in ({"precision": "f64"}, {"properties": "INFERENCE_NUM_THREADS"}):
+    assert list(tmp_path.glob("*.blob"))
+    for wrong in ({"precision": "f64"}, {"properties": "INFERENCE_NUM_THREADS"}, {"device": "CPU\0"}):
         with pytest.raises(OptionError):
             lower(Small(), IMAGES, **wrong)
     with pytest.raises(OptionError, match="speed"):
@@ -313,16 +310,11 @@ def test_a_file_from_elsewhere_names_no_files_to_openvino(tmp_path):
     for wrong in ("CACHE_DIR=x", "WEIGHTS_PATH=x", "NUM_STREAMS=../x", "INFERENCE_NUM_THREADS=1,LOG_LEVEL=5"):
         with pytest.raises(OptionError, match="does not set"):
             load("properties", wrong)
-    load("cache_dir", str(tmp_path))
-    load("cache_dir", str(tmp_path / "new"))
-    load("cache_dir", "\0")
-    assert not list(tmp_path.iterdir())
-    mark = tmp_path / CACHE_MARK
-    mark.touch(mode=0o600)
-    load("cache_dir", str(tmp_path))
-    assert list(tmp_path.glob("*.blob"))
+    with pytest.raises(OptionError, match="openvino_cache_dir"):
+        load("cache_dir", str(tmp_path))
+    (tmp_path / "m").write_bytes(b"\x08\x07onnx")
     with pytest.raises(FormatError, match="XML"):
-        load("device", "CPU", encode(b"\x08\x07onnx", b""))
+        load("device", "CPU", seal(tmp_path / "m", MARK, [6, [], []]))
 
 
 def test_a_device_that_is_elsewhere_compiles_here_and_says_so_when_it_is_called():
@@ -339,8 +331,8 @@ def test_weights_are_named_data_by_content_and_the_model_is_without_them():
     assert len(lowered.delegates) == 2
     assert len({key for delegate in lowered.delegates for key in delegate.module.named_data()}) == 1
     for delegate in lowered.delegates:
-        xml, constants = decode(delegate.processed_bytes)
-        assert xml.startswith(b"<?xml") and len(constants) < 64
+        files, (size, *_) = unseal(delegate.processed_bytes, MARK)
+        assert bytes(files[:5]) == b"<?xml" and len(files) - size < 64
 
 
 def test_equal_programs_give_equal_bytes_in_any_process():

@@ -8,8 +8,8 @@ import pytest
 import torch
 import vgfpy
 from delegraph.errors import FormatError
-from delegraph_vgf.blob import unseal
-from delegraph_vgf.content import content_of
+from delegraph.io.sealed import unseal
+from delegraph_vgf.content import MARK, content_of
 
 INPUT, OUTPUT = vgfpy.ResourceCategory.Input, vgfpy.ResourceCategory.Output
 FORMATS = {"fp32": 100, "fp16": 76, "int8": 14, "int16": 75, "int32": 99, "bool": 1000460000}
@@ -85,7 +85,7 @@ class Arms:
 
 @pytest.fixture(scope="module")
 def data(lowered):
-    return bytes(unseal(lowered.delegates[0].processed_bytes)[0])
+    return bytes(unseal(lowered.delegates[0].processed_bytes, MARK)[0])
 
 
 def declared(values):

@@ -8,10 +8,11 @@ import delegraph
 import pytest
 import torch
 from delegraph.errors import FormatError, InputError, NoRuntime, OptionError
+from delegraph.io.sealed import unseal
 from delegraph.runtime import BlobHeader
 from delegraph_vgf import vulkan
 from delegraph_vgf.backend import VgfBackend
-from delegraph_vgf.blob import unseal
+from delegraph_vgf.content import MARK
 from delegraph_vgf.format import VgfFormat
 from delegraph_vgf.runtime import VgfRuntime
 
@@ -53,10 +54,10 @@ def test_a_damaged_file_is_refused_before_it_runs(lowered):
     blob = lowered.delegates[0].processed_bytes
     for place in range(0, len(blob), len(blob) // 100):
         with pytest.raises(FormatError):
-            unseal(blob[:place] + bytes([blob[place] ^ 1]) + blob[place + 1 :])
+            unseal(blob[:place] + bytes([blob[place] ^ 1]) + blob[place + 1 :], MARK)
         with pytest.raises(FormatError):
-            unseal(blob[:place])
-    unseal(blob)
+            unseal(blob[:place], MARK)
+    unseal(blob, MARK)
 
 
 def test_a_converter_that_refuses_gives_the_partition_to_the_host():
@@ -80,9 +81,10 @@ def test_a_target_that_vgf_has_not_is_refused_at_once():
         delegraph.lower(torch.nn.ReLU(), (torch.ones(2),), backends=["vgf"], options={"vgf": {"spec": "TOSA-0.80+MI"}})
 
 
-def test_flags_with_an_open_quote_are_refused_at_once():
-    with pytest.raises(OptionError, match="'flags' of vgf.*No closing quotation"):
-        delegraph.lower(torch.nn.ReLU(), (torch.ones(2),), backends=["vgf"], options={"vgf": {"flags": "'"}})
+@pytest.mark.parametrize("flags, told", [("'", "No closing quotation"), ("a\0b", "character"), ("\udc80", "character")])
+def test_flags_that_no_process_can_be_given_are_refused_at_once(flags, told):
+    with pytest.raises(OptionError, match=f"'flags'.*{told}"):
+        delegraph.lower(torch.nn.ReLU(), (torch.ones(2),), backends=["vgf"], options={"vgf": {"flags": flags}})
 
 
 class Branches(torch.nn.Module):

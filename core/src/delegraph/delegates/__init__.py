@@ -9,6 +9,7 @@ from .delegates import (
     merged_named_data,
 )
 from .lowered_module import Argument, LoweredBackendModule
+from .signature import Signature
 
 __all__ = [
     "Argument",
@@ -16,6 +17,7 @@ __all__ = [
     "DelegateInfo",
     "LoweredBackendModule",
     "MethodPrograms",
+    "Signature",
     "delegate_calls",
     "delegate_map",
     "merged_named_data",

@@ -1,5 +1,6 @@
 """Partitioners: they choose the nodes that a backend gets."""
 
+from .asking import Asking
 from .canonical import AllNodePartitioner, PatternPartitioner, matches
 from .capability import CapabilityPartitioner, NodeLists, WhyNot
 from .checks import DontPartition, DontPartitionModule, DontPartitionName, is_shape_dynamic
@@ -9,6 +10,7 @@ from .wrapping import WrappingPartitioner
 
 __all__ = [
     "AllNodePartitioner",
+    "Asking",
     "CapabilityPartitioner",
     "DelegationSpec",
     "DontPartition",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -11,8 +11,11 @@ from typing import Any
 import openvino as ov
 import torch
 from delegraph.errors import Unsupported
+from delegraph.exported_program import constant_placeholders, constant_tensor, output_values, placeholders
+from delegraph.source import source_of
 from openvino.frontend import FrontEndManager
 from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
+from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
 from .quantized import extensions
@@ -29,56 +32,71 @@ class Draft:
     The frontend puts a call's name before the names of the operators that it becomes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, program: ExportedProgram) -> None:
         self.graph, self.values = Graph(), dict[Node, Node]()
         self.constants: dict[str, torch.Tensor] = {}
         self.types: list[str] = []
         self.calls: list[Node] = []
+        constant = constant_placeholders(program)
+        for node, spec in placeholders(program):
+            if node in constant:
+                self._add_constant(node, constant_tensor(program, spec))
+            else:
+                self._add_input(node)
+        for node in program.graph.nodes:
+            if node.op == "call_function":
+                self._add_call(node)
+        self.outputs: list[Node] = list(output_values(program))
 
-    def add_input(self, node: Node) -> None:
+    def _add_input(self, node: Node) -> None:
         """An input with the type and the shape of ``node``; an integer is a tensor without dimensions."""
         val = node.meta["val"]
         made = self.values[node] = self.graph.placeholder(f"x{len(self.types)}")
         made.meta["val"] = val if isinstance(val, torch.Tensor) else torch.empty((), dtype=torch.int64, device="meta")
         self.types.append(str(made.meta["val"].dtype))
 
-    def add_constant(self, node: Node, tensor: torch.Tensor) -> None:
+    def _add_constant(self, node: Node, tensor: torch.Tensor) -> None:
         name = f"c{len(self.constants)}"
         self.constants[name] = tensor.detach().resolve_neg().contiguous()
         self.values[node] = self.graph.create_node("get_attr", name, name=name)
 
-    def add_call(self, node: Node) -> None:
+    def _add_call(self, node: Node) -> None:
+        target: Any = node.target
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.values.__getitem__)
-        if getattr(node.target, "namespace", "") == "quantized_decomposed":
+        if getattr(target, "namespace", "") == "quantized_decomposed":
             args = tuple(_NUMBERS.get(arg, arg) if isinstance(arg, torch.dtype) else arg for arg in args)
-        name, target = f"n{len(self.calls)}", node.target
-        joined = [part for part in dequantized_parts(node) if self.values[part].op == "call_function"]
-        if joined:  # not where a call is alone, to ask about it
+        name, joined = f"n{len(self.calls)}", dequantized_parts(node)
+        if joined and all(self.values[part].op == "call_function" for part in joined):
             # OpenVINO's int8 transformation of a concatenation of dequantized tensors is wrong, by up to all of the
-            # range; of integers it is right.
+            # range; of integers it is right. Where the call is alone, to ask about it, its parts are inputs.
             integers = [self.values[part].args[0] for part in joined]
-            small = self.graph.create_node(
-                "call_function", target, (integers, *args[1:]), dict(kwargs), name=f"{name}q"
-            )
+            small = self.graph.create_node("call_function", target, (integers, *args[1:]), kwargs, name=f"{name}q")
             small.meta["val"] = node.meta["val"].to(joined[0].all_input_nodes[0].meta["val"].dtype)
             target, args, kwargs = joined[0].target, (small, *self.values[joined[0]].args[1:]), {}
-        self.values[node] = self.graph.create_node("call_function", target, args, dict(kwargs), name=name)
-        self.values[node].meta["val"] = node.meta.get("val")
+        made = self.values[node] = self.graph.create_node("call_function", target, args, kwargs, name=name)
+        made.meta["val"] = node.meta.get("val")
         self.calls.append(node)
 
-    def convert(self, outputs: Sequence[Node]) -> ov.Model:
-        """OpenVINO's model, of the recorded types and shapes. Raises Unsupported with the reason."""
-        self.graph.output(tuple(self.values[node] for node in outputs))
+    def convert(self) -> ov.Model:
+        """OpenVINO's model, of the recorded types and shapes. Raises Unsupported with the reason, and the call."""
+        self.graph.output(tuple(self.values[node] for node in self.outputs))
         module = GraphModule(self.constants, self.graph)
         decoder = TorchFXPythonDecoder(module, input_types=self.types)
         decoder._nodes = _Nodes(decoder._nodes)
         try:
             model = _frontend().convert(_frontend().load(decoder))
         except Exception as e:  # OpenVINO names no base of what its frontend raises, in C++ and in Python
-            raise Unsupported("unsupported", reason_of(e)) from e
-        for output, node in zip(model.outputs, outputs, strict=True):
+            raise self.refused(e) from e
+        for output, node in zip(model.outputs, self.outputs, strict=True):
             _check_value(output, node.meta["val"])
         return model
+
+    def refused(self, error: Exception) -> Unsupported:
+        """The refusal of the program, at the call that OpenVINO's error names, or at the first."""
+        reason = reason_of(error)
+        named = re.search(r"\bn(\d+)/", reason)
+        node = self.calls[int(named.group(1)) if named and int(named.group(1)) < len(self.calls) else 0]
+        return Unsupported("unsupported", reason, node=node, source=source_of(node))
 
 
 def dequantized_parts(node: Node) -> list[Node]:

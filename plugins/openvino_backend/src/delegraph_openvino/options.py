@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from delegraph.backend import CompileSpec
+from delegraph.backend import CompileSpec, from_specs, to_specs
 from delegraph.errors import OptionError
 
 PREFIX = "openvino_"
@@ -27,9 +25,6 @@ PROPERTIES = frozenset(
 """OpenVINO's properties that a program may set: of how it computes. Others, such as WEIGHTS_PATH, name files, and a
 program can be a file that somebody else made."""
 
-CACHE_MARK = ".delegraph-openvino"
-"""A file in each folder that a user named as ``cache_dir``: the runtime uses no other folder that a program names."""
-
 
 @dataclass(frozen=True)
 class Options:
@@ -37,33 +32,19 @@ class Options:
 
     device: str = "CPU"
     precision: str = "f32"
-    cache_dir: str = ""
     properties: str = ""
 
     def to_compile_specs(self) -> list[CompileSpec]:
         """One compile spec for each option that is set. Raises OptionError for what OpenVINO could not read."""
-        if self.precision not in PRECISIONS:
-            text = f"option 'precision' is one of {', '.join(PRECISIONS)}, not {self.precision!r:.40}"
-            raise OptionError("option-invalid", text)
         self.config()  # a property that cannot be read is the user's mistake of now, not of the first run
-        return [CompileSpec(PREFIX + key, value.encode()) for key, value in vars(self).items() if value]
-
-    def mark_cache(self) -> None:
-        """Make the folder of ``cache_dir`` one that the runtime uses. Raises OptionError if that fails."""
-        if not self.cache_dir:
-            return
-        folder = Path(self.cache_dir)
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            (folder / CACHE_MARK).touch(mode=0o600)
-        except (OSError, ValueError) as e:
-            raise OptionError("option-invalid", f"option 'cache_dir', {self.cache_dir!r:.200}: {e}") from e
+        return to_specs(PREFIX, {name: text for name, text in vars(self).items() if text})
 
     def config(self) -> dict[str, str]:
         """OpenVINO's properties. Raises OptionError for those that are not ``NAME=VALUE`` or not in ``PROPERTIES``."""
+        if self.precision not in PRECISIONS:
+            text = f"option 'precision' is one of {', '.join(PRECISIONS)}, not {self.precision!r:.40}"
+            raise OptionError("option-invalid", text)
         config = {} if self.precision == "default" else {"INFERENCE_PRECISION_HINT": self.precision}
-        if self.cache_dir and _is_marked(self.cache_dir):
-            config["CACHE_DIR"] = self.cache_dir
         for pair in filter(None, self.properties.split(",")):
             name, equals, value = map(str.strip, pair.partition("="))
             if not equals:
@@ -77,20 +58,9 @@ class Options:
         return config
 
 
-def _is_marked(folder: str) -> bool:
-    """Whether this user, and not somebody else, has marked the folder as a cache."""
-    try:
-        found = [os.stat(folder), os.stat(Path(folder, CACHE_MARK))]
-    except (OSError, ValueError):
-        return False  # not here, or not a name of a file: computed without a cache
-    return os.name == "nt" or all(f.st_uid == os.geteuid() and not f.st_mode & 0o022 for f in found)
-
-
 def from_compile_specs(compile_specs: Sequence[CompileSpec]) -> Options:
     """Raises OptionError for any other compile spec, which nobody would read."""
-    given = {spec.key.removeprefix(PREFIX): spec.value.decode(errors="replace") for spec in compile_specs}
-    known = {PREFIX + name for name in vars(Options())}
-    for spec in compile_specs:
-        if spec.key not in known:
-            raise OptionError("option-invalid", f"OpenVINOBackend has no compile spec {spec.key!r}")
-    return Options(**given)
+    settings, others = from_specs(compile_specs, PREFIX, vars(Options()))
+    for spec in others:
+        raise OptionError("option-invalid", f"OpenVINOBackend has no compile spec {spec.key!r:.80}")
+    return Options(**settings)

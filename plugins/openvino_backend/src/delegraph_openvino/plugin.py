@@ -20,7 +20,6 @@ def delegraph_backends() -> list[BackendSpec]:
         OptionSpec("device", default="CPU", help="as OpenVINO names it: CPU, GPU, GPU.1, NPU, AUTO, HETERO:GPU,CPU"),
         # not declared as choices: with any of these a backend has to compute what eager computes
         OptionSpec("precision", default="f32", help="of floats: f32, f16, bf16, or default: OpenVINO's for the device"),
-        OptionSpec("cache_dir", help="folder in which OpenVINO keeps compiled models, so that they load faster"),
         OptionSpec("properties", help="more of OpenVINO's properties: INFERENCE_NUM_THREADS=4,NUM_STREAMS=2"),
     )
     return [

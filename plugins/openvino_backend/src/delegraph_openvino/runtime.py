@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,9 @@ import numpy as np
 import openvino as ov
 import torch
 from delegraph.backend import CompileSpec
+from delegraph.delegates import Signature
 from delegraph.errors import FormatError, InputError, NoRuntime, OptionError
+from delegraph.io.sealed import unseal
 from delegraph.runtime import (
     BackendRuntime,
     BlobHeader,
@@ -25,11 +28,17 @@ from delegraph.runtime import (
     Spent,
 )
 
-from .blob import MAGIC, decode
 from .frontend import TYPES, reason_of
 from .options import Options, from_compile_specs
 
-DTYPES = {kind: dtype for dtype, kind in TYPES.items()}
+DTYPES = {kind: str(dtype).removeprefix("torch.") for dtype, kind in TYPES.items()}
+MARK = b"delegraph-openvino-2"
+"""What a blob ends with: XML and small constants of an IR; behind it are told the size of the XML and the signature."""
+WEIGHT = "openvino/"
+"""What the name of a parameter begins with in whose place a weight belongs; it is a key of the named data."""
+CACHE = "DELEGRAPH_OPENVINO_CACHE"
+"""An environment variable: the folder in which OpenVINO keeps what it compiled. A program does not name it: a file of
+somebody else would choose where this machine writes and what it reads."""
 _VIRTUAL = {"AUTO", "MULTI", "HETERO", "BATCH"}
 
 
@@ -51,7 +60,9 @@ def _absent(device: str) -> str:
 
 
 def compile_model(model: ov.Model, options: Options) -> Any:
-    return core().compile_model(model, options.device, options.config())
+    """OpenVINO's compiled model. Raises RuntimeError with OpenVINO's reason."""
+    folder = os.environ.get(CACHE)
+    return core().compile_model(model, options.device, options.config() | ({"CACHE_DIR": folder} if folder else {}))
 
 
 class OpenVINORuntime(BackendRuntime):
@@ -69,14 +80,20 @@ class OpenVINORuntime(BackendRuntime):
         processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]
     ) -> ObservedDelegate:
         """As ``load``; each call's last operator becomes a result, so that OpenVINO fuses less than otherwise."""
-        model, memory = read_model(processed_bytes, named_data)
-        results, last = len(model.get_results()), dict[int, Any]()
+        model, memory, signature = read_model(processed_bytes, named_data)
+        last: dict[int, Any] = {}
         for node in model.get_ordered_ops():
             call = re.match(r"n(\d+)/", node.get_friendly_name())
             if call and node.get_output_size() == 1 and node.get_element_type() in DTYPES:
                 last[int(call.group(1))] = node.output(0)
         model.add_results([ov.opset13.result(output) for output in last.values()])
-        loaded = Loaded(model, memory, from_compile_specs(compile_specs))
+        shapes = (
+            [size.get_max_length() if size.is_static else -1 for size in o.get_partial_shape()] for o in last.values()
+        )
+        inside = zip((DTYPES[o.get_element_type()] for o in last.values()), map(tuple, shapes), strict=True)
+        results = len(signature.outputs)
+        signature = replace(signature, outputs=(*signature.outputs, *inside))
+        loaded = Loaded(model, memory, signature, from_compile_specs(compile_specs))
 
         def observed(*args: torch.Tensor | float) -> tuple[tuple[Any, ...], dict[int, list[torch.Tensor]]]:
             values = loaded(*args)
@@ -117,23 +134,15 @@ class OpenVINORuntime(BackendRuntime):
         header: BlobHeader, compile_specs: Sequence[CompileSpec], device: str | None = None
     ) -> Compatibility | None:
         """By the device, and by the release that wrote the IR: OpenVINO promises to read those of older releases."""
-        if not header.beginning.startswith(MAGIC):
-            return Compatibility("cannot", f"it begins with {header.beginning[:24]!r}, not with {MAGIC!r}")
+        if not header.beginning.startswith(b"<?xml"):
+            return Compatibility("cannot", f"it begins with {header.beginning[:24]!r}, not as an IR in XML does")
         try:
             wanted = device or from_compile_specs(compile_specs).device
         except OptionError as e:
             return Compatibility("cannot", e.message)
         if not is_present(wanted):
             return Compatibility("cannot", _absent(wanted))
-        theirs, ours = (_RELEASE.match(text) for text in (header.fingerprint, f"openvino {ov.get_version()}"))
-        if theirs is None or ours is None:
-            return None
-        text = f"the IR is of {theirs.group()}, and {ours.group()} is installed"
-        is_newer = [*map(int, theirs.groups())] > [*map(int, ours.groups())]
-        return Compatibility("rebuild" if is_newer else "runs", text)
-
-
-_RELEASE = re.compile(r"openvino (\d{1,6})\.(\d{1,6})")
+        return Compatibility.by_release(header.fingerprint, f"openvino {ov.get_version()}", reads_older=True)
 
 
 def _calls_of_kernels(compiled: ov.Model) -> dict[str, int]:
@@ -147,14 +156,19 @@ def _calls_of_kernels(compiled: ov.Model) -> dict[str, int]:
     return calls
 
 
-def read_model(blob: bytes, named_data: Mapping[str, bytes]) -> tuple[ov.Model, list[Any]]:
-    """The model of a blob with its weights, which stay where they are, and the arrays that have to outlive it."""
-    xml, constants = decode(blob)
-    memory = [np.frombuffer(constants or b"\0", np.uint8)]
-    model = core().read_model(xml, ov.Tensor(memory[0], [len(constants)], ov.Type.u8))
+def read_model(blob: bytes, named_data: Mapping[str, bytes]) -> tuple[ov.Model, list[Any], Signature]:
+    """The model of a blob with its weights, the arrays that have to outlive it, and the types of a call."""
+    files, told = unseal(blob, MARK)
+    size, *sides = told if isinstance(told, list) and told else [None]
+    signature = Signature.read(sides)
+    # OpenVINO reads other formats as well, and ONNX names files to read
+    if type(size) is not int or not 0 <= size <= len(files) or bytes(files[:5]) != b"<?xml":
+        raise FormatError("format-invalid", "a blob of OpenVINOBackend that holds no IR in XML")
+    memory = [np.frombuffer(files[size:] or b"\0", np.uint8)]
+    model = core().read_model(bytes(files[:size]), ov.Tensor(memory[0], [len(files) - size], ov.Type.u8))
     for parameter in model.get_parameters():
         key = parameter.get_friendly_name()
-        if not key.startswith("openvino/"):
+        if not key.startswith(WEIGHT):
             continue
         kind, shape = parameter.get_element_type(), parameter.output(0).get_shape()
         data = named_data.get(key)
@@ -165,13 +179,13 @@ def read_model(blob: bytes, named_data: Mapping[str, bytes]) -> tuple[ov.Model, 
         parameter.output(0).replace(weight.output(0))
         model.remove_parameter(parameter)
     model.validate_nodes_and_infer_types()
-    return model, memory
+    return model, memory, signature
 
 
 class Loaded:
     """A compiled model, called with tensors; the results are new tensors."""
 
-    def __init__(self, model: ov.Model, memory: list[Any], options: Options) -> None:
+    def __init__(self, model: ov.Model, memory: list[Any], signature: Signature, options: Options) -> None:
         if not is_present(options.device):
             hint = "lower with the option device set to one of these"
             raise NoRuntime("no-runtime", _absent(options.device), hint=hint)
@@ -180,49 +194,33 @@ class Loaded:
         except RuntimeError as e:
             raise FormatError("format-invalid", f"OpenVINO does not compile this blob: {reason_of(e)}") from e
         self.kept = model, memory  # OpenVINO reads constants where they lie, and does not keep them alive
+        self.signature = signature
         # the frontend leaves out inputs that no result depends on; the name of one tells its place in a call
         self.inputs = [(int(p.get_friendly_name()[1:]), p.get_element_type()) for p in model.get_parameters()]
-        self.kinds = [result.get_element_type() for result in model.get_results()]
-        self.sizes = [k for k, r in enumerate(model.get_results()) if r.get_friendly_name().startswith("size")]
         self.idle: deque[Any] = deque()
 
     def __call__(self, *args: torch.Tensor | float) -> tuple[Any, ...]:
+        arrays = self.signature.arrays(args)  # lives until the request has read it
+        for array in arrays:
+            _check_integers(array)
         try:
             request = self.idle.pop()
         except IndexError:
             request = self.compiled.create_infer_request()
-        given = [_in_memory(arg) for arg in args]  # lives until the request has read it
         for k, (place, kind) in enumerate(self.inputs):
-            request.set_input_tensor(k, _shared(given[place], kind))
+            request.set_input_tensor(k, ov.Tensor(arrays[place], arrays[place].shape, kind))
         request.infer()
         # Copied, since OpenVINO with memory of ours for its results writes those that are an input as it is
         # into that input, and leaves the result as it was.
-        results = [_copied(request.get_output_tensor(k), kind) for k, kind in enumerate(self.kinds)]
-        for k in self.sizes:
-            results[k] = results[k].item()
+        results = self.signature.results([tensor.data for tensor in request.output_tensors])
         self.idle.append(request)
-        return tuple(results)
+        return results
 
 
-def _in_memory(value: torch.Tensor | float) -> torch.Tensor:
-    """An input in C order. Raises InputError for integers that OpenVINO would cut to 32 bits without a word."""
-    tensor = torch.as_tensor(value).detach().resolve_neg().contiguous()
-    if tensor.dtype is torch.int64 and tensor.numel():
-        least, most = map(int, tensor.aminmax())
+def _check_integers(array: np.ndarray[Any, Any]) -> None:
+    """Raise InputError for integers that OpenVINO would cut to 32 bits without a word."""
+    if array.dtype == np.int64 and array.size:
+        least, most = int(array.min()), int(array.max())
         if least < -(2**31) or most >= 2**31:
             text = f"OpenVINO computes int64 in 32 bits, and an input has elements from {least} to {most}"
             raise InputError("input-invalid", text, hint="keep what computes with such numbers on the host")
-    return tensor
-
-
-def _copied(made: ov.Tensor, kind: Any) -> Any:
-    """A result as a tensor with memory of its own."""
-    tensor = torch.empty(tuple(made.shape), dtype=DTYPES[kind])
-    made.copy_to(_shared(tensor, kind))
-    return tensor
-
-
-def _shared(tensor: torch.Tensor, kind: Any) -> ov.Tensor:
-    """The memory of a tensor in C order, as OpenVINO sees it; numpy has no bfloat16."""
-    array = (tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
-    return ov.Tensor(array, array.shape, kind)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import operator
-from collections import OrderedDict
 from typing import Any
 
 import torch
-from delegraph.errors import Unsupported
-from delegraph.partitioner import CapabilityPartitioner, Reason
+from delegraph.partitioner import Asking, CapabilityPartitioner, Reason
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
@@ -27,18 +24,15 @@ MOVES = frozenset(
     "new_full new_zeros new_ones".split()
 )
 """Operators that compute no new integers: all that is taken on integers for integer results."""
-REMEMBERED = 10_000
-"""How many answers of the frontend are kept. One takes a millisecond or more, and models repeat their calls."""
-_answers: OrderedDict[str, str | None] = OrderedDict()
+ASKED = Asking(lambda program: Draft(program).convert())
+"""The frontend's answers: it takes a millisecond or more for a call."""
 
 
 class OpenVINOPartitioner(CapabilityPartitioner):
-    """``device``, ``precision``, ``cache_dir`` and ``properties`` are described in ``plugin``."""
+    """``device``, ``precision`` and ``properties`` are described in ``plugin``."""
 
-    def __init__(
-        self, device: str = "CPU", precision: str = "f32", cache_dir: str | None = None, properties: str | None = None
-    ) -> None:
-        options = Options(device, precision, cache_dir or "", properties or "")
+    def __init__(self, device: str = "CPU", precision: str = "f32", properties: str | None = None) -> None:
+        options = Options(device, precision, properties or "")
         super().__init__(why_not, "OpenVINOBackend", options.to_compile_specs())
 
 
@@ -61,40 +55,7 @@ def why_not(node: Node) -> str | None:
     reason = _why_not_integers(node)
     if reason is not None:
         return reason
-    # made without a draft, which takes ten times as long
-    operands = {n: f"%{k} {_described(n)}" for k, n in enumerate(node.all_input_nodes)}
-    arguments = torch.fx.map_arg((node.args, node.kwargs), operands.__getitem__)
-    used = [user.args[1] for user in node.users if user.target is operator.getitem]
-    key = f"{node.target} {arguments} {used} {_described(node)}"
-    if key not in _answers:
-        draft, outputs = _alone(node)
-        try:
-            draft.convert(outputs)
-            _answers[key] = None
-        except Unsupported as refusal:
-            _answers[key] = refusal.message
-        if len(_answers) > REMEMBERED:
-            _answers.popitem(last=False)
-    return _answers[key]
-
-
-def _alone(node: Node) -> tuple[Draft, list[Node]]:
-    """A program of this call alone, to ask the frontend about, and what it returns."""
-    draft, outputs = Draft(), [node]
-    for value in node.all_input_nodes:
-        draft.add_input(value)
-    draft.add_call(node)
-    if isinstance(node.meta["val"], (tuple, list)):
-        outputs = [user for user in node.users if user.target is operator.getitem]
-        for user in outputs:
-            draft.add_call(user)
-    return draft, outputs
-
-
-def _described(node: Node) -> str:
-    """The types and the shapes of a value."""
-    vals = pytree.tree_leaves(node.meta.get("val"))
-    return str([f"{v.dtype}{list(v.shape)}" if isinstance(v, torch.Tensor) else "size" for v in vals])
+    return ASKED(node)
 
 
 def _why_no_value(value: Node) -> str | None:

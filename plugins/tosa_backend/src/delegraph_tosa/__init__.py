@@ -1,7 +1,7 @@
 """TOSA backend of delegraph: one rule an ATen operator, one typed graph, one flatbuffer.
 
 The names in ``__all__`` are for plugins that build on it (docs/backend-authors.md). Each is imported when it is first
-used, and none but ``compile_program`` imports torch.
+used, and none but ``compile_program`` and ``DevicePartitioner`` imports torch.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .backend import compile_program
+    from .composing import DevicePartitioner, run_compiler, split_flags
     from .evaluate import Program, materialize
     from .ir import operators
     from .ir.graph import Graph, Operator, Value
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DType",
+    "DevicePartitioner",
     "Graph",
     "Operator",
     "Program",
@@ -37,11 +39,14 @@ __all__ = [
     "parse",
     "read",
     "render",
+    "run_compiler",
+    "split_flags",
     "violations",
 ]
 
 _NAMES = {
     "backend": "compile_program",
+    "composing": "DevicePartitioner run_compiler split_flags",
     "evaluate": "Program materialize",
     "ir.graph": "Graph Operator Value",
     "ir.types": "DType Type",

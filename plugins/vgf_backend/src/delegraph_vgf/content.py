@@ -11,10 +11,16 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, repeat
+from typing import TYPE_CHECKING
 
 from delegraph.errors import FormatError
 from delegraph.io.flatbuffer import Buffer, Table
 
+if TYPE_CHECKING:
+    from delegraph.delegates import Signature
+
+MARK = b"delegraph-vgf-2"
+"""What a blob of ``VgfBackend`` ends with: a VGF file, and as told behind it, the signature."""
 VERSION = (0, 5)
 """Newest version of the format that is read; a file of an older minor version is read as well."""
 FORMATS = {
@@ -57,6 +63,17 @@ class Content:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     constants: tuple[Tensor, ...]
+
+    def why_called_otherwise(self, signature: Signature) -> str | None:
+        """Why the file cannot be called as ``signature`` says; None if it can."""
+        sides = ("takes", self.inputs, signature.inputs), ("returns", self.outputs, signature.outputs)
+        for does, tensors, side in sides:
+            there = [(tensor.dtype, tensor.shape) for tensor in tensors]
+            # TOSA's types have no sign
+            wanted = [("int8" if dtype == "uint8" else dtype, shape) for dtype, shape in side]
+            if there != wanted:
+                return f"{does} {there}, and the partition {wanted}"
+        return None
 
 
 def version_of(beginning: bytes | memoryview) -> str:

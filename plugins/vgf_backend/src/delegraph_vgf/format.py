@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from delegraph.formats import ConstantSummary, DelegateFormat, MethodSummary, Summary, TensorSummary
 from delegraph.io.escape import printable
+from delegraph.io.sealed import unseal
 
-from .blob import unseal
-from .content import Tensor, content_of
+from .content import MARK, Tensor, content_of
 
 
 class VgfInspection(Summary):
@@ -48,8 +48,10 @@ class VgfFormat(DelegateFormat):
     @staticmethod
     def sample(path: Path, seed: int) -> list[np.ndarray[Any, Any]]:
         """Random inputs: floats are standard normal, integers 0 or 1. FormatError unless delegraph wrote the file."""
+        from delegraph.delegates import Signature  # imports torch
+
         generator, arrays = np.random.default_rng(seed), []
-        for dtype, shape in unseal(path.read_bytes())[1].inputs:
+        for dtype, shape in Signature.read(unseal(path.read_bytes(), MARK)[1]).inputs:
             numbers = generator.standard_normal(shape) if "float" in dtype else generator.integers(0, 2, shape)
             arrays.append(np.asarray(numbers, "float32" if dtype == "bfloat16" else dtype))
         return arrays

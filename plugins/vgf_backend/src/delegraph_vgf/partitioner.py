@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
-import delegraph
-from delegraph.backend import CompileSpec
 from delegraph.errors import OptionError
-from delegraph.partitioner import WrappingPartitioner
-from delegraph_tosa import DType, Operator, TosaSpec, narrow
+from delegraph_tosa import DevicePartitioner, DType, Operator, TosaSpec, narrow, split_flags
 
 DEVICE = "vgf"
 """The word that narrows a TOSA target to what becomes a VGF file."""
@@ -34,19 +30,11 @@ def why_not_vgf(operator: Operator) -> str | None:
 narrow(DEVICE, why_not_vgf)
 
 
-class VgfPartitioner(WrappingPartitioner):
+class VgfPartitioner(DevicePartitioner):
     """``flags`` are model-converter's; the other options are TOSA's."""
 
-    def __init__(self, flags: str = "", **tosa: Any) -> None:
-        spec = tosa.pop("spec", "TOSA-1.0+FP+INT")
-        parsed = TosaSpec.parse(spec)
-        if parsed.version < (1, 0):
+    def __init__(self, flags: str = "", spec: str = "TOSA-1.0+FP+INT", **tosa: Any) -> None:
+        if TosaSpec.parse(spec).version < (1, 0):
             raise OptionError("option-invalid", f"the option spec of vgf is {spec!r}: VGF files are made from TOSA 1.0")
-        if DEVICE not in parsed.devices:
-            spec = f"{spec}+{DEVICE}"
-        try:
-            shlex.split(flags)
-        except ValueError as error:
-            raise OptionError("option-invalid", f"option 'flags' of vgf is {flags!r:.80}: {error}") from error
-        inner = delegraph.get_partitioner("tosa", spec=spec, **tosa)
-        super().__init__(inner, "VgfBackend", [CompileSpec("vgf_flags", flags.encode())])
+        split_flags(flags)
+        super().__init__("VgfBackend", DEVICE, {"flags": flags}, spec, **tosa)

@@ -10,15 +10,16 @@ import numpy as np
 import scenario_runner
 import torch
 from delegraph.backend import CompileSpec
-from delegraph.errors import FormatError, InputError
+from delegraph.delegates import Signature
+from delegraph.errors import FormatError
+from delegraph.io.sealed import unseal
 from delegraph.runtime import BackendRuntime, BlobHeader, Compatibility, Delegate
 
 from . import vulkan
-from .blob import Signature, unseal
-from .content import FORMATS, Content, Tensor, content_of, version_of
+from .content import FORMATS, MARK, Content, Tensor, content_of, version_of
 
-_SAME_SIZE = {torch.bfloat16: torch.int16, torch.uint8: torch.int8, torch.bool: torch.uint8}
-"""Dtype that numpy or the scenario runner does not have -> one of its size."""
+_SAME_SIZE = {"uint8": np.int8, "bool": np.uint8}
+"""Dtype that the scenario runner does not copy -> one of its size. TOSA's types have no sign."""
 
 
 class VgfRuntime(BackendRuntime):
@@ -43,8 +44,10 @@ class VgfRuntime(BackendRuntime):
     @staticmethod
     def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:
         """Load a file. FormatError if it is damaged, NoRuntime if this host cannot run it."""
-        vgf, signature = unseal(processed_bytes)
-        content = content_of(vgf)
+        vgf, told = unseal(processed_bytes, MARK)
+        signature, content = Signature.read(told), content_of(vgf)
+        if (why := content.why_called_otherwise(signature)) is not None:
+            raise FormatError("format-invalid", f"a VGF file that {why}")
         vulkan.require()
         return _Loaded(vgf, content, signature)
 
@@ -72,38 +75,13 @@ class _Loaded:
             except RuntimeError as error:
                 raise FormatError("format-invalid", f"the Vulkan driver does not load the file: {error}") from error
 
-    def __call__(self, *args: torch.Tensor | int | float | bool) -> tuple[torch.Tensor, ...]:
-        if len(args) != len(self._inputs):
-            text = f"the delegate takes {len(self._inputs)} inputs; {len(args)} were given"
-            raise InputError("input-invalid", text)
-        rows = zip(args, self._inputs, self._signature.inputs, strict=True)
-        for position, (arg, number, (dtype, shape)) in enumerate(rows):
-            self._scenario.upload(number, _array(_checked(position, arg, dtype, shape)))
+    def __call__(self, *args: torch.Tensor | int | float | bool) -> tuple[Any, ...]:
+        rows = zip(self._signature.arrays(args), self._inputs, self._signature.inputs, strict=True)
+        for array, number, (dtype, shape) in rows:
+            self._scenario.upload(number, array.view(_SAME_SIZE.get(dtype, array.dtype)).reshape(shape or (1,)))
         self._scenario.run()
-        results = zip(self._outputs, self._signature.outputs, strict=True)
-        return tuple(_tensor(self._scenario.download(number), *wanted) for number, wanted in results)
+        return self._signature.results([self._scenario.download(number) for number in self._outputs])
 
 
 def _format(tensor: Tensor) -> Any:
     return getattr(scenario_runner.Format, FORMATS[tensor.format][1])
-
-
-def _checked(position: int, arg: Any, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """An argument, if it is what the file takes; InputError if not."""
-    if isinstance(arg, torch.Tensor) and tuple(arg.shape) == shape and str(arg.dtype) == f"torch.{dtype}":
-        return arg
-    told = f"{arg.dtype} {tuple(arg.shape)}" if isinstance(arg, torch.Tensor) else type(arg).__name__
-    raise InputError("input-invalid", f"input {position}: {dtype} {shape} is wanted, {told} was given")
-
-
-def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """The elements in order, of a type that the scenario runner copies."""
-    whole = tensor.detach().contiguous()
-    return whole.view(_SAME_SIZE.get(tensor.dtype, tensor.dtype)).reshape(tensor.shape or (1,)).numpy()
-
-
-def _tensor(array: np.ndarray[Any, Any], dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """A result as a tensor with memory of its own."""
-    wanted = getattr(torch, dtype)
-    bits = np.array(array).view(str(_SAME_SIZE.get(wanted, wanted)).removeprefix("torch."))
-    return torch.from_numpy(bits).view(wanted).reshape(shape)

@@ -1,0 +1,126 @@
+"""``Signature``: what a delegate takes and returns, for runtimes of engines that trust what they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from ..errors import FormatError, InputError
+from ..exported.call_spec import TensorCheck
+from ..exported_program import MUTATIONS, output_values, user_inputs
+
+Type = tuple[str, tuple[int, ...]]
+"""The name of a dtype (``float32``) and a shape, where -1 is a size that each call chooses. ("int", ()) is a number."""
+NUMBERS: dict[str, type] = {
+    "int": int,
+    "float": float,
+}  # as dtypes, torch.int and torch.float call themselves otherwise
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The types of a delegate's inputs and outputs, in order.
+
+    An engine reads the memory that it gets as that of the types that it compiled for, so its runtime has to compare.
+    Where the engine's own file does not tell the types, store them with the blob: ``told`` is for JSON.
+    """
+
+    inputs: tuple[Type, ...]
+    outputs: tuple[Type, ...]
+
+    @classmethod
+    def of(cls, program: ExportedProgram) -> Signature:
+        """The signature of a partition, as ``preprocess`` gets it. New values of its own buffers are no outputs."""
+        outputs = zip(program.graph_signature.output_specs, output_values(program), strict=True)
+        results = [value for spec, value in outputs if spec.kind not in MUTATIONS]
+        return cls(tuple(map(_type_of, user_inputs(program))), tuple(map(_type_of, results)))
+
+    @classmethod
+    def read(cls, told: Any) -> Signature:
+        """The signature of which ``told`` was stored. Raises FormatError for anything else."""
+        try:
+            inputs, outputs = (tuple(_checked_type(dtype, shape) for dtype, shape in side) for side in told)
+        except (TypeError, ValueError) as e:
+            raise FormatError("format-invalid", f"a blob whose signature is {told!r:.80}: {e}") from e
+        return cls(inputs, outputs)
+
+    @property
+    def told(self) -> list[tuple[Type, ...]]:
+        """The signature as JSON can have it."""
+        return [self.inputs, self.outputs]
+
+    @cached_property
+    def _checks(self) -> list[TensorCheck | None]:
+        return [_check_of(*wanted) for wanted in self.inputs]
+
+    def arrays(self, args: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
+        """The arguments of a call as arrays in C order, which share the tensors' memory where they can.
+
+        numpy has no bfloat16: that is int16 with the same bits. An int is an int64. Raises InputError for an argument
+        of another type.
+        """
+        if len(args) != len(self.inputs):
+            text = f"the delegate takes {len(self.inputs)} inputs; {len(args)} were given"
+            raise InputError("input-invalid", text)
+        for position, (arg, wanted, check) in enumerate(zip(args, self.inputs, self._checks, strict=True)):
+            if not (check.fits(arg) if check is not None else type(arg) is NUMBERS[wanted[0]]):
+                given = f"{arg.dtype} {tuple(arg.shape)}" if isinstance(arg, torch.Tensor) else f"{arg!r:.40}"
+                text = f"input {position}: {wanted[0]} {wanted[1]} is wanted, {given} was given"
+                raise InputError("input-invalid", text)
+        return [_array_of(arg) if isinstance(arg, torch.Tensor) else np.asarray(arg) for arg in args]
+
+    def results(self, arrays: Iterable[np.ndarray[Any, Any]]) -> tuple[Any, ...]:
+        """What the engine computed, as tensors with memory of their own and as numbers.
+
+        An array has the bits of its result: its type may be another of the same size, as where numpy or the engine
+        lacks one. Raises FormatError if an array is not of the size that the signature says.
+        """
+        return tuple(_result(array, *wanted) for array, wanted in zip(arrays, self.outputs, strict=True))
+
+
+def _type_of(node: Node) -> Type:
+    val = node.meta["val"]
+    if isinstance(val, torch.Tensor):
+        sizes = tuple(size if isinstance(size, int) else -1 for size in val.shape)
+        return str(val.dtype).removeprefix("torch."), sizes
+    symbols = {torch.SymInt: "int", torch.SymFloat: "float"}
+    return symbols.get(type(val), type(val).__name__), ()
+
+
+def _checked_type(dtype: Any, shape: Any) -> Type:
+    if not isinstance(getattr(torch, dtype, None), torch.dtype) and dtype not in NUMBERS:
+        raise ValueError(f"there is no type {dtype!r:.40}")
+    if any(type(size) is not int or not -1 <= size < 1 << 48 for size in shape):
+        raise ValueError(f"{shape!r:.40} is no shape")
+    return dtype, tuple(shape)
+
+
+def _check_of(dtype: str, shape: tuple[int, ...]) -> TensorCheck | None:
+    if dtype in NUMBERS:
+        return None
+    return TensorCheck(getattr(torch, dtype), [None if size < 0 else size for size in shape], "cpu")
+
+
+def _array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    # ``resolve_neg`` computes the elements of a tensor that torch only marked as negated
+    whole = tensor.detach().resolve_neg().contiguous()
+    array: np.ndarray[Any, Any] = (whole.view(torch.int16) if whole.dtype is torch.bfloat16 else whole).numpy()
+    return array
+
+
+def _result(array: np.ndarray[Any, Any], dtype: str, shape: tuple[int, ...]) -> Any:
+    if dtype in NUMBERS and array.size == 1:
+        return NUMBERS[dtype](array.item())
+    kind, sizes = getattr(torch, dtype), array.shape if -1 in shape else shape
+    if array.itemsize != kind.itemsize or array.size != torch.Size(sizes).numel():
+        text = f"a blob that computes {array.dtype} {array.shape}, where its signature says {dtype} {shape}"
+        raise FormatError("format-invalid", text)
+    bits = np.array(array, order="C").reshape(-1).view(np.uint8)
+    return torch.from_numpy(bits).view(kind).reshape(sizes)

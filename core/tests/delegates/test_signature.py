@@ -1,0 +1,135 @@
+"""Signatures and sealed blobs: what runtimes of engines check that trust what they are given."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from delegraph.backend import CompileSpec, from_specs, to_specs
+from delegraph.delegates import Signature
+from delegraph.errors import FormatError, InputError, OptionError, Unsupported
+from delegraph.io.sealed import seal, unseal
+from delegraph.partitioner import Asking
+from delegraph.runtime import Compatibility
+from torch.export import Dim
+
+
+class Several(torch.nn.Module):
+    def forward(self, x, short, flags):
+        return x.sum(), short * 2, flags.any(), x.shape[0]
+
+
+GIVEN = torch.randn(3, 4), torch.ones(2, dtype=torch.bfloat16), torch.ones(0, 5, dtype=torch.bool)
+
+
+@pytest.fixture(scope="module")
+def signature():
+    exported = torch.export.export(Several(), GIVEN, dynamic_shapes=({0: Dim("n", max=9)}, None, None))
+    return Signature.read(json.loads(json.dumps(Signature.of(exported).told)))
+
+
+def test_a_signature_is_read_back_and_says_which_sizes_vary(signature):
+    assert signature.inputs == (("float32", (-1, 4)), ("bfloat16", (2,)), ("bool", (0, 5)))
+    assert signature.outputs == (("float32", ()), ("bfloat16", (2,)), ("bool", ()), ("int", ()))
+
+
+def test_arguments_become_arrays_in_c_order(signature):
+    x = torch.randn(4, 7).t()[:, :]
+    arrays = signature.arrays((x, torch.full((1,), 1.5, dtype=torch.bfloat16).expand(2), GIVEN[2]))
+    assert [a.dtype.name for a in arrays] == ["float32", "int16", "bool"]
+    assert all(a.flags.c_contiguous for a in arrays) and np.array_equal(arrays[0], x.numpy())
+    negative = torch._neg_view(torch.ones(3, 4))  # torch marks it as negated
+    assert (signature.arrays((negative, *GIVEN[1:]))[0] == -1).all()
+    assert signature.arrays((torch.ones(2, 4, requires_grad=True), *GIVEN[1:]))[0].sum() == 8
+
+
+@pytest.mark.parametrize(
+    "wrong", [torch.ones(3, 5), torch.ones(4), torch.ones(3, 4).double(), torch.ones(3, 4, device="meta"), 1.0, None]
+)
+def test_an_argument_of_another_type_is_an_input_error(signature, wrong):
+    with pytest.raises(InputError, match="input 0: float32"):
+        signature.arrays((wrong, *GIVEN[1:]))
+    with pytest.raises(InputError, match="takes 3 inputs; 2 were given"):
+        signature.arrays(GIVEN[:2])
+
+
+def test_results_have_their_types_and_memory_of_their_own(signature):
+    bits = np.array([0x3FC0, -0x4040], np.int16)
+    total, short, flag, count = signature.results([np.float32(2.5).reshape(()), bits, np.uint8([1]), np.int64([3])])
+    assert (total.item(), flag.item(), count, type(count)) == (2.5, True, 3, int) and total.shape == flag.shape == ()
+    assert short.tolist() == [1.5, -1.5]
+    bits[0] = 0
+    assert short[0] == 1.5
+    for wrong in (np.zeros(3, np.int16), np.zeros(2, np.int8)):
+        with pytest.raises(FormatError, match="its signature says bfloat16"):
+            signature.results([np.float32([0]), wrong, np.uint8([1]), np.int64([3])])
+
+
+SIDES = ([["load", [1]]], [["float32", [-2]]], [["int", 3]], [3])
+
+
+@pytest.mark.parametrize("told", [7, [], *([side, []] for side in SIDES)])
+def test_a_signature_that_somebody_forged_is_a_format_error(told):
+    with pytest.raises(FormatError):
+        Signature.read(told)
+
+
+def test_a_sealed_file_is_opened_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "m"
+    path.write_bytes(b"engine's own")
+    blob = seal(path, b"acme-1", {"a": [1]})
+    assert (bytes(unseal(blob, b"acme-1")[0]), unseal(blob, b"acme-1")[1]) == (b"engine's own", {"a": [1]})
+    for place in range(len(blob)):
+        for damaged in (blob[:place], blob[:place] + bytes([blob[place] ^ 1]) + blob[place + 1 :]):
+            with pytest.raises(FormatError):
+                unseal(damaged, b"acme-1")
+
+
+def test_settings_go_into_compile_specs_and_back():
+    specs = [*to_specs("acme_", {"flags": "-ä"}), CompileSpec("tosa_spec", b"x")]
+    assert from_specs(specs, "acme_", {"flags": "", "cpu": "any"}) == ({"flags": "-ä", "cpu": "any"}, specs[1:])
+    wrong = [[CompileSpec("acme_x", b"")], specs[:1] * 2, [CompileSpec("acme_cpu", b"\xff")]]
+    for given in wrong:
+        with pytest.raises(OptionError):
+            from_specs(given, "acme_", {"flags": "", "cpu": "any"})
+    for text in ("\0", "\udcff"):
+        with pytest.raises(OptionError, match="'flags'"):
+            to_specs("acme_", {"flags": text})
+
+
+VERDICTS = {
+    "acme 2.4.1": ("runs", "runs"),
+    "acme 2.3": ("runs", "rebuild"),
+    "acme 3.0": ("rebuild", "rebuild"),
+    "x 2.4": (None, None),
+    "": (None, None),
+}
+
+
+@pytest.mark.parametrize("compiled_by", VERDICTS)
+def test_a_verdict_by_release(compiled_by):
+    verdicts = [Compatibility.by_release(compiled_by, "acme 2.4.9", reads_older=o) for o in (True, False)]
+    assert [v and v.verdict for v in verdicts] == [*VERDICTS[compiled_by]]
+
+
+def test_a_compiler_is_asked_about_a_call_alone_and_once_about_equal_calls():
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            low, high = x.sin().sin().aminmax(dim=0)
+            return low + 2, high, x.sin() + 3
+
+    asked = []
+
+    def compile(program):
+        [call, *_] = [node for node in program.graph.nodes if node.op == "call_function"]
+        asked.append((str(call.target), len(program.graph_signature.output_specs)))
+        program.module()(*(torch.ones(n.meta["val"].shape) for n in program.graph.nodes if n.op == "placeholder"))
+        if "add" in asked[-1][0]:
+            raise Unsupported("unsupported", f"no sums with {call.args[1]}")
+
+    exported = torch.export.export(Model(), (torch.ones(3),)).run_decompositions({})
+    ask = Asking(compile)
+    calls = [n for n in exported.graph.nodes if n.op == "call_function" and "getitem" not in str(n.target)]
+    said = [ask(n) for n in calls if n.meta["val"] is not None]
+    assert sorted(filter(None, said)) == ["no sums with 2", "no sums with 3"]
+    assert asked.count(("aten.sin.default", 1)) == 1 and len(asked) == 4
