@@ -36,6 +36,7 @@ from ...source import source_of
 from ..call_names import EXPORTED, LEFT
 from ..node_sets import reachable
 from ..shared_memory import overlapping, share_memory
+from ..subclasses import unwrap_subclasses
 from ..subgraphs import next_handles, rewrite_subgraphs, subgraphs_of
 from .aliases import storages
 from .effects import aliased_arguments
@@ -63,6 +64,7 @@ _CASTS = frozenset({aten.to.dtype, aten.to.device, aten.to.dtype_layout})
 
 def normalize(program: ExportedProgram) -> tuple[ExportedProgram, list[str]]:
     """The normalized copy of ``program``, and notes for the report. Raises InputError if that is impossible."""
+    program = unwrap_subclasses(program)
     normal, unproven = _functional_copy(program, next_handles(program.graph_module))
     if not unproven:
         return normal, []

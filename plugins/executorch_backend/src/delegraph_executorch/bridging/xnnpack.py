@@ -18,6 +18,7 @@ with quietly():
 
 
 aten = torch.ops.aten
+_CONVERSIONS = (aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten._to_copy.default)
 _WEIGHTS_AT = {
     "addmm": (0, 2),
     **dict.fromkeys(("mm", "prelu"), (1,)),
@@ -40,6 +41,43 @@ def _reads_a_packed_weight(node: Node, constants: Collection[Node]) -> str | Non
         if value in constants and value not in _weights(node) and any(value in _weights(user) for user in value.users):
             return f"XNNPACK's runtime packs {value.name}, a weight of another call, and frees it as it was"
     return None
+
+
+_DEQUANTIZES = {
+    "torchao.dequantize_affine",
+    "quantized_decomposed.dequantize_per_channel",
+    "quantized_decomposed.dequantize_per_channel_group",
+}
+_LAYOUT = {"permute", "t", "transpose", "view", "reshape", "contiguous"}
+_ACTIVATION_AT = {"addmm": 1}
+"""The position of the operand that a weight is multiplied with, where it is not the first."""
+
+
+def _dequantizes_for_floats(node: Node, constants: Collection[Node]) -> str | None:
+    """Of a quantized weight, XNNPACK's compiler drops the scales unless the other operand is quantized, too."""
+    if _name(node, with_library=True) not in _DEQUANTIZES or node.args[0] not in constants:
+        return None
+    for user in _behind_layout(node):
+        activation = user.args[_ACTIVATION_AT.get(_name(user), 0)] if user.args else None
+        while isinstance(activation, Node) and _name(activation) in _LAYOUT:
+            activation = activation.args[0]
+        if not isinstance(activation, Node) or not _name(activation).startswith("dequantize"):
+            return f"XNNPACK dequantizes weights inside of products of quantized values, and {user.name} has floats"
+    return None
+
+
+def _behind_layout(node: Node) -> list[Node]:
+    """What uses a value, also by way of calls that only lay it out in another way."""
+    users: list[Node] = []
+    for user in node.users:
+        users += _behind_layout(user) if _name(user) in _LAYOUT else [user]
+    return users
+
+
+def _name(node: Node, with_library: bool = False) -> str:
+    """The name of a call's operator without its overload; "" for what is no call of an operator."""
+    packet = getattr(node.target, "overloadpacket", None)
+    return "" if packet is None else str(packet) if with_library else packet.__name__
 
 
 def _weights(node: Node) -> list[Any]:
@@ -90,6 +128,15 @@ def _is_clamped_by_nan(node: Node) -> str | None:
     return None
 
 
+def _converts(node: Node) -> str | None:
+    """Its partitioner takes the call without dimension orders for a copy, and its compiler drops it."""
+    if node.target in _CONVERSIONS:
+        given, returned = node.args[0].meta["val"].dtype, node.meta["val"].dtype  # type: ignore[union-attr]
+        if given is not returned:
+            return f"XNNPACK does not convert {given} to {returned}"
+    return None
+
+
 def _argument(node: Node, name: str) -> Any:
     """An argument by its name in the schema, None if it is not given."""
     names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
@@ -104,13 +151,14 @@ _CHECKS = (
     _is_scaled_product,
     _is_resized_by_a_scale,
     _is_clamped_by_nan,
+    _converts,
 )
 """Of arguments that the partitioner does not look at, or that the compiler drops."""
 
 
 def _refuses(node: Node, constants: Collection[Node]) -> str | None:
     reasons = (why for check in _CHECKS if (why := check(node)) is not None)
-    return next(reasons, None) or _reads_a_packed_weight(node, constants)
+    return next(reasons, None) or _reads_a_packed_weight(node, constants) or _dequantizes_for_floats(node, constants)
 
 
 XnnpackBackend, XnnpackPartitioner, XnnpackRuntime = bridge(TheirBackend, TheirPartitioner, _refuses, cached=True)

@@ -1,0 +1,113 @@
+"""Models whose weights torchao's ``quantize_`` made tensor subclasses, lowered as they are."""
+
+from __future__ import annotations
+
+import delegraph
+import pytest
+import torch
+from torch import nn
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of torchao, about kernels for GPUs
+
+WEIGHTS = 2 * 256 * 512
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(256, 512), nn.Linear(512, 256, bias=False)
+
+    def forward(self, x):
+        return self.second(nn.functional.silu(self.first(x)))
+
+
+def quantized(kind):
+    """A network with quantized weights, by the configuration of torchao that people use for it."""
+    from torchao.quantization import (
+        Int8DynamicActivationIntxWeightConfig,
+        Int8WeightOnlyConfig,
+        IntxWeightOnlyConfig,
+        PerGroup,
+        quantize_,
+    )
+
+    grouped = PerGroup(32)
+    configuration = {
+        "int8": lambda: Int8WeightOnlyConfig(),
+        "int4": lambda: IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=grouped),
+        "8da4w": lambda: Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=grouped),
+    }[kind]
+    torch.manual_seed(0)
+    net = Net().eval()
+    quantize_(net, configuration())
+    return net
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "tolerance"), [("int8", 1.05, 1e-5), ("int4", 1.3, 1e-5), ("8da4w", 1.35, 0.02)]
+)
+def test_weights_stay_integers_in_tosa(kind, size, tolerance, tmp_path):
+    net, x = quantized(kind), torch.randn(3, 256)
+    lowered = delegraph.lower(net, (x,), backends=["tosa"], require_full=True)
+    assert torch.allclose(lowered(x), net(x), atol=tolerance)
+    lowered.save(tmp_path / "m.tosa")
+    assert (tmp_path / "m.tosa").stat().st_size < size * WEIGHTS, "a byte for each weight, and what scales take"
+    assert torch.equal(delegraph.load(tmp_path / "m.tosa")(x)[0], lowered(x))
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "tolerance"), [("int8", 1.05, 1e-5), ("int4", 1.3, 1e-5), ("8da4w", 0.7, 0.02)]
+)
+def test_weights_stay_integers_beside_xnnpack(kind, size, tolerance, tmp_path):
+    pytest.importorskip("executorch")
+    net, x = quantized(kind), torch.randn(3, 256)
+    lowered = delegraph.lower(net, (x,), backends=["xnnpack"])
+    assert torch.allclose(lowered(x), net(x), atol=tolerance)
+    lowered.save(tmp_path / "m.pte")
+    assert (tmp_path / "m.pte").stat().st_size < size * WEIGHTS
+    stock = delegraph.load(tmp_path / "m.pte", runtime="executorch")
+    assert torch.allclose(stock(x), net(x), atol=tolerance)
+    if kind != "8da4w":
+        refusals = {refusal.reason for refusal in lowered.report.refusals}
+        assert any("XNNPACK does not convert torch.int8 to torch.float32" in reason for reason in refusals)
+
+
+TABLE = 1000 * 64 + 5 * 1000
+
+
+def test_a_table_of_embeddings_stays_integers(tmp_path):
+    from torchao.quantization import IntxWeightOnlyConfig, PerAxis, quantize_
+
+    table = nn.Sequential(nn.Embedding(1000, 64)).eval()
+    settings = IntxWeightOnlyConfig(weight_dtype=torch.int8, granularity=PerAxis(0))
+    quantize_(table, settings, lambda module, name: isinstance(module, nn.Embedding))
+    ids = torch.tensor([[1, 999, 0]])
+    lowered = delegraph.lower(table, (ids,), backends=["tosa"], require_full=True)
+    assert torch.equal(lowered(ids), table(ids))
+    lowered.save(tmp_path / "m.tosa")
+    assert (tmp_path / "m.tosa").stat().st_size < 1.2 * TABLE
+
+
+def test_the_users_program_keeps_its_parameters_and_two_layers_share_one():
+    net, x = quantized("int8"), torch.randn(2, 256)
+    net.second = nn.Sequential(nn.Linear(512, 256), net.first, nn.Linear(512, 256))
+    net.eval()
+    program = torch.export.export(net, (x,))
+    names = list(program.state_dict)
+    lowered = delegraph.lower(program, backends=[])
+    assert torch.allclose(lowered(x), net(x), atol=1e-5)
+    assert list(program.state_dict) == names and type(net.first.weight).__name__ == "Int8Tensor"
+    assert not any("access_subclass" in str(n.target) for n in lowered.exported_program("forward").graph.nodes)
+
+
+def test_a_subclass_that_only_dispatches_is_refused_with_the_line_that_unwraps_it():
+    from torch._functorch._aot_autograd.subclass_parametrization import unwrap_tensor_subclass_parameters
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    net, x = nn.Sequential(nn.Linear(4, 4)).eval(), torch.randn(1, 4)
+    net[0].weight = nn.Parameter(TwoTensor(torch.randn(4, 4), torch.randn(4, 4)))
+    with pytest.raises(delegraph.errors.InputError) as refused:
+        delegraph.lower(net, (x,), backends=[])
+    assert "p_0_weight is a TwoTensor" in str(refused.value)
+    assert unwrap_tensor_subclass_parameters.__module__ in refused.value.hint
+    delegraph.lower(unwrap_tensor_subclass_parameters(net), (x,), backends=[])
