@@ -202,7 +202,8 @@ class BackendSpec(Declaration):
 
     ``origin``: (distribution, version) that has the backend, if that is installed in another environment and this
     distribution stands for it. Reports and files name it. The class then has ``installed()``, which returns what is
-    installed there as a JSON value, for the keys of caches.
+    installed there as a JSON value, for the keys of caches. ``location``: where that environment is, and what names it;
+    listings and errors quote it. ``unusable``: why the environment cannot be used; "" if it can.
     """
 
     noun = "backend"
@@ -225,6 +226,8 @@ class BackendSpec(Declaration):
     isolated: bool = False
     independent_of: tuple[str, ...] = ()
     origin: tuple[str, str] | None = None
+    location: str = ""
+    unusable: str = ""
 
     def __post_init__(self) -> None:
         """As ``Declaration.__post_init__``, and check the types of fields that only a backend has."""

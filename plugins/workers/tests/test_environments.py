@@ -3,8 +3,10 @@
 The environments see torch and delegraph through the one that runs the tests; the wheels in them are made here.
 """
 
+import inspect
 import json
 import os
+import re
 import site
 import subprocess
 import sys
@@ -12,16 +14,37 @@ import venv
 import zipfile
 
 import delegraph
+import numpy as np
 import pytest
 import torch
 from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult
 from delegraph.discovery.registry import Registry
-from delegraph.errors import FormatError, PluginUnavailable
+from delegraph.errors import FormatError, InputError, PluginConflict, PluginUnavailable
+from delegraph.formats import Quantization, QuantizationParameters
+from delegraph.host import FileFormat
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.runtime import BlobHeader
-from delegraph_workers import config, describe, environments, execute, plugin, serve, tensors, workers
+from delegraph.work import write
+from delegraph_tosa.format import TosaFormat
+from delegraph_tosa.quantizer import TOSAQuantizer
+from delegraph_workers import (
+    annotations,
+    arrays,
+    config,
+    describe,
+    environments,
+    execute,
+    formats,
+    plugin,
+    quantizer,
+    serve,
+    tensors,
+    workers,
+)
 from importlib_metadata import entry_points
 from torch import nn
+from torchao.quantization.pt2e import MinMaxObserver
+from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, QuantizationSpec
 
 SOURCE = """
 import json
@@ -70,8 +93,40 @@ class {name}Runtime(BackendRuntime):
 
         return run
 """
+QUANTIZER = """
+import acme_compiler
+import torch
+from torchao.quantization.pt2e import MinMaxObserver
+from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, QuantizationSpec, Quantizer
+
+
+class {name}Quantizer(Quantizer):
+    def annotate(self, model):
+        spec = QuantizationSpec(torch.int8, MinMaxObserver.with_args(eps=2.0**-9), -128, 127, torch.per_tensor_affine)
+        for node in model.graph.nodes:
+            if node.target is torch.ops.aten.{operator}.default:
+                node.meta["quantization_annotation"] = QuantizationAnnotation({{node.args[0]: spec}}, spec)
+
+    def validate(self, model):
+        pass
+"""
+FORMAT = """
+from delegraph.formats import DelegateFormat
+import acme_compiler
+
+class {name}Format(DelegateFormat):
+    backend_id = "{name}Backend"
+
+    @staticmethod
+    def inspect(path):
+        return Seen()
+
+class Seen:
+    def to_json(self):
+        return {{"version": acme_compiler.VERSION}}
+"""
 LIGHT = """
-from delegraph.plugin import BackendSpec, OptionSpec, PartitionerSpec, RuntimeSpec, hookimpl
+from delegraph.plugin import BackendSpec, FormatSpec, OptionSpec, PartitionerSpec, QuantizerSpec, RuntimeSpec, hookimpl
 
 @hookimpl
 def delegraph_backends():
@@ -85,6 +140,14 @@ def delegraph_partitioners():
 @hookimpl
 def delegraph_runtimes():
     return [RuntimeSpec("{low}", "{low}_backend:{name}Runtime")]
+
+@hookimpl
+def delegraph_quantizers():
+    return [QuantizerSpec("{low}", "{low}_quantizer:{name}Quantizer")]
+
+@hookimpl
+def delegraph_formats():
+    return [FormatSpec(".{low}", "{low}_format:{name}Format")]
 """
 
 
@@ -123,7 +186,12 @@ def make_environment(folder, low, operator, version, function):
             folder,
             f"acme-{low}",
             "3.1",
-            {f"{low}_backend": SOURCE.format(**texts), f"{low}_plugin": LIGHT.format(**texts)},
+            {
+                f"{low}_{part}": text.format(**texts)
+                for part, text in zip(
+                    ("backend", "plugin", "quantizer", "format"), (SOURCE, LIGHT, QUANTIZER, FORMAT), strict=True
+                )
+            },
             [f"acme-compiler=={version}"],
             low,
         ),
@@ -167,7 +235,8 @@ def test_listing_names_the_environment_and_imports_nothing(registry, settings):
     one, second = known["one"], known["second"]
     assert one.usable and one.summary == f"of acme (acme-one 3.1 in {settings.parent / 'one'})"
     assert second.backend_id == "TwoBackend" and second.has_runtime and second.options[0].choices == ("well", "crash")
-    assert not {"acme_compiler", "one_backend", "one_plugin", "two_backend"} & sys.modules.keys()
+    assert one.has_quantizer and one.formats == (".one", ".two")
+    assert not {"acme_compiler", "one_backend", "one_plugin", "two_backend", "one_format"} & sys.modules.keys()
     kept = sorted((settings.parent / "cache/delegraph/environments").iterdir())
     assert len(kept) == 2 and json.loads(kept[0].read_text())["told"]["protocol"] == 1
 
@@ -186,6 +255,15 @@ def test_two_versions_of_a_compiler_serve_one_lowering(registry, settings, tmp_p
     told = str(lowered.report)
     assert "only sin, with 1.0" in told and "only cos, with 2.0" in told
     assert not {"acme_compiler", "one_backend", "two_backend"} & sys.modules.keys()
+    quantized = delegraph.quantize(model, [(x,)], backend="one", registry=registry)
+    steps = [str(n.target) for n in quantized.graph.nodes if "quantize_per_tensor" in str(n.target)]
+    assert len(steps) == 6  # the input and the results of two, there and back
+    delegate, path = lowered.delegates[0], tmp_path / "sines.one"
+    delegate.save(path)
+    assert path.read_bytes() == delegate.processed_bytes
+    assert FileFormat(path, registry).inspect(path).to_json() == {"version": "1.0"}
+    torch.testing.assert_close(delegraph.load(path, registry=registry)(x)[0], torch.sin(torch.sin(x)))
+    assert not {"one_quantizer", "one_format"} & sys.modules.keys()
     crashed = delegraph.lower(
         model, (x,), backends=["one", "second"], registry=registry, options={"one": {"mode": "crash"}}
     )
@@ -235,22 +313,60 @@ def test_settings_that_others_may_write_are_not_read(tmp_path, monkeypatch):
         config.settings()
 
 
-def test_an_environment_that_does_not_answer_is_an_unavailable_backend(tmp_path, monkeypatch):
+@pytest.fixture
+def declared(tmp_path, monkeypatch):
+    """What the declarations of a file of settings are in a registry, and the path of that file."""
     path = tmp_path / "delegraph.toml"
-    path.write_text(f'[backends.gone]\npython = "{tmp_path}/bin/python"\n[backends.bare]\npython = "/bin/false"\n')
     monkeypatch.setenv("DELEGRAPH_CONFIG", str(path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    plugin.described.cache_clear()
-    try:
-        registry = Registry()
-        with pytest.raises(PluginUnavailable) as error:
-            registry.get_backend("gone")
-        assert "No such file" in error.value.hint
-        with pytest.raises(PluginUnavailable) as error:
-            registry.get_backend("bare")
-        assert "does not describe 'bare'" in error.value.hint
-    finally:
+
+    def registry(text):
+        path.write_text(text)
         plugin.described.cache_clear()
+        return Registry(), path
+
+    yield registry
+    plugin.described.cache_clear()
+
+
+def script(path, text):
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_an_environment_that_does_not_answer_is_an_unavailable_backend(declared, tmp_path):
+    """The row of the backend says why, which environment it is, which line of the settings names it."""
+    chatty = script(tmp_path / "chatty", f'echo hello; exec {sys.executable} -c "print([1])"')
+    registry, path = declared(
+        f'[backends.gone]\npython = "{tmp_path}/bin/python"\n[backends.bare]\npython = "/bin/false"\n'
+        f'[backends.chatty]\npython = "{chatty}"\n'
+    )
+    for name, why in (("gone", "No such file"), ("bare", "does not describe 'bare'"), ("chatty", r"\[1\]")):
+        with pytest.raises(PluginUnavailable, match=why) as error:
+            registry.get_backend(name)
+        assert "an environment of its own that cannot be used" in error.value.message
+        assert error.value.hint == f"mend that environment, or change or remove [backends.{name}] in {path}"
+        row = next(b for b in registry.backends() if b.name == name)
+        assert row.status == "unavailable" and re.search(why, row.error)
+        assert row.location.startswith(f"[backends.{name}] of {path}: ")
+
+
+@pytest.fixture
+def tosa():
+    return describe.describe("tosa")  # before there are settings, which this process would follow
+
+
+def test_a_backend_that_is_installed_here_too_is_a_conflict_with_a_way_out(tosa, declared, monkeypatch):
+    monkeypatch.setattr(plugin, "description_of", lambda setting: tosa)
+    registry, path = declared(f'[backends.far]\npython = "{sys.executable}"\nbackend = "tosa"\n')
+    with pytest.raises(PluginConflict, match="2 plugins offer a backend 'TOSABackend'") as error:
+        registry.get_backend("TOSABackend")
+    row = next(b for b in registry.backends() if b.name == "far")
+    assert (row.status, row.error, row.hint) == ("conflict", error.value.message, error.value.hint)
+    assert f"delegraph-workers 0.1.0 ([backends.far] of {path}: {sys.executable})" in error.value.message
+    assert error.value.hint.endswith(f"; or change or remove [backends.far] in {path}")
+    assert registry.get_format("a.tosa") is TosaFormat  # which the distribution here declares
 
 
 # --- what is asked and answered, with a worker that is this process ---------------------------------------------------
@@ -276,9 +392,11 @@ def far(monkeypatch):
     monkeypatch.setattr(workers, "WorkerProcess", Here)
     monkeypatch.setattr(environments, "WorkerProcess", Here)
     known = {"far": (config.Setting("far", sys.executable, "tosa"), told)}
-    for module in (plugin, environments):
+    for module in (plugin, environments, quantizer, formats):
         monkeypatch.setattr(module, "described", lambda: known)
+    monkeypatch.setattr(plugin, "is_installed", lambda distribution: False)
     caches = environments._environment, environments._backend, environments._partitioner, environments._runtime
+    caches += quantizer._quantizer, formats._format
     yield Registry(entry_points=[e for e in entry_points() if e.value == "delegraph_workers.plugin"])
     for each in caches:
         each.cache_clear()
@@ -348,6 +466,103 @@ def test_the_runtime_there_says_whether_a_blob_runs(far, monkeypatch):
         monkeypatch.setitem(serve.SERVICES, "compatible", lambda *a, wrong=wrong: ({"verdict": wrong}, []))
         with pytest.raises(FormatError, match="a verdict that is none"):
             runtime.compatible(header, specs)
+
+
+@pytest.mark.parametrize(("model", "x"), [(CONVOLUTIONS, torch.randn(2, 3, 8, 8)), (Attention(), torch.randn(1, 4, 8))])
+def test_a_quantizer_there_makes_what_it_would_make_here(model, x, far):
+    """Scales that are derived of others, layers that are written out, what stays in floats: the program is the same."""
+    assert [b.has_quantizer for b in far.backends()] == [True]
+    batches = [(x,), (x * 2,)]
+    there = delegraph.quantize(model.eval(), batches, backend="far", registry=far)
+    here = delegraph.quantize(model.eval(), batches, backend="tosa")
+    assert "quantize_per_tensor" in str(there.graph) and write(there).key == write(here).key
+
+
+class OwnObserver(MinMaxObserver):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("method", "function", "why"),
+    [
+        ("annotate", lambda self, model: annotate_all(model, OwnObserver), "only torchao's own observers"),
+        ("annotate", lambda self, model: annotate_all(model, object()), "which cannot be sent"),
+        ("prepare_obs_or_fq_callback", lambda self, model, made: None, "changes observers"),
+        ("validate", lambda self, model: 1 / 0, "ZeroDivisionError|division by zero"),
+    ],
+)
+def test_quantizers_there_that_cannot_be_used(method, function, why, far, monkeypatch):
+    monkeypatch.setattr(TOSAQuantizer, method, function)
+    with pytest.raises(delegraph.DelegraphError, match=why):
+        delegraph.quantize(nn.ReLU().eval(), [(torch.randn(2, 2),)], backend="far", registry=far)
+
+
+def annotate_all(model, observer):
+    for node in (n for n in model.graph.nodes if n.op == "call_function"):
+        node.meta["quantization_annotation"] = QuantizationAnnotation({}, QuantizationSpec(torch.int8, observer))
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        3,
+        [[["spec", "str", {"dict": []}]], []],
+        [[["observer", "OwnObserver"]], []],
+        [[["spec", "QuantizationSpec", {"row": 1}]], []],
+        [[], [["nobody", {"dict": []}]]],
+        [[], [["relu", {"dict": [["other", 1]]}]]],
+    ],
+)
+def test_annotations_of_messages_are_not_trusted(told):
+    graph = torch.export.export(nn.ReLU(), (torch.ones(1),)).graph
+    with pytest.raises(FormatError, match="annotations of a quantizer"):
+        annotations.apply_annotations(graph, told, None)
+
+
+def test_a_file_format_there_does_what_it_would_do_here(far, tmp_path, monkeypatch):
+    small, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), torch.randn(1, 4)
+    path, other = tmp_path / "model.tosa", tmp_path / "here.tosa"
+    made = delegraph.lower(small, (x,), backends=["far"], registry=far)
+    made.save(path)
+    here = delegraph.lower(small, (x,), backends=["tosa"])
+    here.save(other)
+    assert path.read_bytes() == other.read_bytes()
+    loaded, wanted = delegraph.load(path, registry=far), delegraph.load(other)
+    torch.testing.assert_close(loaded(x), wanted(x), rtol=0, atol=0)
+    sides = {"x": QuantizationParameters("int8", 0.1, 3)}, {"y": None}
+    monkeypatch.setattr(TosaFormat, "quantization", staticmethod(lambda path: Quantization(*sides)))
+    assert loaded.quantization == Quantization(*sides)
+    assert loaded.summary == wanted.summary
+    assert loaded.compatible().verdict == wanted.compatible().verdict == "runs"
+    there, kind = FileFormat(path, far), FileFormat(other, delegraph.default_registry())
+    for ability in ("inspect", "page", "verify", "blobs"):
+        ours, theirs = getattr(there, ability)(path), getattr(kind, ability)(path)
+        assert str(ours) == str(theirs)
+    assert there.inspect(path).to_json() == json.loads(json.dumps(kind.inspect(path).to_json()))
+    inputs = there.sample(path, 3)
+    assert [a.dtype for a in inputs] == [a.dtype for a in kind.sample(path, 3)]
+    for (name, value), (as_here, expected) in zip(there.run(path, inputs), kind.run(path, inputs), strict=True):
+        assert name == as_here
+        np.testing.assert_array_equal(value, expected)
+    assert "max_iterations" in inspect.signature(there.kind.run).parameters
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(FormatError):
+        there.inspect(path)
+    with pytest.raises(InputError, match="one delegate and nothing of the host"):
+        delegraph.lower(Attention().eval(), (torch.randn(1, 4, 8),), backends=["far"], registry=far).save(path)
+
+
+@pytest.mark.parametrize("answer", [{}, {"rows": 3}, {"rows": [["a"]]}])
+def test_answers_of_formats_are_not_trusted(answer, far, monkeypatch, tmp_path):
+    monkeypatch.setitem(serve.SERVICES, "format", lambda header, parts: (answer, [b""]))
+    with pytest.raises(FormatError, match="answered what none does"):
+        FileFormat(tmp_path / "a.tosa", far).blobs(tmp_path / "a.tosa")
+
+
+@pytest.mark.parametrize("rows", [[["object", [1]]], [["float32", [3]]], [["none", [1]]], [[]]])
+def test_arrays_of_messages_are_not_trusted(rows):
+    with pytest.raises(FormatError, match="arrays in a message"):
+        arrays.read_arrays(rows, [memoryview(bytes(8))])
 
 
 def test_a_backend_there_meets_the_delegates_of_one_here(far):

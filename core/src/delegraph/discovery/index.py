@@ -164,7 +164,7 @@ class Index:
             backend_id=spec.backend_id,
             distribution=record.distribution,
             version=record.version,
-            location=record.location,
+            location=spec.location or record.location,
             status=fault.status,
             error=fault.error,
             hint=fault.hint,
@@ -378,18 +378,26 @@ def _backend_conflict(name: str, entries: Sequence[BackendEntry]) -> PluginConfl
     """
     usable = [e for e in entries if e.fault is None and e.record.status in (Status.OK, Status.CONFLICT)]
     offered = {repr(e.full_name) for e in usable or entries}
-    error = _conflict(f"a backend {name!r}", [e.record for e in entries], offered)
+    addresses = [f"{e.record.owner} ({e.spec.location or e.record.location})" for e in entries]
+    error = _conflict(f"a backend {name!r}", [e.record for e in entries], offered, addresses)
     text = error.message
     for entry in entries:
         if entry not in usable:
             why = entry.fault.error if entry.fault else entry.record.error
             text += f"; {entry.full_name} cannot be used: {why}"
-    return PluginConflict(error.code, text, hint=error.hint)
+    # what a plugin declares for an environment of the user's settings, the user can change there
+    hints = [error.hint, *(e.spec.install_hint for e in entries if e.spec.location)]
+    return PluginConflict(error.code, text, hint="; or ".join(filter(None, hints)))
 
 
-def _conflict(what: str, records: Sequence[PluginRecord], full_names: Iterable[str]) -> PluginConflict:
-    """The error for several plugins that offer ``what``; the hint suggests ``full_names`` instead."""
-    owners = " and ".join(sorted(r.address for r in records))
+def _conflict(
+    what: str, records: Sequence[PluginRecord], full_names: Iterable[str], addresses: Iterable[str] | None = None
+) -> PluginConflict:
+    """The error for several plugins that offer ``what``; the hint suggests ``full_names`` instead.
+
+    ``addresses``: who offers it, and where; None: the addresses of ``records``.
+    """
+    owners = " and ".join(sorted(addresses or (r.address for r in records)))
     hint = f"ask for {' or '.join(sorted(full_names))}, or set {DENY} to one of them, such as {records[0].distribution}"
     return PluginConflict("plugin-conflict", f"{len(records)} plugins offer {what}: {owners}", hint=hint)
 

@@ -120,6 +120,8 @@ def fault_of(spec: BackendSpec, record: PluginRecord) -> Fault | None:
         error = f"backend {spec.name!r} was written for plugin API {spec.api}; this delegraph speaks {ours}"
         outdated = record.distribution if spec.api < API_VERSION else "delegraph"
         return Fault(Status.INCOMPATIBLE, error, f"upgrade {outdated}")
+    if spec.unusable:
+        return Fault(Status.UNAVAILABLE, spec.unusable, spec.install_hint)
     absent = missing(spec.requires)
     if absent:
         error = f"backend {spec.name!r} needs {' and '.join(map(repr, absent))}, which is not installed"

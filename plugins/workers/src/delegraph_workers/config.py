@@ -133,9 +133,22 @@ def _is_description(told: dict[str, Any]) -> bool:
         return True
     if not isinstance(options, list) or not all(isinstance(o, list) and len(o) == 5 for o in options):
         return False
+    formats = told.get("formats")
+    if not isinstance(formats, list) or not all(map(_is_format, formats)) or type(told.get("quantizer")) is not bool:
+        return False
     return all(isinstance(o[1], str) and o[1] in KINDS for o in options) and all(
         isinstance(told.get(key), str) for key in texts
     )
+
+
+def _is_format(told: Any) -> bool:
+    """Whether this is what ``describe`` says of a file format."""
+    if not isinstance(told, dict) or not isinstance(told.get("suffix"), str):
+        return False
+    abilities, backend_id, holds = (told.get(key) for key in ("abilities", "backend_id", "holds_named_data"))
+    if "error" in told:
+        return isinstance(told["error"], str)
+    return isinstance(abilities, dict) and isinstance(backend_id, str) and type(holds) is bool
 
 
 def _stamps(path: list[str]) -> list[Any]:

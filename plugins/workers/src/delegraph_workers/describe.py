@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from typing import Any
 
-from delegraph import backends
+from delegraph import backends, default_registry
 from delegraph.errors import DelegraphError
+from delegraph.formats import DelegateFormat
 
 from .message import PROTOCOL
 
@@ -38,8 +40,56 @@ def describe(name: str) -> dict[str, Any]:
         "version": info.version,
         "options": options,
         "runtime": info.has_runtime,
+        "quantizer": info.has_quantizer,
+        "formats": [row for suffix in info.formats if (row := _format(suffix)) is not None],
         "prefix": sys.prefix,
         "path": [p for p in sys.path if p],
+    }
+
+
+ABILITIES = (
+    "why_not",
+    "serialize",
+    "files",
+    "write",
+    "read",
+    "load_in",
+    "quantization",
+    "named_data",
+    "blobs",
+    "inspect",
+    "summarize",
+    "sample",
+    "run",
+    "page",
+    "node_of",
+    "verify",
+)
+"""The methods of file formats that work across environments (``serve_formats``)."""
+_OPTIONAL = "method", "max_memory", "max_iterations"
+"""Parameters of these methods that formats may have or not, and callers look for."""
+
+
+def _format(suffix: str) -> dict[str, Any] | None:
+    """The format of a suffix; None for one that holds whole programs. One that cannot be used says why."""
+    try:
+        kind: Any = default_registry().get_format(f"a{suffix}")
+    except DelegraphError as e:
+        return {"suffix": suffix, "error": str(e)}
+    if not issubclass(kind, DelegateFormat):
+        return None
+    # what DelegateFormat has is done where the delegate is, unless the format overrides it
+    own = [
+        name
+        for name in ABILITIES
+        if inspect.getattr_static(kind, name) is not inspect.getattr_static(DelegateFormat, name)
+    ]
+    parameters = {name: inspect.signature(getattr(kind, name)).parameters for name in own}
+    return {
+        "suffix": suffix,
+        "backend_id": kind.backend_id,
+        "holds_named_data": kind.holds_named_data,
+        "abilities": {name: [each for each in _OPTIONAL if each in parameters[name]] for name in own},
     }
 
 

@@ -24,7 +24,7 @@ from delegraph.exported_program import (
 )
 from delegraph.partitioner import DelegationSpec, Partitioner, PartitionResult, Reason, Refusal
 from delegraph.runtime import BackendRuntime, BlobHeader, Compatibility, Delegate
-from delegraph.work import write
+from delegraph.work import Form, write
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
@@ -87,6 +87,11 @@ class Environment:
                 self._runner = WorkerProcess(self.workers.path, self._setting.python)
             answer, _ = self._runner.run(pack({**header, "backend": self.backend}, parts), _NOTHING)
             return *self._told(answer), self._runner.pid
+
+    def show(self, header: Mapping[str, Any], form: Form) -> tuple[dict[str, Any], list[memoryview], int]:
+        """As ``run``, about a program, whose large constants that process maps."""
+        packed, _ = self.workers.lay_out([form])
+        return self.run({**header, "folder": str(self.workers.path)}, packed)
 
     def _told(self, answer: bytes) -> tuple[dict[str, Any], list[memoryview]]:
         header, parts = unpack(answer)
@@ -308,7 +313,13 @@ class _Loaded:
         self._number = told["number"]
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
-        rows, parts = write_values(args)
-        header = {"do": "call", "number": self._number, "process": self._process, "values": rows}
-        told, data, _ = environment(self._name).run(header, parts)
-        return tuple(read_values(told["values"], data))
+        return call_there(self._name, self._number, self._process, *args)  # type: ignore[no-any-return]
+
+
+def call_there(name: str, number: int, process: int, *args: Any) -> Any:
+    """Call what ``process`` of an environment has loaded under a number."""
+    rows, parts = write_values(args)
+    header = {"do": "call", "number": number, "process": process, "values": rows}
+    told, data, _ = environment(name).run(header, parts)
+    values = read_values(told["values"], data)
+    return values[0] if told.get("alone") and values else tuple(values)

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import functools
+from importlib import metadata
 from typing import Any
 
-from delegraph.plugin import BackendSpec, OptionSpec, PartitionerSpec, RuntimeSpec, hookimpl
+from delegraph.plugin import (
+    BackendSpec,
+    FormatSpec,
+    OptionSpec,
+    PartitionerSpec,
+    QuantizerSpec,
+    RuntimeSpec,
+    hookimpl,
+)
 
-from .config import KINDS, BadSettings, Setting, description_of, settings
+from .config import KINDS, BadSettings, Setting, description_of, path_of_settings, settings
 from .message import PROTOCOL
 
 
@@ -45,23 +54,76 @@ def delegraph_runtimes() -> list[RuntimeSpec]:
     return [RuntimeSpec(name, f"{home}{_identifier(name)}") for name in running]
 
 
+@hookimpl
+def delegraph_quantizers() -> list[QuantizerSpec]:
+    home, hint = "delegraph_workers.quantizer:Quantizer_", "pip install delegraph-quantize"
+    having = [name for name, (_, told) in described().items() if told.get("quantizer")]
+    return [QuantizerSpec(name, f"{home}{_identifier(name)}", ("torchao",), hint) for name in having]
+
+
+@hookimpl
+def delegraph_formats() -> list[FormatSpec]:
+    home = "delegraph_workers.formats:Format_"
+    return [
+        FormatSpec(suffix, f"{home}{identifier_of_suffix(suffix)}", f"of {described()[name][1]['prefix']}")
+        for suffix, name in suffixes().items()
+    ]
+
+
+def suffixes() -> dict[str, str]:
+    """Suffix of a file format -> the backend whose environment has it; of several the first of the settings.
+
+    A distribution that is installed here as well declares its formats itself.
+    """
+    made: dict[str, str] = {}
+    for name, (_, told) in described().items():
+        if "formats" not in told or is_installed(told["distribution"]):
+            continue
+        for row in told["formats"]:
+            made.setdefault(row["suffix"].lower(), name)
+    return made
+
+
+def is_installed(distribution: str) -> bool:
+    """Whether this environment has a distribution."""
+    try:
+        metadata.distribution(distribution)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def identifier_of_suffix(suffix: str) -> str:
+    """A suffix in a target."""
+    return suffix.lstrip(".").replace(".", "_").replace("-", "_")
+
+
 def _identifier(name: str) -> str:
     """A backend's name in a target."""
     return name.replace("-", "_")
 
 
 def _spec(name: str, setting: Setting, told: dict[str, Any]) -> BackendSpec:
-    """The declaration of a backend; one that cannot be used says so through what it requires."""
-    home = f"delegraph_workers.environments:Backend_{_identifier(name)}"
+    """The declaration of a backend; one whose environment cannot be used says why."""
+    path, table = path_of_settings(), f"[backends.{name}]"
+    location, way_out = f"{table} of {path}: {setting.python}", f"change or remove {table} in {path}"
     if "error" in told:
-        hint = f"mend {setting.python}, or its line in the settings: {told['error']}"
-        return BackendSpec(
-            name, home, f"Backend_{_identifier(name)}", 1, requires=(f"environment_of_{name}",), install_hint=hint
-        )
+        home = f"delegraph_workers.environments:Backend_{_identifier(name)}"
+        why = f"backend {name!r} is in an environment of its own that cannot be used: {told['error']}"
+        hint = f"mend that environment, or {way_out}"
+        backend_id = f"Backend_{_identifier(name)}"
+        return BackendSpec(name, home, backend_id, 2, install_hint=hint, location=location, unusable=why)
     options = tuple(
         OptionSpec(n, KINDS[kind], default, tuple(c), text) for n, kind, default, c, text in told["options"]
     )
-    summary = f"{told['summary']} ({told['distribution']} {told['version']} in {told['prefix']})".strip()
-    target = f"delegraph_workers.environments:{told['backend_id']}"
-    origin = told["distribution"], told["version"]
-    return BackendSpec(name, target, told["backend_id"], 2, summary, options=options, origin=origin)
+    return BackendSpec(
+        name,
+        f"delegraph_workers.environments:{told['backend_id']}",
+        told["backend_id"],
+        2,
+        f"{told['summary']} ({told['distribution']} {told['version']} in {told['prefix']})".strip(),
+        install_hint=way_out,
+        options=options,
+        origin=(told["distribution"], told["version"]),
+        location=location,
+    )

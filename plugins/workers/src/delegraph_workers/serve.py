@@ -1,4 +1,7 @@
-"""What a worker of a backend's own environment does besides compiling: it partitions, and it runs delegates."""
+"""What a worker of a backend's own environment does besides compiling: it partitions, it runs delegates, and more.
+
+``serve_quantizer`` annotates what is to be quantized, ``serve_formats`` reads and writes files.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,11 @@ from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from . import hidden  # noqa: F401  # its operator is in programs that are sent
+from . import (
+    hidden,  # noqa: F401  # its operator is in programs that are sent
+    serve_formats,
+    serve_quantizer,
+)
 from .constants import fetch_from
 from .tensors import read_values, write_values
 
@@ -131,11 +138,18 @@ def call(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
     """Call a loaded delegate."""
     if header["process"] != os.getpid():
         raise DelegraphError("process-ended", "the process that ran this delegate has ended, and what it kept with it")
-    returned = _loaded[header["number"]](*read_values(header["values"], parts))
+    returned: Any = _loaded[header["number"]](*read_values(header["values"], parts))
+    alone = isinstance(returned, torch.Tensor)  # a method of a file may return one
+    returned = (returned,) if alone else returned
     if not isinstance(returned, (tuple, list)):
         raise ContractViolation("contract-violation", f"a delegate returned {type(returned).__name__}, not a tuple")
     rows, data = write_values([r.clone() if isinstance(r, torch.Tensor) else r for r in returned])
-    return {"values": rows}, data
+    return {"values": rows, "alone": alone}, data
+
+
+def file_format(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
+    """A method of the backend's file format."""
+    return serve_formats.answer(header, parts, _loaded)
 
 
 SERVICES: Mapping[str, Callable[[Mapping[str, Any], Sequence[memoryview]], Answer]] = {
@@ -145,4 +159,7 @@ SERVICES: Mapping[str, Callable[[Mapping[str, Any], Sequence[memoryview]], Answe
     "compatible": compatible,
     "load": load,
     "call": call,
+    "quantize": serve_quantizer.quantize,
+    "derive": serve_quantizer.derive,
+    "format": file_format,
 }

@@ -19,7 +19,7 @@ from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult
 from delegraph.errors import DelegraphError, FormatError, OptionError, Unsupported
 from delegraph.exported import TRACING, all_nodes
 from delegraph.plugin import IN_PROCESS
-from delegraph.work import Form, read_result, write
+from delegraph.work import Form, Memory, read_result, write
 from torch.export import ExportedProgram
 
 from .constants import INLINE, Folder
@@ -198,10 +198,7 @@ class Workers:
     ) -> tuple[bytes, str]:
         """The answer to a job about programs, and what was printed meanwhile."""
         limits = limits or self._limits
-        packed = [b"".join(form.pieces()) for form in forms]
-        memories = {m.digest: m for form in forms for m in form.memories if m.size >= INLINE}
-        for memory in memories.values():
-            self._constants.add(memory)
+        packed, memories = self.lay_out(forms)
         job = pack({**header, "inline": [], "folder": str(self.path)}, packed)
         if self._foreign is None:
             return self._in_process(job, place, limits)
@@ -211,6 +208,13 @@ class Workers:
             return pack({**header, "inline": [d.hex() for d in memories], "folder": None}, [*packed, *whole])
 
         return self._in_executor(job, inlined, place, limits)
+
+    def lay_out(self, forms: Sequence[Form]) -> tuple[list[bytes], dict[bytes, Memory]]:
+        """The bytes of programs, and their large constants by digest, which lie in the folder then."""
+        memories = {m.digest: m for form in forms for m in form.memories if m.size >= INLINE}
+        for memory in memories.values():
+            self._constants.add(memory)
+        return [b"".join(form.pieces()) for form in forms], memories
 
     def _in_process(self, job: bytes, place: str, limits: Limits) -> tuple[bytes, str]:
         """Let a process of this machine do a job; one that does not survive it is replaced when it is needed."""
