@@ -66,3 +66,19 @@ def test_rows_that_are_long_or_known_to_another_target_are_divided_in_32_bits():
         operators, distance = compiled(lambda x: x.softmax(-1), shape, spec=spec)
         expect_equal(distance)
         assert "REDUCE_MAX" in {operator.name for operator in operators}
+
+
+def test_sums_of_48_bits_are_rescaled_once():
+    operators, distance = compiled(F.scaled_dot_product_attention, *[(1, 2, 33, 16)] * 3)
+    expect_equal(distance)
+    (product,) = [op for op in operators if op.name == "MATMUL" and str(op.outputs[0].dtype) == "int48"]
+    (rescale,) = [op for op in operators if product.outputs[0] in op.inputs]
+    assert (rescale.name, str(rescale.outputs[0].dtype)) == ("RESCALE", "int8")
+
+
+def test_patches_are_convolved_in_steps_of_one():
+    layers = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 5, 5), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, (2, 4), (2, 4)))
+    operators, distance = compiled(layers, (2, 3, 20, 40))
+    expect_equal(distance, 1)
+    strides = [tuple(op.stride) for op in operators if op.name == "CONV2D"]
+    assert strides == [(1, 1)] * 2

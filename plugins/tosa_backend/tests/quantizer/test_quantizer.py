@@ -342,3 +342,33 @@ def test_a_module_that_is_not_there():
 def test_wrong_settings(wrong, message):
     with pytest.raises(OptionError, match=message):
         wrong()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.sigmoid(x) * x,
+        lambda x: F.linear(torch.tanh(x), x),
+        lambda x: torch.softmax(x, 1).reshape(6, 4).transpose(0, 1) @ x,
+    ],
+)
+def test_what_has_fixed_limits_is_quantized_once(function):
+    """A quantize call that reads integers of other limits is a pass over the tensor, and rounds a second time."""
+
+    class Function(nn.Module):
+        def forward(self, x):
+            return function(x)
+
+    program = delegraph.quantize(Function(), [(torch.randn(6, 4),)])
+    borders = [n for n in calls(program, ".quantize_per_tensor") if "dequantize" in str(n.args[0].target)]
+    assert all(n.args[1:3] == n.args[0].args[1:3] for n in borders)
+
+
+def test_what_is_joined_with_fixed_limits_has_those_of_all():
+    class Joined(nn.Module):
+        def forward(self, x):
+            return torch.cat((torch.sigmoid(x), x))
+
+    program = delegraph.quantize(Joined(), [(4 * torch.randn(6, 4),)])
+    (joined,) = calls(program, "cat")
+    assert integers_of(joined)[0] > 1 / 128

@@ -48,9 +48,12 @@ def run_passes(graph: Graph, spec: TosaSpec) -> Graph:
 
         graph = stride_single_windows(graph, spec)
     if spec.devices:
+        from .joined_rescales import join_rescales
+        from .patches import convolve_patches
         from .transposes_by_convolution import transpose_by_convolution
 
-        graph = transpose_by_convolution(graph, spec)
+        for run in (join_rescales, transpose_by_convolution, convolve_patches, drop_dead):
+            graph = run(graph, spec)
     graph = separate_outputs(graph, spec, [value.producer and value.producer.source for value in outputs_before])
     return name_outputs(graph, [value.name for value in outputs_before])
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantizer import (
+    FixedQParamsQuantizationSpec,
     QuantizationAnnotation,
     QuantizationSpecBase,
     Quantizer,
@@ -130,7 +131,22 @@ class _Call:
         self.target = functional(node.target)
 
     def annotation(self) -> QuantizationAnnotation:
-        return QuantizationAnnotation(self._operands(), self._result(), _annotated=True)
+        plain = specs.activation(self.precision, self.qat)
+        operands = {n: self._as_made(n) if spec is plain else spec for n, spec in self._operands().items()}
+        return QuantizationAnnotation(operands, self._result(), _annotated=True)
+
+    def _as_made(self, operand: Node) -> QuantizationSpecBase:
+        """The limits that ``operand`` was made with, if its operator has fixed ones: else it is quantized twice.
+
+        What joins several operands has the limits of none of them.
+        """
+        plain = specs.activation(self.precision, self.qat)
+        while operand in self.chosen and packet(functional(operand.target)) in moves.MOVES:
+            operand = next(n for n in operand.all_input_nodes if is_float(n))
+        if self._joins() or self.chosen.get(operand) != self.precision or operand.target is operator.getitem:
+            return plain
+        made = _Call(operand, self.precision, self.chosen, self.hiding, self.qat)._result()
+        return made if isinstance(made, FixedQParamsQuantizationSpec) else plain
 
     def _operands(self) -> dict[Node, QuantizationSpecBase | None]:
         if self.target is operator.getitem:
