@@ -24,6 +24,7 @@ import json
 import linecache
 import os
 import re
+import shlex
 import shutil
 import site
 import subprocess
@@ -36,6 +37,8 @@ from typing import NamedTuple
 import delegraph_devkit as testing
 import pytest
 from delegraph import errors, plugin
+
+from core.tests.support.warm import warm_python
 
 pytest_plugins = ("pytester",)
 ROOT = Path(__file__).parent.parent
@@ -479,7 +482,14 @@ def layered(folder):
     (packages / "below.pth").write_text(f"import site; list(map(site.addsitedir, {below!r}))\n")
     for name in ("delegraph", "pip", "pytest"):
         command = folder / "bin" / name
-        command.write_text(f'#!/bin/sh\nexec {folder}/bin/python -m {name} "$@"\n')
+        python = f"{folder}/bin/python -m {name}"
+        if name != "pip":  # which imports no torch, and asks Python what environment it is in
+            start = (
+                f"import runpy, site, sys; site.addsitedir({str(packages)!r}); sys.executable = '{folder}/bin/python'"
+            )
+            start = f"{start}; runpy.run_module({name!r}, run_name='__main__', alter_sys=True)"
+            python = f"{warm_python()} -c {shlex.quote(start)}"
+        command.write_text(f'#!/bin/sh\nexec {python} "$@"\n')
         command.chmod(0o755)
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("DELEGRAPH", "PYTEST", "PYTHON", "PIP"))}
     path = os.pathsep.join([str(folder / "bin"), kept.get("PATH", os.defpath)])

@@ -6,13 +6,14 @@ Its classes have methods with names that the API has since given a meaning, with
 import json
 import os
 import subprocess
-import sys
 
 import delegraph
 import pytest
 from delegraph.plugin import API_VERSION
 from delegraph_devkit import scaffold
 from delegraph_devkit.scaffold.names import Names
+
+from core.tests.support.warm import warm_python
 
 OWN = '''
     def {name}(self, mine):
@@ -33,7 +34,7 @@ print(json.dumps({r.name: [r.status, r.message] for r in delegraph_devkit.run_ch
 def run(site, *arguments):
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("DELEGRAPH", "PYTEST"))}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(site)}
-    done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True)
+    done = subprocess.run([warm_python(), *arguments], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

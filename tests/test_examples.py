@@ -3,12 +3,13 @@
 import os
 import runpy
 import subprocess
-import sys
 from pathlib import Path
 
 import delegraph
 import pytest
 import torch
+
+from core.tests.support.warm import warm_python
 
 ROOT = Path(__file__).parent.parent
 PARAMETERS = {
@@ -49,7 +50,7 @@ def test_an_example_is_the_same_each_time_and_leaves_the_random_state_alone():
 
 def run(*command):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = subprocess.run([warm_python(), *command], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -8,12 +8,13 @@ import importlib.util
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import jsonschema
 import pytest
 from delegraph_tosa.spec import TosaSpec
+
+from core.tests.support.warm import warm_python
 
 HERE, ROOT = Path(__file__).parent / "fifteen", Path(__file__).parents[1]
 SCHEMA = json.loads((ROOT / "docs/schema.json").read_text("utf-8"))
@@ -46,7 +47,7 @@ CAUSES = {
 
 def lower(folder, models, *options):
     """One process for all: its exit code, and what ``--json`` printed."""
-    command = [sys.executable, "-m", "delegraph", "lower", *models, "--backend", "tosa", "--json", *options]
+    command = [warm_python(), "-m", "delegraph", "lower", *models, "--backend", "tosa", "--json", *options]
     command += ["--verify", "--require-full", "--max-delegates", "1", "--rows", str(folder / "rows.jsonl")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=900)

@@ -4,7 +4,6 @@ import hashlib
 import importlib.util
 import os
 import subprocess
-import sys
 from collections import Counter
 from itertools import chain
 from pathlib import Path
@@ -21,6 +20,8 @@ from delegraph_tosa.serialize import read
 from delegraph_tosa.spec import TosaSpec
 from delegraph_tosa.tools import figures
 from torch import nn
+
+from core.tests.support.warm import warm_python
 
 ROOT = Path(__file__).parent.parent
 
@@ -135,7 +136,9 @@ print(hashlib.sha256(blob).hexdigest())
 
 def _digesting(code, seed):
     environment = {**os.environ, "PYTHONHASHSEED": seed}
-    return subprocess.Popen([sys.executable, "-c", code], env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [warm_python(seed), "-c", code], env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
 
 
 @pytest.mark.parametrize("name", ["resnet18", pytest.param("mobilenet_v2", marks=pytest.mark.slow)])

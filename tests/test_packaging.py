@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from core.tests.support.warm import warm_python
+
 ROOT = Path(__file__).parent.parent
 DISTRIBUTIONS = (
     *("core", "plugins/analysis", "plugins/demo_backend", "plugins/devkit"),
@@ -61,7 +63,7 @@ def delegraph(installed, *arguments):
 
 def run_python(installed, *arguments):
     environ = {k: v for k, v in os.environ.items() if not k.startswith("DELEGRAPH")} | {"PYTHONPATH": str(installed)}
-    command = [sys.executable, *arguments]
+    command = [warm_python(), *arguments]
     return subprocess.run(command, env=environ, cwd=installed.parent, capture_output=True, text=True)
 
 

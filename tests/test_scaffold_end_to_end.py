@@ -6,10 +6,11 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from core.tests.support.warm import warm_python
 
 NAME = "my-npu"
 PAGE = Path(__file__).parent.parent / "docs" / "backend-authors.md"
@@ -28,7 +29,7 @@ def run(site, module, *arguments, folder):
     """``python -m module`` in ``folder`` with ``site`` on the path; what it printed."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("DELEGRAPH", "PYTEST"))}
     environment |= {"OMP_NUM_THREADS": "1", **({"PYTHONPATH": str(site)} if site else {})}
-    command = [sys.executable, "-m", module, *arguments]
+    command = [warm_python(), "-m", module, *arguments]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

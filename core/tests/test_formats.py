@@ -19,6 +19,7 @@ from delegraph.plugin import FormatSpec, hookimpl
 from delegraph_executorch.edge import to_edge, to_edge_transform_and_lower
 
 from .conftest import EchoBackend, EchoRuntime
+from .support.warm import warm_python
 
 ZIP = Path(__file__).parent / "support" / "zip_format.py"
 PLUGIN = """
@@ -93,7 +94,7 @@ def test_a_program_of_two_partitions_runs_in_a_fresh_process(zipped, site, tmp_p
     numpy.save(tmp_path / "x.npy", x.numpy())
     files = [str(tmp_path / name) for name in ("net.zipped", "x.npy", "y.npz")]
     path = {"PYTHONPATH": ":".join([str(site.folder), *filter(None, sys.path)])}
-    done = subprocess.run([sys.executable, "-c", FRESH, *files], env=path, cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run([warm_python(), "-c", FRESH, *files], env=path, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     results = numpy.load(tmp_path / "y.npz")
     for name, wanted in model(x, flip=torch.ones(1)).items():

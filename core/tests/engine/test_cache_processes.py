@@ -3,7 +3,6 @@
 import os
 import random
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -11,6 +10,8 @@ from delegraph.backend import NamedDataStore, PreprocessResult
 from delegraph.errors import FormatError
 from delegraph.io.blob import TensorBlob, join
 from delegraph.work import read_result, write, write_result
+
+from ..support.warm import warm_python
 
 PROCESSES = """
 import os, random, signal, sys, time, traceback
@@ -97,7 +98,7 @@ print(len(known), "entries", sorted(p for p in os.listdir(folder) if not p.endsw
 
 
 def share(folder, rounds):
-    words = [sys.executable, "-W", "ignore", "-c", PROCESSES, str(folder), str(rounds)]
+    words = [warm_python(), "-W", "ignore", "-c", PROCESSES, str(folder), str(rounds)]
     done = subprocess.run(words, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith(" entries []\n")

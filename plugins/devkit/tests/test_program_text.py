@@ -2,7 +2,6 @@
 
 import itertools
 import subprocess
-import sys
 
 import pytest
 from delegraph import Verification
@@ -10,6 +9,8 @@ from delegraph_devkit.lowering_attempt import is_random
 from delegraph_devkit.opinfo import operator_programs
 from delegraph_devkit.program_text import listing
 from torch.utils import _pytree as pytree
+
+from core.tests.support.warm import warm_python
 
 from .support.kit import failure
 
@@ -25,7 +26,7 @@ from .support.kit import failure
 def test_a_failure_is_shown_as_a_script_that_shows_it_again(name, check, shows, tmp_path):
     script = tmp_path / "again.py"
     script.write_text(failure(name, check).script)
-    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run([warm_python(), str(script)], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert shows in done.stdout, done.stdout
 
@@ -33,7 +34,7 @@ def test_a_failure_is_shown_as_a_script_that_shows_it_again(name, check, shows, 
 def test_blobs_that_differ_are_shown_as_a_script_that_compiles_twice(tmp_path):
     script = tmp_path / "again.py"
     script.write_text(failure("counter", "deterministic").script)
-    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run([warm_python(), str(script)], cwd=tmp_path, capture_output=True, text=True, check=True)
     first, second = done.stdout.splitlines()
     assert first != second
 

@@ -2,8 +2,9 @@
 
 import os
 import subprocess
-import sys
 import textwrap
+
+from core.tests.support.warm import warm_python
 
 CONFTEST = 'pytest_plugins = ["delegraph_devkit.pytest_plugin"]\n'
 TESTS = """
@@ -34,7 +35,7 @@ def test_rules(delegraph_check, request):
 def run(folder, *arguments):
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_it.py").write_text(textwrap.dedent(TESTS))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), *arguments]
+    command = [warm_python(), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), *arguments]
     return subprocess.run(
         command, cwd=folder, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )

@@ -27,6 +27,8 @@ from delegraph_executorch.run.calls import split_delegate_calls
 from delegraph_executorch.run.stock import StockProgram
 from torch import nn
 
+from core.tests.support.warm import warm_python
+
 from .support import programs as p
 from .support.judge import expect_equal, run_on_host, stock_runtime
 
@@ -271,9 +273,9 @@ PteFormat.inspect(__import__("pathlib").Path(sys.argv[1]))
 
 def test_equal_bytes_in_any_process_without_executorch(tmp_path: Path) -> None:
     paths = [tmp_path / "1.pte", tmp_path / "2.pte"]
-    for seed, path in enumerate(paths):
+    for seed, path in enumerate(paths, 1):
         environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
-        subprocess.run([sys.executable, "-c", SCRIPT, str(path)], check=True, env=environment)
+        subprocess.run([warm_python(str(seed)), "-c", SCRIPT, str(path)], check=True, env=environment)
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
@@ -346,7 +348,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     code += "sys.exit(main(sys.argv[1:]))"
 
     def run(*arguments: str) -> str:
-        done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True)
+        done = subprocess.run([warm_python(), "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

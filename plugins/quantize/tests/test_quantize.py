@@ -29,6 +29,8 @@ from torch import nn
 from torch._higher_order_ops.while_loop import while_loop
 from torch.nn.utils.parametrizations import weight_norm
 
+from core.tests.support.warm import warm_python
+
 INT = {"tosa": {"spec": "TOSA-1.0+INT"}}
 
 
@@ -634,7 +636,7 @@ def test_a_quantized_program_is_a_file_that_lowers_in_a_fresh_process(tmp_path):
     np.savez(tmp_path / "c.npz", np.random.default_rng(0).standard_normal((4, 1, 3, 6, 6), dtype=np.float32))
 
     def run(*words):
-        given = [sys.executable, "-m", "delegraph", *map(str, words)]
+        given = [warm_python(), "-m", "delegraph", *map(str, words)]
         return subprocess.run(given, cwd=tmp_path, capture_output=True, text=True)
 
     made = run("quantize", "net.py:net", "--backend", "tosa", "--calibration", "c.npz", "-o", "q.pt2")

@@ -5,7 +5,6 @@ import math
 import random
 import struct
 import subprocess
-import sys
 from pathlib import Path
 
 import delegraph
@@ -21,6 +20,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from ...support.partitions import PROGRAMS, sizes
+from ...support.warm import warm_python
 
 
 def packed(program):
@@ -127,7 +127,7 @@ print([write(PROGRAMS[name]()).key for name in ("sizes", "branches")])
 def test_another_process_and_another_hash_seed_give_the_same_key():
     root = Path(__file__).parents[4]
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, cwd=root, env={"PYTHONHASHSEED": "4711"}
+        [warm_python("1"), "-c", SCRIPT], capture_output=True, text=True, cwd=root, env={"PYTHONHASHSEED": "1"}
     )
     assert done.stdout.strip() == str([write(PROGRAMS[name]()).key for name in ("sizes", "branches")]), done.stderr
 

@@ -15,6 +15,7 @@ from core.tests.cli.test_main import echo, fails
 from core.tests.cli.test_terminal import EVIL, HOSTILE, LONG, PROGRESS_BAR
 from core.tests.conftest import site
 from core.tests.support.processes import python
+from core.tests.support.warm import warm_python
 from core.tests.test_formats import zipped
 
 __all__ = ["echo", "site", "zipped"]
@@ -30,7 +31,7 @@ def test_the_command_line_lowers_inspects_and_runs_it(zipped, site, tmp_path):
 
     def run(*words):
         path = {"PYTHONPATH": ":".join([str(site.folder), *filter(None, sys.path)])}
-        command = [sys.executable, "-m", "delegraph", *words, "--json"]
+        command = [warm_python(), "-m", "delegraph", *words, "--json"]
         return subprocess.run(command, env=path, cwd=tmp_path, capture_output=True, text=True)
 
     assert run("lower", "net.py", "--backend", "self", "-o", "net.zipped").returncode == 0

@@ -10,7 +10,6 @@ import pickle
 import random
 import re
 import subprocess
-import sys
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
@@ -39,6 +38,8 @@ from torch.export.exported_program import ExportedProgram, ModuleCallEntry, Modu
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputKind, OutputSpec
 from torch.export.graph_signature import TensorArgument as Tensor
 from torch.utils import _pytree as pytree
+
+from core.tests.support.warm import warm_python
 
 aten = torch.ops.aten
 EVIL = "\"'><script>alert(1)</script></style></svg></title><img src=//evil onload=a()>&amp;\n\u202eabc\u2066\x07"
@@ -595,7 +596,7 @@ def test_the_same_report_gives_the_same_bytes_and_no_sooner_than_asked(report):
     script = SCRIPT.format(folder=str(Path(__file__).parent))
     running = [
         subprocess.Popen(
-            [sys.executable, "-c", script], env={**os.environ, "PYTHONHASHSEED": seed}, stdout=subprocess.PIPE
+            [warm_python(seed), "-c", script], env={**os.environ, "PYTHONHASHSEED": seed}, stdout=subprocess.PIPE
         )
         for seed in ("1", "2")
     ]

@@ -9,6 +9,8 @@ import pytest
 from delegraph_devkit import scaffold
 from delegraph_devkit.scaffold import Names
 
+from core.tests.support.warm import warm_python
+
 
 @pytest.fixture
 def made(tmp_path, site):
@@ -26,7 +28,7 @@ def test_its_own_test_passes(made):
     if importlib.util.find_spec("executorch") is None:
         pytest.skip("the stock runtime is not installed (pip install executorch==1.5.1)")
     folder, path = made
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs", "tests/test_device.py"]
+    command = [warm_python(), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs", "tests/test_device.py"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("DELEGRAPH", "PYTEST"))}
     done = subprocess.run(command, cwd=folder, env=environment | {"PYTHONPATH": path}, capture_output=True, text=True)
     if "no C++ compiler" in done.stdout:
