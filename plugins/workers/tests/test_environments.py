@@ -357,6 +357,17 @@ def tosa():
     return describe.describe("tosa")  # before there are settings, which this process would follow
 
 
+def test_what_is_disabled_here_is_used_there(declared, tmp_path, monkeypatch):
+    """The way out of a conflict is to disable the plugin here; the variable is not about the other environment."""
+    monkeypatch.setenv("DELEGRAPH_DISABLE_PLUGINS", "delegraph-tosa")
+    monkeypatch.setenv("DELEGRAPH_PLUGINS", "delegraph-workers")
+    seen = tmp_path / "seen"
+    told = script(tmp_path / "python", f"env > {seen}; echo '{{}}'")
+    registry, _ = declared(f'[backends.far]\npython = "{told}"\nbackend = "tosa"\n')
+    assert "in no known form" in next(b for b in registry.backends() if b.name == "far").error
+    assert "DELEGRAPH_CONFIG" in seen.read_text() and "PLUGINS" not in seen.read_text()
+
+
 def test_a_backend_that_is_installed_here_too_is_a_conflict_with_a_way_out(tosa, declared, monkeypatch):
     monkeypatch.setattr(plugin, "description_of", lambda setting: tosa)
     registry, path = declared(f'[backends.far]\npython = "{sys.executable}"\nbackend = "tosa"\n')

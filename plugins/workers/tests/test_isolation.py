@@ -102,6 +102,7 @@ def test_a_registered_backend_is_refused(registry):
         ({"time_limit": 0}, "time_limit is a finite number above 0, not 0"),
         ({"time_limit": float("nan")}, "time_limit is a finite number above 0, not nan"),
         ({"memory_limit": float("inf")}, "memory_limit is a finite number above 0, not inf"),
+        ({"memory_limit": 1}, "memory_limit is 1 bytes, and a worker itself uses"),
         ({"memory_limit": "1G"}, "memory_limit is a finite number above 0, not '1G'"),
     ],
 )

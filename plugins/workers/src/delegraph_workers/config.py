@@ -156,6 +156,15 @@ def _stamps(path: list[str]) -> list[Any]:
     return [os.stat(folder).st_mtime_ns if os.path.exists(folder) else None for folder in path]
 
 
+def variables_there(folder: Path) -> dict[str, str]:
+    """The environment variables for a process of another environment, without those that are about this one.
+
+    A plugin that is disabled here, such as the one that is installed in both, is used there.
+    """
+    about_this = {"PYTHONPATH", "DELEGRAPH_PLUGINS", "DELEGRAPH_DISABLE_PLUGINS"}
+    return {k: v for k, v in os.environ.items() if k not in about_this} | {CONFIG: str(no_settings(folder))}
+
+
 def no_settings(folder: Path) -> Path:
     """An empty file of settings in a private folder, for the processes of another environment.
 
@@ -169,9 +178,8 @@ def no_settings(folder: Path) -> Path:
 def _ask(setting: Setting) -> dict[str, Any]:
     """Let the environment describe the backend."""
     command = [setting.python, "-m", "delegraph_workers.describe", setting.backend]
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     with tempfile.TemporaryDirectory(prefix="delegraph-") as nowhere:
-        environment[CONFIG] = str(no_settings(Path(nowhere)))
+        environment = variables_there(Path(nowhere))
         try:
             done = subprocess.run(
                 command, env=environment, cwd=nowhere, capture_output=True, timeout=SECONDS, stdin=subprocess.DEVNULL
@@ -184,7 +192,8 @@ def _ask(setting: Setting) -> dict[str, Any]:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         raise BadSettings(f"{setting.python} does not describe {setting.backend!r}: {said[0]:.300}") from None
     if not isinstance(told, dict) or "error" in told:
-        raise BadSettings(f"{setting.python}: {told.get('error') if isinstance(told, dict) else told!r}")
+        why = str(told["error"]) if isinstance(told, dict) else f"it says {told!r:.80} for {setting.backend!r}"
+        raise BadSettings(f"{setting.python}: {why}")
     if not _is_description(told):
         text = f"{setting.python} describes {setting.backend!r} in no known form; has it another delegraph-workers?"
         raise BadSettings(text)

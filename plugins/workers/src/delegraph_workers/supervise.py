@@ -20,7 +20,7 @@ from typing import Any
 
 from delegraph.errors import DelegraphError, Unsupported
 
-from .config import CONFIG, no_settings
+from .config import variables_there
 from .failures import describe
 from .message import PROTOCOL, pack
 
@@ -56,11 +56,8 @@ class WorkerProcess:
         self._output = tempfile.TemporaryFile(dir=folder)
         numbers = requests, answers, lifeline
         command = [python, "-m", "delegraph_workers.worker", *map(str, numbers)] if python else []
-        environment = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **os.environ}
-        if python:
-            environment.pop("PYTHONPATH", None)  # it is of this environment
-            environment[CONFIG] = str(no_settings(folder))
-        else:
+        environment = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **(variables_there(folder) if python else os.environ)}
+        if not python:
             path = [p for p in sys.path if isinstance(p, str)]
             begin = f"import sys; sys.path[:] = {path!r}; from delegraph_workers.worker import main; main(*{numbers})"
             command = [sys.executable, "-c", begin]

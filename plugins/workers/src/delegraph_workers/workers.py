@@ -32,6 +32,8 @@ LOG = logging.getLogger("delegraph.progress")
 _WAITING = 64
 """How many partitions may wait for an executor at a time. Each has a thread here, which does nothing else."""
 _WARMED = 8
+LEAST_MEMORY = 32_000_000
+"""Bytes. A smaller limit would not be kept: a worker that has imported torch has about as much to use again."""
 Programs = Mapping[str, Sequence[ExportedProgram]]
 Specs = Mapping[str, Sequence[Sequence[CompileSpec]]]
 
@@ -61,6 +63,12 @@ class Workers:
         memory_limit: int | None = None,
         python: str | None = None,
     ) -> None:
+        if memory_limit is not None and memory_limit < LEAST_MEMORY:
+            text = (
+                f"memory_limit is {memory_limit:,} bytes, and a worker itself uses up to {LEAST_MEMORY:,}"
+            )
+            hint = f"memory_limit={LEAST_MEMORY} or more, on the command line --memory-limit 32"
+            raise OptionError("option-invalid", text, hint=hint)
         threads = executor is None or isinstance(executor, ThreadPoolExecutor)
         if not threads:
             _expect_no_fork(executor)  # before there is a folder, which nobody would remove
