@@ -8,6 +8,7 @@ from typing import Any
 import delegraph
 import pytest
 import torch
+import torch.ao.quantization.fx._decomposed  # the operators quantized_decomposed
 from torch import nn
 
 from ..support.judge import stock_runtime
@@ -75,3 +76,47 @@ def _run(content: bytes, x: torch.Tensor) -> torch.Tensor:
     program = stock_runtime().load_program(content)
     result: torch.Tensor = program.load_method("forward").execute([x])[0]
     return result
+
+
+def _requantized(x: torch.Tensor, scale: float, zero_point: int = -5) -> torch.Tensor:
+    quantized = torch.ops.quantized_decomposed
+    arguments = (scale, zero_point, -128, 127, torch.int8)
+    integers = quantized.quantize_per_tensor.default(x, *arguments)
+    return torch.Tensor(quantized.dequantize_per_tensor.default(integers, *arguments))
+
+
+class _BetweenScales(nn.Module):
+    """Operators that move integers, between tensors of several scales, and a convolution that XNNPACK does not take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4, 3, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # no integer of one of these scales lies in the middle between two of the next, where rounding may differ
+        pooled = _requantized(nn.functional.max_pool2d(_requantized(x, 0.1), 2), 0.0917)
+        joined = _requantized(torch.cat([pooled, _requantized(x[:, :, 1::2, 1::2], 0.0531)], 1), 0.0829)
+        turned = _requantized(joined.permute(0, 2, 3, 1), 0.0713).reshape(1, 8, 8, 8)
+        # its weight is quantized, and its bias is computed: what is behind it is no part of it, though marked as such
+        weight, bias = _requantized(self.weight, 0.02, 0), _requantized(x[0, :, 0, 0], 0.01, 0)
+        rectified = _requantized(nn.functional.conv2d(_requantized(turned, 0.0611)[:, :4], weight, bias).relu(), 0.1)
+        return _requantized(nn.functional.max_pool2d(rectified, 2), 0.1)
+
+
+class _DroppedPair(nn.Module):
+    """A dequantize and a quantize of one scale, which ExecuTorch leaves out, between two calls of one partition."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        once = _requantized(x.abs(), 0.1)
+        return _requantized(_requantized(once, 0.1) + once, 0.2)
+
+
+@pytest.mark.parametrize("module", [_BetweenScales(), _DroppedPair()], ids=["scales", "dropped"])
+def test_what_xnnpack_would_not_load_is_computed_otherwise(module: nn.Module) -> None:
+    stock_runtime()
+    x = torch.randn(1, 4, 16, 16, generator=torch.Generator().manual_seed(0))
+    program = torch.export.export(module, (x,))
+    lowered = delegraph.lower(program, backends=["xnnpack"])
+    error = (lowered(x) - program.module()(x)).abs().max()
+    assert error < 0.11, "at most one step of the last scale, where a convolution lies between two integers"
+    assert any(len(delegate.nodes) >= 8 for delegate in lowered.delegates)

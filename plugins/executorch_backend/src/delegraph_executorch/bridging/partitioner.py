@@ -26,6 +26,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from ..emit.sizes import upper_bounds
+from .cycles import without_cycles
 from .edge import MARKS, pieces_of, to_edge_dialect
 from .parts import remember
 
@@ -76,12 +77,14 @@ class BridgedPartitioner(Partitioner):
                 result = self.theirs.partition(edge)
             pieces = pieces_of(result.tagged_exported_program)
             tags = {n: next(iter(_tags(pieces.get(_call_of(n).name, ()))), None) for n in calls}
+            _tag_dropped(calls, tags, pieces)
             split = {n for n in calls if n not in reasons and len(_tags(pieces.get(n.name, ()))) > 1}
             twice = _clones_beside_originals(calls, tags)
             if not split and not twice:
                 break
             reasons |= dict.fromkeys(split, f"{type(self.theirs).__name__} takes only a part of it")
             reasons |= dict.fromkeys(twice, "its original is a result of the same delegate, which has no result twice")
+        tags, was = without_cycles(calls, tags)
         used = dict.fromkeys(tag for tag in tags.values() if tag is not None)  # in the order of the program
         for node in (n for n in calls if tags[n] is not None):
             node.meta["delegation_tag"] = tags[node]
@@ -92,7 +95,7 @@ class BridgedPartitioner(Partitioner):
         if self._keeps_buffers(result.tagged_exported_program, exported_program):
             tag_mutated_buffer(exported_program)
         given = result.partition_tags
-        specs = {tag: self._delegation(tag, given[tag]) for tag in used if tag in given}
+        specs = {tag: self._delegation(tag, given[was[tag]]) for tag in used if was[tag] in given}
         other = f"{type(self.theirs).__name__} does not take it"
         refusals = [Refusal(n, reasons.get(n, other)) for n in calls if tags[n] is None]
         return PartitionResult(exported_program, specs, refusals=refusals)
@@ -137,6 +140,20 @@ def _hand_over_constants(edge: ExportedProgram, own: ExportedProgram) -> None:
     for node, _ in placeholders(own):
         if node.name not in tagged:
             node.meta.pop("delegation_tag", None)
+
+
+def _tag_dropped(calls: Sequence[Node], tags: dict[Node, Any], pieces: Mapping[str, Sequence[Node]]) -> None:
+    """Give calls inside of one partition of which edge dialect has nothing left, as they change nothing, its tag.
+
+    On the host, they would make the partition need its own result.
+    """
+    dropped = [n for n in calls if _call_of(n).name not in pieces]
+    for node in dropped:
+        before = {tags.get(i) for i in node.all_input_nodes}
+        tags[node] = next(iter(before)) if len(before) == 1 else None
+    for node in reversed(dropped):
+        if not node.users or any(tags.get(user) != tags[node] for user in node.users):
+            tags[node] = None
 
 
 def _clones_beside_originals(calls: Sequence[Node], tags: Mapping[Node, Any]) -> set[Node]:

@@ -29,6 +29,7 @@ class Converted:
 
     def __init__(self, program: ExportedProgram, edge: ExportedProgram) -> None:
         self.edge, self._pieces = edge, pieces_of(edge)
+        self._dropped = {n.name for n in calls_of(program)} - self._pieces.keys()
         self._position = {node: k for k, node in enumerate(edge.graph.nodes)}
         self._specs = dict(placeholders(edge))
         self._given = {node.name: node for node in self._specs}
@@ -37,10 +38,11 @@ class Converted:
     def part(self, program: ExportedProgram) -> ExportedProgram | None:
         """A partition's program in edge dialect; None if it cannot be cut out, so that it has to be converted."""
         written = any(s.kind is not OutputKind.USER_OUTPUT for s in program.graph_signature.output_specs)
-        if written or not all(map(self._knows, calls_of(program))):
+        returned = {v.name for v in output_values(program) if isinstance(v, Node)}
+        if written or returned & self._dropped or not all(map(self._knows, calls_of(program))):
             return None
         graph = Graph(owning_module=self.edge.graph_module)
-        pieces = {piece for n in calls_of(program) for piece in self._pieces[n.name]}
+        pieces = {piece for n in calls_of(program) for piece in self._pieces.get(n.name, ())}
         needed = dict.fromkeys(i for piece in pieces for i in piece.all_input_nodes if i not in pieces)
         borders = self._borders(program, needed)
         if borders is None:
@@ -64,7 +66,8 @@ class Converted:
         return part
 
     def _knows(self, node: Node) -> bool:
-        there = node.name in (self._given if node.op == "placeholder" else self._pieces)
+        is_call = node.op != "placeholder"
+        there = node.name in (self._pieces if is_call else self._given) or (is_call and node.name in self._dropped)
         return there and self._vals[node.name] is node.meta.get("val")
 
     def _borders(self, program: ExportedProgram, needed: Collection[Node]) -> list[Node] | None:

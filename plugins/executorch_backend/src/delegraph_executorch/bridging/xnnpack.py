@@ -11,6 +11,7 @@ from delegraph.io.quiet import quietly
 from torch.fx import Node
 
 from . import bridge
+from .xnnpack_configs import correct
 
 with quietly():
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner as TheirPartitioner
@@ -161,4 +162,10 @@ def _refuses(node: Node, constants: Collection[Node]) -> str | None:
     return next(reasons, None) or _reads_a_packed_weight(node, constants) or _dequantizes_for_floats(node, constants)
 
 
-XnnpackBackend, XnnpackPartitioner, XnnpackRuntime = bridge(TheirBackend, TheirPartitioner, _refuses, cached=True)
+def _partitioner(**options: Any) -> TheirPartitioner:
+    partitioner = TheirPartitioner(**options)
+    correct(partitioner.target_partitioner_configs.items())
+    return partitioner
+
+
+XnnpackBackend, XnnpackPartitioner, XnnpackRuntime = bridge(TheirBackend, _partitioner, _refuses, cached=True)

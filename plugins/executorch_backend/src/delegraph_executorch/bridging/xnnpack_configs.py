@@ -1,0 +1,64 @@
+"""What ExecuTorch's partitioner for XNNPACK says of quantized calls, where XNNPACK could not load what comes of it.
+
+The partitioner marks a quantize or a dequantize as a part of the call beside it, which XNNPACK then computes in
+integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from delegraph.io.quiet import quietly
+from torch.fx import Node
+
+with quietly():
+    from executorch.backends.xnnpack.utils.quant_utils import IS_IMPLICIT_Q_DQ_TAG, is_dequant, is_quant
+
+_MOVES = ("cat.default", "max_pool2d.default", "permute_copy.default", "view_copy.default")
+"""Operators whose integers XNNPACK moves as they are: their operands and results have one scale and zero point."""
+
+
+def correct(configs: Iterable[tuple[str, Any]]) -> None:
+    """Make the configurations of a partitioner, each with the operator that it is for, leave no wrong marks."""
+    for operator, config in configs:
+        if hasattr(config, "get_deps"):
+            config.get_deps = _marking_what_is_taken(config.get_deps)
+        if operator in _MOVES:
+            config.get_node_and_deps = _in_floats_between_scales(config.get_node_and_deps)
+
+
+def _marking_what_is_taken(get_deps: Callable[..., Any]) -> Callable[..., Any]:
+    """``get_deps`` of a product or convolution, which marks the calls around it also where it does not take it.
+
+    A quantize behind it, or a dequantize before it, that another call shares would then be compiled as a part of a call
+    that is not there: XNNPACK does not load such a graph, the same through ExecuTorch itself.
+    """
+
+    def corrected(node: Node, program: Any) -> Any:
+        before = [n for n in _around(node) if IS_IMPLICIT_Q_DQ_TAG not in n.meta]
+        is_taken, deps = get_deps(node, program)
+        for unmarked in () if is_taken else before:
+            unmarked.meta.pop(IS_IMPLICIT_Q_DQ_TAG, None)
+        return is_taken, deps
+
+    return corrected
+
+
+def _around(node: Node) -> set[Node]:
+    """The calls at most two steps from ``node``, which ``get_deps`` may mark."""
+    near = {*node.all_input_nodes, *node.users}
+    return near | {other for n in near for other in (*n.all_input_nodes, *n.users)}
+
+
+def _in_floats_between_scales(get_node_and_deps: Callable[..., Any]) -> Callable[..., Any]:
+    """``get_node_and_deps`` of an operator in ``_MOVES``: between tensors of several scales it is computed in floats.
+
+    XNNPACK does not load a graph that moves integers of one scale to another.
+    """
+
+    def corrected(node: Node, program: Any) -> Any:
+        around = [n for n in (*node.all_input_nodes, *node.users) if is_dequant(n) or is_quant(n)]
+        return get_node_and_deps(node, program) if len({n.args[1:] for n in around}) < 2 else [node]
+
+    return corrected
