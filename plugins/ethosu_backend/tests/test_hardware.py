@@ -59,6 +59,12 @@ def test_what_a_u55_lacks_is_refused_with_the_reason_and_a_u85_has_it(name):
     assert lowered(function, U85, *shapes)[1] == []
 
 
+def test_a_constant_that_leaves_is_refused_where_no_tensor_of_its_type_can_be_copied():
+    result, why, _ = lowered(lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True), U55, (1, 2, 8, 8))
+    assert not result.report.given_back
+    assert any("IDENTITY" in text and "not of bool" in text for text in why), why
+
+
 TAKEN = {
     "softmax": (lambda x: torch.softmax(x, -1), [(2, 3, 8)], "CAST"),
     "nearest": (lambda x: F.interpolate(x, scale_factor=2.0), [(1, 3, 5, 7)], "GATHER"),

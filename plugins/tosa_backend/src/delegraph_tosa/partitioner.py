@@ -14,7 +14,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from .ir.graph import Value
-from .ir.operators import VARIABLE
+from .ir.operators import IDENTITY, VARIABLE
 from .ir.types import DType, Type
 from .ir.witnesses import why_untold
 from .lowering.builder import Tosa
@@ -154,7 +154,7 @@ class TOSASupport:
         if not isinstance(value, Value):
             return f"the size {value} leaves the delegate: TOSA returns tensors"
         fact = Fact.of(value)
-        why = fact.why_not_result(self._t.spec) or self._why_no_bytes(value)
+        why = fact.why_not_result(self._t.spec) or self._why_no_bytes(value) or self._why_no_copy(value, fact.type)
         text = why and f"the result leaves the delegate: {why}"
         return int64_result(text) if text and fact.type.dtype is DType.INT64 else text
 
@@ -169,6 +169,14 @@ class TOSASupport:
         finally:
             self._t.operators.clear()
         return None
+
+    def _why_no_copy(self, value: Value, type: Type) -> str | None:
+        """Why an input or a constant cannot leave: an IDENTITY copies it, which the target may not have."""
+        if value.producer is not None or type.dtype is DType.INT64:
+            return None
+        copy = IDENTITY((Value(type),), None)
+        copy.outputs = (Value(type, producer=copy),)
+        return self._t.spec.why_not(copy)
 
     def _leaves(self, node: Node, value: Value | int, inside: set[Node]) -> bool:
         """Whether a user outside needs the value. Each partition that uses a constant gets its own copy."""
