@@ -220,3 +220,12 @@ def test_a_side_file_of_another_program_is_an_error(saved, content, says):
 def test_what_is_for_a_model_is_refused_for_a_file(saved, words, capsys):
     assert main(["profile", str(saved / "bare.pte"), *words]) == 2
     assert words[0] in (told := capsys.readouterr().err) or "no.npy" in told
+
+
+def test_a_method_of_several_is_chosen_by_name(tmp_path, capsys):
+    program = torch.export.export(torch.nn.Linear(8, 8), (torch.eye(8),))
+    lowered = delegraph.lower({"encode": program, "decode": program}, backends=["compiler-demo"])
+    lowered.save(tmp_path / "two.pte")
+    words = ["profile", str(tmp_path / "two.pte"), "--repeats", "1"]
+    assert main(words) and "['encode', 'decode']" in (told := capsys.readouterr().err) and "--method" in told
+    assert main([*words, "--method", "decode"]) == 0 and capsys.readouterr().out.startswith("method decode: ")

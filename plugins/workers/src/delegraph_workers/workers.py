@@ -64,9 +64,7 @@ class Workers:
         python: str | None = None,
     ) -> None:
         if memory_limit is not None and memory_limit < LEAST_MEMORY:
-            text = (
-                f"memory_limit is {memory_limit:,} bytes, and a worker itself uses up to {LEAST_MEMORY:,}"
-            )
+            text = f"memory_limit is {memory_limit:,} bytes, and a worker itself uses up to {LEAST_MEMORY:,}"
             hint = f"memory_limit={LEAST_MEMORY} or more, on the command line --memory-limit 32"
             raise OptionError("option-invalid", text, hint=hint)
         threads = executor is None or isinstance(executor, ThreadPoolExecutor)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import inspect
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +42,7 @@ class Profile:
         told = "write the report with the times in the form of the suffix, such as .html; may be given several times"
         add("--report", action="append", default=[], type=output_path, metavar="FILE", help=told)
         add("--repeats", type=int, default=10, metavar="N", help="calls of each method, of which the median is shown")
+        add("--method", metavar="NAME", help="of several: all of a model, and forward of a saved program, unless given")
         given = "of a saved program: one for each input; random ones unless given"
         add("--input", action="append", default=[], type=Path, metavar="FILE.npy", help=given)
 
@@ -78,7 +81,7 @@ def _profile_model(args: argparse.Namespace) -> list[ProgramProfile]:
         lowered = lower(**given.arguments(), backends=args.backend or None, options=options)
     found = []
     with progress("calling it"):
-        for method in lowered.methods:
+        for method in _methods(lowered.methods, args.method):
             inputs, kwargs = given.inputs[method], given.kwargs[method]
             if inputs is None:
                 hint = "export the program with example inputs"
@@ -89,8 +92,17 @@ def _profile_model(args: argparse.Namespace) -> list[ProgramProfile]:
     return found
 
 
+def _methods(known: Sequence[str], chosen: str | None) -> Sequence[str]:
+    if chosen is None:
+        return known
+    if chosen not in known:
+        text = f"there is no method {chosen!r}; methods: {', '.join(known)}"
+        raise InputError("input-invalid", text, hint="choose one: --method NAME")
+    return [chosen]
+
+
 def _profile_file(file: FileFormat, args: argparse.Namespace) -> list[ProgramProfile]:
-    """The method of a saved program that calls without a name take."""
+    """A method of a saved program: that of ``--method``, or the one that calls without a name take."""
     for name in ("backend", "option", "report"):
         if getattr(args, name):
             raise UsageError("usage-invalid", f"--{name} is for a model; {args.model} is lowered already")
@@ -102,5 +114,7 @@ def _profile_file(file: FileFormat, args: argparse.Namespace) -> list[ProgramPro
     with progress(f"calling {args.model}"):
         from ..profiling import profile_file
 
-        inputs: list[Any] = [read_array(path) for path in args.input] or file.sample(file.path, 0)
-        return [profile_file(file, *as_arguments(file, None, inputs), repeats=args.repeats)]
+        named = {"method": args.method} if "method" in inspect.signature(file.kind.sample).parameters else {}
+        inputs: list[Any] = [read_array(path) for path in args.input] or file.sample(file.path, 0, **named)
+        arguments = as_arguments(file, args.method, inputs)
+        return [profile_file(file, *arguments, repeats=args.repeats, method=args.method)]
