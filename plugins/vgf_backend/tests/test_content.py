@@ -129,6 +129,21 @@ def test_our_reader_finds_the_same(data):
     assert [bytes(data[start : start + size]) for start, size in extents] == [row[2] for row in arms.stored()]
 
 
+def test_a_quantized_network_is_a_file_of_int8():
+    """Its weights are int8, and what crosses the border is what the program takes and returns."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(288, 5))
+    batches = [(torch.randn(1, 3, 8, 8),) for _ in range(3)]
+    program = delegraph.quantize(model.eval(), batches, backend="tosa")
+    ours, tosa = (delegraph.lower(program, backends=[name], require_full=True) for name in ("vgf", "tosa"))
+    file = Arms(bytes(unseal(ours.delegates[0].processed_bytes, MARK)[0]))
+    graph = delegraph_tosa.read(tosa.delegates[0].processed_bytes)
+    assert [row[3:] for row in file.borders("Input")] == declared(graph.inputs)
+    assert [row[3:] for row in file.borders("Output")] == declared(graph.outputs)
+    stored = {shape: len(data) for form, shape, data in file.stored() if form == FORMATS["int8"]}
+    assert stored == {(8, 3, 3, 3): 216, (5, 1, 1, 288): 1440}
+
+
 def test_what_stands_behind_a_file_is_skipped(lowered, data):
     assert content_of(lowered.delegates[0].processed_bytes) == content_of(data)
 

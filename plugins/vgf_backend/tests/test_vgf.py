@@ -188,6 +188,17 @@ def test_the_results_are_those_of_eager(lowered):
 
 
 @pytest.mark.usefixtures("here")
+def test_integers_are_those_of_tosas_host_runtime():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(288, 5))
+    batches = [(torch.randn(1, 3, 8, 8),) for _ in range(3)]
+    program = delegraph.quantize(model.eval(), batches, backend="tosa")
+    ours, theirs = (delegraph.lower(program, backends=[name], require_full=True) for name in ("vgf", "tosa"))
+    for (x,) in batches:
+        assert torch.equal(ours(x), theirs(x))
+
+
+@pytest.mark.usefixtures("here")
 def test_results_have_memory_of_their_own(lowered):
     first = lowered(*INPUTS)[0]
     kept = first.clone()

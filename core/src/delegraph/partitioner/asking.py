@@ -75,5 +75,6 @@ def _described(node: Node) -> str:
 
 
 def _types(node: Node) -> str:
-    values = pytree.tree_leaves(node.meta.get("val"))
+    val = node.meta.get("val")
+    values = [val] if isinstance(val, torch.Tensor) else pytree.tree_leaves(val)  # walking a tree takes far longer
     return str([f"{v.dtype}{list(v.shape)}" if isinstance(v, torch.Tensor) else type(v).__name__ for v in values])

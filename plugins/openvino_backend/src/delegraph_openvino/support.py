@@ -60,7 +60,7 @@ def why_not(node: Node) -> str | None:
 
 def _why_no_value(value: Node) -> str | None:
     """Why OpenVINO has no such value."""
-    for val in pytree.tree_leaves(value.meta.get("val")):
+    for val in _leaves(value):
         if isinstance(val, torch.Tensor) and val.dtype not in TYPES:
             given: dict[str, Any] = {"unless": torch.float32} if val.dtype is torch.float64 else {}
             text = f"{value.name} is {val.dtype}, which OpenVINO does not compute"
@@ -101,5 +101,11 @@ def _why_not_integers(node: Node) -> str | None:
 
 def _integers(node: Node) -> list[torch.dtype]:
     """The types of integer tensors among the values of a node."""
-    vals = [v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)]
+    vals = [v for v in _leaves(node) if isinstance(v, torch.Tensor)]
     return [v.dtype for v in vals if not v.dtype.is_floating_point and v.dtype is not torch.bool]
+
+
+def _leaves(node: Node) -> list[Any]:
+    """The values of a node."""
+    val = node.meta.get("val")
+    return [val] if isinstance(val, torch.Tensor) else pytree.tree_leaves(val)
