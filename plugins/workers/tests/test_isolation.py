@@ -130,3 +130,12 @@ def test_an_executor_may_isolate_too(registry):
         result = lowered(["sin"], registry, "crashing", executor=Face(), isolation="process")
     assert "SIGSEGV" in result.report.given_back[0].reason
     assert blobs(result) == blobs(lowered(["sin"], registry)) and result.report.delegates[0].output == "compiled well"
+
+
+@pytest.mark.slow
+def test_a_worker_reads_a_quantized_program():
+    """torch registers the operators of quantized programs when a module of it is imported, which no rule needs here."""
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), torch.randn(2, 4)
+    quantized = delegraph.quantize(model, [(x,)], backend="tosa")
+    apart, here = (delegraph.lower(quantized, backends=["tosa"], **choices) for choices in (APART, {}))
+    assert [d.processed_bytes for d in apart.delegates] == [d.processed_bytes for d in here.delegates] != []

@@ -22,6 +22,7 @@ from torch.export import ExportedProgram
 from .constants import Absent, fetch_from
 from .failures import describe
 from .message import pack, unpack
+from .operators import register_operators
 from .serve import SERVICES
 from .supervise import data_size
 
@@ -83,6 +84,7 @@ def _compile(
         forms = len(header["programs"])
         inline = dict(zip(map(bytes.fromhex, header["inline"]), parts[forms:], strict=True))
         fetch = fetch_from(header["folder"], inline)
+        register_operators(parts[:forms])
         programs = [read(part, fetch, named=header["named"]) for part in parts[:forms]]
         written = [write(program) for program in programs]
         borders = [_border(program) for program in programs]

@@ -28,6 +28,7 @@ from . import (
     serve_quantizer,
 )
 from .constants import fetch_from
+from .operators import register_operators
 from .tensors import read_values, write_values
 
 Answer = tuple[dict[str, Any], list[bytes]]
@@ -35,6 +36,7 @@ _loaded: dict[int, Delegate] = {}
 
 
 def _program(header: Mapping[str, Any], parts: Sequence[memoryview]) -> ExportedProgram:
+    register_operators(parts[:1])
     return read(parts[0], fetch_from(header["folder"], {}), named=True)
 
 

@@ -1,0 +1,62 @@
+"""Networks partitioned, compiled and run by a process of another torch: blobs are those of this one.
+
+DELEGRAPH_TORCH_2_15 names the Python of an environment with torch 2.15, delegraph, its workers and delegraph-tosa.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import delegraph
+import pytest
+import torch
+from delegraph.discovery.registry import Registry
+from delegraph_workers import plugin
+from importlib_metadata import entry_points
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
+import mobilenet_v2
+import transformer
+
+VARIABLE = "DELEGRAPH_TORCH_2_15"
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    """A registry that has the TOSA of the other environment, as ``far``."""
+    python = os.environ.get(VARIABLE)
+    if not python:
+        pytest.skip(f"{VARIABLE} names no Python with torch 2.15: its wheels for Linux need CUDA's libraries")
+    told = subprocess.run([python, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True)
+    assert told.stdout.startswith("2.15."), told
+    folder = tmp_path_factory.mktemp("torch")
+    (folder / "delegraph.toml").write_text(f'[backends.far]\npython = "{python}"\nbackend = "tosa"\n')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DELEGRAPH_CONFIG", str(folder / "delegraph.toml"))
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        plugin.described.cache_clear()
+        yield registry_of("delegraph_workers.plugin")
+    plugin.described.cache_clear()
+
+
+def registry_of(plugin):
+    return Registry(entry_points=[e for e in entry_points() if e.value == plugin])
+
+
+def quantized():
+    torch.manual_seed(0)
+    layers = torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1)
+    model = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(8, 4)).eval()
+    x = torch.randn(1, 3, 16, 16)
+    return delegraph.quantize(model, [(x,)], backend="tosa", registry=registry_of("delegraph_tosa.plugin")), (x,)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [mobilenet_v2.mobilenet_v2, transformer.bert_base, quantized])
+def test_the_other_torch_compiles_the_same_blobs(make, other):
+    model, inputs = make()
+    made = delegraph.lower(model, inputs, backends=["far"], registry=other)
+    here = delegraph.lower(model, inputs, backends=["tosa"], registry=registry_of("delegraph_tosa.plugin"))
+    assert [bytes(d.processed_bytes) for d in made.delegates] == [bytes(d.processed_bytes) for d in here.delegates]
+    assert made.verify(*inputs).agrees()
