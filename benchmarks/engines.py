@@ -1,6 +1,7 @@
 """Models on engines: what each takes of a model, and how near its results are to eager.
 
     python benchmarks/engines.py [MODEL ...] [--engine NAME ...] [--kind int8] [--cells FILE] [--seconds 600] [--table]
+    python benchmarks/engines.py MODEL ... --itself
 
 Engines are OpenVINO, IREE, XNNPACK (in ExecuTorch's runtime) and TOSA's host runtime; models those of examples/, of the
 tests of delegraph-executorch, delegraph-tosa and tests/fifteen, and a few of `transformers` (`pip install
@@ -9,6 +10,9 @@ TOSA's quantizer, for XNNPACK with ExecuTorch's; int8 is compared with the quant
 
 One cell is a model on an engine. Each is a process of its own, which is ended after --seconds, and one line in the file
 --cells as soon as it is known. The same command goes on with those that the file lacks; with --table it only prints.
+
+--itself says how far quantized programs in eager are from themselves when each float that is no dequantized integer is
+off by so much, and from the model in floats: in decibels, of four calls.
 """
 
 from __future__ import annotations
@@ -49,6 +53,9 @@ TRANSFORMERS = ("Swin", "T5 encoder", "Qwen3")
 SAMPLES = 4
 """Inputs that a quantized model is calibrated with, and as many that it is compared on."""
 
+NOISES = (1e-7, 1e-5, 1e-4, 1e-3)
+"""Relative errors of floats for ``--itself``; 1e-7 is the rounding of float32."""
+
 Case = tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]
 """A module in eval mode, and its positional and keyword inputs."""
 
@@ -62,7 +69,10 @@ def main() -> None:
     parser.add_argument("--cells", type=Path, default=Path("engines.jsonl"))
     parser.add_argument("--seconds", type=float, default=600.0, help="after which a cell is ended")
     parser.add_argument("--table", action="store_true", help="run nothing")
+    parser.add_argument("--itself", action="store_true")
     arguments = parser.parse_args()
+    if arguments.itself:
+        return _print_itself(arguments.models)
     models, engines = _models(), arguments.engine or ENGINES
     names = arguments.models or list(models)
     known = _read(arguments.cells)
@@ -210,6 +220,51 @@ def _varied(args: tuple[Any, ...], kwargs: dict[str, Any], k: int) -> tuple[Any,
     return tuple(map(vary, (*args, *kwargs.values())))
 
 
+class _Noisy(torch.fx.Interpreter):
+    """Runs a quantized program, with floats that are off by ``noise`` of their size, but for dequantized integers."""
+
+    noise = 0.0
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        result = super().run_node(n)
+        is_float = isinstance(result, torch.Tensor) and result.dtype == torch.float32
+        if n.op == "call_function" and is_float and "quantize" not in str(n.target):
+            return result * (1 + self.noise * torch.randn(result.shape))
+        return result
+
+
+def _print_itself(names: list[str]) -> None:
+    import delegraph
+
+    warnings.simplefilter("ignore")
+    rows = []
+    for name in names:
+        torch.manual_seed(0)
+        module, args, kwargs = _models()[name]()
+        floats = _Positional(module.eval(), kwargs)
+        calls = [_varied(args, kwargs, k) for k in range(2 * SAMPLES)]
+        with torch.no_grad():
+            eager = delegraph.quantize(floats, calls[SAMPLES:], backend="tosa").module()
+            noisy = _Noisy(eager)
+            cells = [_decibels([(eager(*call), floats(*call)) for call in calls[:SAMPLES]])]
+            for noisy.noise in NOISES:
+                pairs = [(noisy.run(*pytree.tree_leaves(call)), eager(*call)) for call in calls[:SAMPLES]]
+                cells.append(_decibels(pairs))
+        rows.append([name, *cells])
+    print(measuring.heading(" ".join(["python benchmarks/engines.py", *sys.argv[1:]]), PACKAGES))
+    print(measuring.table(["int8 in eager, dB", "to floats", *(f"noise {noise:.0e}" for noise in NOISES)], rows))
+
+
+def _decibels(pairs: list[tuple[Any, Any]]) -> str:
+    """Of the first result of each pair, the first against the second."""
+    texts = []
+    for got, wanted in pairs:
+        one, other = (pytree.tree_leaves(results)[0].double() for results in (got, wanted))
+        error, size = (one - other).square().sum(), other.square().sum()
+        texts.append(f"{10 * torch.log10(size / error):.0f}" if error else "equal")
+    return ", ".join(texts)
+
+
 def _digest(lowered: Any, calls: list[tuple[Any, ...]]) -> str:
     """SHA-256 of all results."""
     digest = hashlib.sha256()
@@ -255,9 +310,9 @@ def _print(cells: dict[tuple[str, ...], dict[str, Any]], engines: tuple[str, ...
         rows, refused = [], []
         for name in dict.fromkeys(name for name, of, _ in cells if of == kind):
             row = {engine: cells[name, kind, engine] for engine in engines if (name, kind, engine) in cells}
-            why = next((cell["not quantized"] for cell in row.values() if "not quantized" in cell), None)
-            if why is not None:
-                refused.append(f"- {name}: {why}")
+            whys = [cell.get("not quantized") for cell in row.values()]
+            refused += [f"- {name}: {why}" for why in dict.fromkeys(filter(None, whys))]
+            if all(whys):
                 continue
             operators = {str(cell["operators"]) for cell in row.values() if "operators" in cell}
             figures = [_figure(row, engine, kind) for engine in engines]
@@ -269,8 +324,8 @@ def _print(cells: dict[tuple[str, ...], dict[str, Any]], engines: tuple[str, ...
 def _figure(row: dict[str, dict[str, Any]], engine: str, kind: str) -> str:
     """``1.2e-06, 3 on the host``: the error, or in int8 whether all is equal to TOSA, and operators on the host."""
     cell = row.get(engine)
-    if cell is None or "failed" in cell:
-        return "" if cell is None else cell["failed"]
+    if cell is None or "failed" in cell or "not quantized" in cell:
+        return "" if cell is None else cell.get("failed", "not quantized")
     error = cell["error"]
     text = "equal" if error == 0 else f"{error:.0e}"
     if kind == "int8" and cell["decibels"] is not None:
