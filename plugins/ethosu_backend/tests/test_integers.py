@@ -82,3 +82,14 @@ def test_patches_are_convolved_in_steps_of_one():
     expect_equal(distance, 1)
     strides = [tuple(op.stride) for op in operators if op.name == "CONV2D"]
     assert strides == [(1, 1)] * 2
+
+
+def test_a_last_axis_of_one_element_is_left_out():
+    def sums(x, y):
+        return torch.cat((x.sum(3, keepdim=True) - y.sum(3, keepdim=True), y.sum(3, keepdim=True)), 2)
+
+    operators, distance = compiled(sums, (1, 64, 4, 8), (1, 64, 4, 8))
+    expect_equal(distance)
+    for operator in operators:
+        if operator.name in ("SUB", "CONCAT"):
+            assert operator.outputs[0].type.shape[-1] > 1
