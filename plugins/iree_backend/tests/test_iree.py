@@ -13,6 +13,7 @@ from delegraph.errors import FormatError, InputError, OptionError
 from delegraph.io.sealed import seal, unseal
 from delegraph.runtime import BlobHeader
 from delegraph_iree.backend import MARK
+from delegraph_iree.plugin import ZERO
 from delegraph_iree.runtime import IREERuntime
 
 
@@ -119,6 +120,20 @@ def test_a_module_that_is_called_otherwise_than_its_signature_says_is_a_format_e
         delegate = forged(tmp_path / "m", module, [target, inputs, wrong])
         with pytest.raises(FormatError):
             delegate(*INPUTS)
+
+
+def test_products_with_zeros_are_those_that_are_declared_as_different():
+    x = torch.tensor([float("nan"), float("inf"), 1.0])
+    lowered = delegraph.lower(Scaled(), (x,), backends=["iree"], require_full=True)
+    by_zeros, by_some = lowered(x)
+    assert by_zeros.tolist() == [0, 0, 0]  # eager's are NaN, NaN and 0
+    assert by_some.isnan().tolist() == [True, False, False] and by_some[1:].tolist() == [float("inf"), 0]
+    assert "aten.mul.Tensor" in dict(ZERO)
+
+
+class Scaled(torch.nn.Module):
+    def forward(self, x):
+        return x * 0, x * torch.tensor([0.0, 1.0, 0.0])
 
 
 def test_a_stored_module_is_compared_by_the_release_that_compiled_it(lowered):

@@ -22,6 +22,9 @@ LEAST = tuple(
     )
 )
 """IREE begins a maximum with the least finite float, where TOSA's runtime begins with minus infinity."""
+_ZERO = "of NaN or infinity by a constant that is 0 everywhere is 0"
+ZERO = (("aten.mul.Tensor", _ZERO), ("aten.mul.Scalar", _ZERO))
+"""MLIR makes a constant of such a product before it is compiled."""
 OPTIONS = (
     OptionSpec("target", str, "llvm-cpu", choices=("llvm-cpu", "vulkan-spirv"), help="what IREE compiles for"),
     OptionSpec("cpu", str, "host", help="processor of llvm-cpu: host, generic, or a name that LLVM knows"),
@@ -42,7 +45,7 @@ def delegraph_backends() -> list[BackendSpec]:
             requires=("iree.compiler",),
             install_hint=INSTALL,
             options=OPTIONS,
-            known_differences=(*KNOWN_DIFFERENCES, *LEAST),
+            known_differences=(*KNOWN_DIFFERENCES, *LEAST, *ZERO),
             composes=("delegraph-tosa",),
         )
     ]
