@@ -324,6 +324,13 @@ def test_a_device_that_is_elsewhere_compiles_here_and_says_so_when_it_is_called(
         lowered(IMAGES)
 
 
+def test_weights_of_the_same_bytes_may_have_several_types_and_shapes():
+    weights = torch.zeros(64, 64), torch.zeros(4096), torch.zeros(64, 64, dtype=torch.int32)
+    x = torch.randn(64, 64)
+    lowered = lower(lambda m, x: (x @ m.w0 + m.w1.reshape(64, 64) + m.w2 * 2).relu() + m.w1[:64], x, weights=weights)
+    assert lowered.verify(x).agrees()
+
+
 def test_weights_are_named_data_by_content_and_the_model_is_without_them():
     weight = torch.randn(64, 64)
     weights = [weight, weight.clone()]

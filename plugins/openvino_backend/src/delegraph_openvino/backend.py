@@ -74,8 +74,10 @@ def _take_weights(model: ov.Model, constants: Mapping[str, torch.Tensor]) -> Nam
         if tensor is None or node.get_byte_size() != tensor.nbytes:
             continue
         if place not in parameters:
-            # by content: equal weights have one key, whatever program they come from
-            key = WEIGHT + hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy().data).hexdigest()
+            # by content: equal weights have one key, whatever program they come from; zeros of other types have another
+            content = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)} ".encode())
+            content.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+            key = WEIGHT + content.hexdigest()
             store.add_named_data(key, tensor, alignment=64)
             shape, kind = node.output(0).get_partial_shape(), node.get_element_type()
             parameters[place] = ov.opset13.parameter(shape, kind, name=key)
