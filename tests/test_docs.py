@@ -56,6 +56,7 @@ DISTRIBUTIONS += [
     "plugins/iree_backend",
     "plugins/vgf_backend",
     "plugins/ethosu_backend",
+    "plugins/transformers",
 ]
 GUIDES = ["README.md", "docs/user-guide.md", "docs/recipes.md", "docs/backend-authors.md", "docs/compatibility.md"]
 GUIDES += [f"{distribution}/README.md" for distribution in DISTRIBUTIONS]

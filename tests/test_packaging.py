@@ -20,8 +20,8 @@ ROOT = Path(__file__).parent.parent
 DISTRIBUTIONS = (
     *("core", "plugins/analysis", "plugins/demo_backend", "plugins/devkit"),
     *("plugins/ethosu_backend", "plugins/executorch_backend", "plugins/iree_backend"),
-    *("plugins/openvino_backend", "plugins/quantize", "plugins/tosa_backend", "plugins/vgf_backend"),
-    "plugins/workers",
+    *("plugins/openvino_backend", "plugins/quantize", "plugins/tosa_backend"),
+    *("plugins/transformers", "plugins/vgf_backend", "plugins/workers"),
 )
 """In the order of their names."""
 TEMPLATES = re.compile("delegraph_devkit/scaffold/(device_)?template/tests/")  # tests of the packages that it makes
@@ -83,7 +83,19 @@ print(json.dumps(rows))
 
 def test_the_wheels_are_pure_and_typed(wheels):
     names = [w.name.split("-")[0] for w in wheels]
-    plugins = ("analysis", "demo", "devkit", "ethosu", "executorch", "iree", "openvino", "quantize", "tosa", "vgf")
+    plugins = (
+        "analysis",
+        "demo",
+        "devkit",
+        "ethosu",
+        "executorch",
+        "iree",
+        "openvino",
+        "quantize",
+        "tosa",
+        "transformers",
+        "vgf",
+    )
     of_plugins = [f"delegraph_{name}" for name in (*plugins, "workers")]
     assert names == ["delegraph", *of_plugins]
     for wheel, package in zip(wheels, names, strict=True):

@@ -36,6 +36,7 @@ PROVIDERS: Mapping[tuple[type[Declaration], str], str] = {
         (CommandSpec, name): "delegraph-analysis"
         for name in ("accuracy", "compare", "diff", "inspect", "profile", "run")
     },
+    (CommandSpec, "generate"): "delegraph-transformers",
     (CommandSpec, "quantize"): "delegraph-quantize",
     **{(ReportSpec, suffix): "delegraph-analysis" for suffix in (".html", ".htm", ".junit.xml", ".nodes.json")},
 }

@@ -1,0 +1,65 @@
+"""Language models of transformers as the programs that ``delegraph.lower`` takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from delegraph.errors import InputError
+
+from .steps import Step
+
+_PROMPT = 32
+"""How many tokens ``prefill`` takes, unless the caller says so."""
+_CACHE = 2048
+"""How long a cache is at most, unless the caller or the generation config says so."""
+
+
+def generation_steps(
+    model: Any, *, prompt_length: int | None = None, cache_length: int | None = None, batch: int | None = None
+) -> dict[str, Any]:
+    """The methods ``prefill`` and ``decode`` of a language model, as arguments of ``delegraph.lower``.
+
+    ``model``: a ``PreTrainedModel`` that generates text from tokens. ``prompt_length``: how many tokens ``prefill``
+    takes; longer prompts take several calls, and what is left over goes through ``decode``. ``cache_length``: how many
+    tokens prompt and result have together at most. ``batch``: how many sequences. None: as in ``cache_config`` and
+    ``max_length`` of the model's generation config; if these are not set, a batch of 1 and the most positions that the
+    model has, up to 2048. Raises InputError for a model for which transformers has no static cache.
+    """
+    settings = getattr(model, "generation_config", None)
+    told = getattr(settings, "cache_config", None) or {}
+    batch = batch or told.get("batch_size") or 1
+    cache_length = cache_length or told.get("max_cache_len") or getattr(settings, "max_length", None)
+    cache_length = cache_length or min(_CACHE, model.config.get_text_config().max_position_embeddings)
+    prompt_length = min(prompt_length or _PROMPT, cache_length)
+    step = Step(model, batch, cache_length)
+    lengths = {"prefill": prompt_length, "decode": 1}
+    inputs = {
+        method: (torch.zeros(batch, length, dtype=torch.long), torch.zeros(1, dtype=torch.long), step.empty_caches)
+        for method, length in lengths.items()
+    }
+    return {"program": dict.fromkeys(lengths, step), "example_inputs": inputs}
+
+
+def read(given: Any) -> dict[str, Any]:
+    """What ``ModelSpec`` promises: the methods of a ``PreTrainedModel``, or of the checkpoint in a folder.
+
+    Raises InputError for a folder that is not there, or that transformers cannot read. No network is touched.
+    """
+    steps = generation_steps(_load(given) if isinstance(given, str) else given)
+    return {"methods": {m: (step, steps["example_inputs"][m]) for m, step in steps["program"].items()}}
+
+
+def _load(folder: str) -> Any:
+    if not Path(folder).is_dir():
+        hint = "save the model there: model.save_pretrained(folder)"
+        raise InputError("input-invalid", f"there is no folder {folder!r} with a checkpoint", hint=hint)
+    from transformers import AutoModelForCausalLM
+
+    try:
+        read: Any = AutoModelForCausalLM.from_pretrained
+        return read(folder, local_files_only=True, trust_remote_code=False).eval()
+    except (OSError, ValueError, KeyError, RuntimeError) as e:  # what transformers raises for what it cannot read
+        text = f"transformers cannot read the checkpoint in {folder!r}: {type(e).__name__}: {e}"
+        raise InputError("input-invalid", text) from e

@@ -1,0 +1,126 @@
+"""Language models of transformers from ``lower`` to tokens; the judge is transformers' own greedy search."""
+
+from __future__ import annotations
+
+import argparse
+
+import delegraph
+import pytest
+import torch
+from delegraph.errors import InputError, UsageError
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and torchao
+
+PROMPT = [7, 3, 11, 2, 40, 9, 1]
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+def small(kind="Llama", **more):
+    sizes = {**SIZES, "num_key_value_heads": 1, "vocab_size": 50, "max_position_embeddings": 64, "pad_token_id": 0}
+    config = getattr(transformers, f"{kind}Config" if kind != "Gemma3" else "Gemma3TextConfig")
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config(**sizes, **more)).eval()
+    model.generation_config.cache_config = {"batch_size": 1, "max_cache_len": 30}
+    return model
+
+
+def greedy(model, count):
+    with torch.no_grad():
+        made = model.generate(torch.tensor([PROMPT]), max_new_tokens=count, do_sample=False, eos_token_id=None)
+    return made[0, len(PROMPT) :].tolist()
+
+
+@pytest.fixture(scope="module")
+def llama():
+    """A model, and its program for TOSA, whose prefill takes 3 tokens."""
+    from delegraph_transformers import generation_steps
+
+    model = small()
+    return model, delegraph.lower(**generation_steps(model, prompt_length=3), backends=["tosa"], require_full=True)
+
+
+def test_tokens_are_those_of_eager_lowered_and_from_two_tosa_files(llama, tmp_path):
+    from delegraph_transformers import generate
+
+    model, lowered = llama
+    wanted = greedy(model, 20)
+    done = generate(lowered, PROMPT, 20)
+    assert done.tokens == wanted and all(rate > 0 for rate in done.rates)
+    files = [tmp_path / "prefill.tosa", tmp_path / "decode.tosa"]
+    for file, delegate in zip(files, lowered.delegates, strict=True):
+        delegate.save(file)
+    assert generate([delegraph.load(file) for file in files], PROMPT, 20).tokens == wanted
+    stopped = generate(lowered, PROMPT, 20, stop=wanted[2:3])
+    assert stopped.tokens == wanted[: wanted.index(wanted[2]) + 1]
+
+
+def test_the_command_generates_from_a_pte_file(llama, tmp_path):
+    from delegraph_transformers.command import Generate
+
+    model, lowered = llama
+    lowered.save(tmp_path / "m.pte")
+    parser = argparse.ArgumentParser()
+    Generate.add_arguments(parser)
+    prompt = ["--prompt-tokens", *map(str, PROMPT), "--max-new-tokens", "20"]
+    told = Generate.run(parser.parse_args([str(tmp_path / "m.pte"), *prompt]))
+    wanted = greedy(model, 20)
+    assert told.content["tokens"] == wanted and told.content["peak_memory"] > 0
+    assert told.text.startswith(" ".join(map(str, wanted)) + "\nprompt ")
+    with pytest.raises(UsageError, match="either --prompt-tokens or --prompt"):
+        Generate.run(parser.parse_args([str(tmp_path / "m.pte")]))
+
+
+def test_lower_takes_a_model_with_its_generation_config_and_leaves_it_alone():
+    model = small()
+    settings = model.generation_config.to_dict()
+    lowered = delegraph.lower(model, backends=[])
+    assert lowered.methods == ["prefill", "decode"]
+    assert model.generation_config.to_dict() == settings
+    caches = [n for n in lowered.exported_program("decode").graph.nodes if n.name.startswith("caches")]
+    assert {tuple(n.meta["val"].shape) for n in caches} == {(1, 1, 30, 16)}
+
+
+def test_what_does_not_fit_is_said(llama):
+    from delegraph_transformers import generate, generation_steps
+    from delegraph_transformers.models import read
+
+    _, lowered = llama
+    with pytest.raises(InputError, match=r"7 tokens and 25 more do not fit into the cache, which has 30"):
+        generate(lowered, PROMPT, 25)
+    with pytest.raises(InputError, match="at least 1 each"):
+        generate(lowered, [], 3)
+    linear = delegraph.lower(torch.nn.Linear(2, 2).eval(), (torch.ones(1, 2),), backends=[])
+    with pytest.raises(InputError, match="has no method decode"):
+        generate(linear, PROMPT, 3)
+    with pytest.raises(InputError, match="BertModel does not generate"):
+        generation_steps(transformers.BertModel(transformers.BertConfig(**SIZES)))
+    with pytest.raises(InputError, match="there is no folder 'nowhere'"):
+        read("nowhere")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["float", "int8", "int4"])
+@pytest.mark.parametrize("backend", ["tosa", "xnnpack"])
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3", "Gemma3", "Phi3", "Mixtral"])
+def test_families(kind, backend, weights, tmp_path):
+    from delegraph_transformers import generate, generation_steps
+    from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, PerGroup, quantize_
+
+    more = {
+        "Qwen3": {"head_dim": 16},
+        "Gemma3": {"head_dim": 16, "sliding_window": 8},
+        "Mixtral": {"num_local_experts": 4},
+    }
+    model = small(kind, **more.get(kind, {}))
+    if weights == "int8":
+        quantize_(model, Int8WeightOnlyConfig())
+    elif weights == "int4":
+        quantize_(model, IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(16)))
+    if kind == "Mixtral":
+        model.set_experts_implementation("batched_mm")
+    lowered = delegraph.lower(**generation_steps(model, prompt_length=3), backends=[backend])
+    lowered.save(tmp_path / "m.pte")
+    wanted = greedy(model, 20)
+    assert generate(lowered, PROMPT, 20).tokens == wanted
+    assert generate(delegraph.load(tmp_path / "m.pte"), PROMPT, 20).tokens == wanted
