@@ -2,13 +2,16 @@
 
 import importlib.util
 import json
+import struct
 import sys
 
 import delegraph
+import numpy as np
 import pytest
 import torch
+from delegraph.backend import NamedDataStore
 from delegraph.errors import FormatError, NoRuntime
-from delegraph_ethosu.payload import blocks
+from delegraph_ethosu.payload import blocks, pack
 from delegraph_tosa.borders import integer_borders
 
 ACCELERATORS = ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")
@@ -124,3 +127,16 @@ def test_without_it_there_is_no_runtime_and_the_hint_says_what_to_do(program):
     with pytest.raises(NoRuntime, match="TOSA file was not kept") as caught:
         lower(program)(*INPUTS)
     assert "ethosu.keep_tosa=true" in caught.value.hint
+
+
+def test_the_sizes_of_an_older_vela_get_ones_in_front():
+    one = {
+        "shape": np.array([[1, 3, 8, 8]]),
+        "elem_size": np.array([1]),
+        "offset": np.array([0]),
+        "region": [2**64 - 1],
+    }
+    arrays = {f"{side}_{what}": value for side in ("input", "output") for what, value in one.items()}
+    arrays |= dict.fromkeys(("cmd_data", "weight_data"), np.zeros(4, np.uint8)) | {"scratch_shape": np.array([64])}
+    found = dict(blocks(pack(arrays, {}, NamedDataStore())))
+    assert struct.unpack("<10i", found["inputs"]) == (1, 1, 1, 1, 3, 8, 8, 1, 0, -1)

@@ -56,11 +56,15 @@ def _padded(length: int) -> int:
 
 
 def _tensors(compiled: Mapping[str, Any], side: str) -> bytes:
-    """The table of inputs or outputs: their number, then six sizes, element size, offset and region of each."""
+    """The table of inputs or outputs: their number, then six sizes, element size, offset and region of each.
+
+    Vela up to 4.2 gives fewer sizes: ones are put in front of them, as later versions do.
+    """
     columns = [compiled[f"{side}_{what}"] for what in ("shape", "elem_size", "offset", "region")]
-    rows = [[*map(int, shape), *map(_signed, others)] for shape, *others in zip(*columns, strict=True)]
+    given = [([1] * (_RANK - len(shape)) + [*map(int, shape)], others) for shape, *others in zip(*columns, strict=True)]
+    rows = [[*sizes, *map(_signed, others)] for sizes, others in given]
     if any(len(row) != _RANK + 3 for row in rows):
-        raise Unsupported("unsupported", f"Vela gave an {side} another number of sizes than {_RANK}")
+        raise Unsupported("unsupported", f"Vela gave an {side} more sizes than {_RANK}")
     return struct.pack("<i", len(rows)) + b"".join(struct.pack(f"<{_RANK + 3}i", *row) for row in rows)
 
 
