@@ -151,8 +151,8 @@ class LoweredProgram(MethodPrograms):
         on this host. ``per_operator``: compare every value, by ``delegraph_analysis.verify_operators``.
 
         Raises NoRuntime if the runtime is missing, InputError for a runtime with ``observer`` or ``per_operator``, for
-        an unknown method, and if a transform changed the inputs or results. Waits while another thread lowers, because
-        torch then replaces weights of the model by tracers.
+        an unknown method, if the model itself fails on these inputs, and if a transform changed the inputs or results.
+        Waits while another thread lowers, because torch then replaces weights of the model by tracers.
         """
         if runtime and (observer or per_operator):
             text = f"the runtime {runtime!r} executes a whole file, and does not tell the values in it"
@@ -162,20 +162,22 @@ class LoweredProgram(MethodPrograms):
             compare = provided("delegraph_analysis:verify_operators", "verify(per_operator=True)")
             figures: Verification = compare(self, *args, method=method, **kwargs)
             return figures
-        from .host.verify import Verification
+        from .host.verify import Verification, call_of_model
 
         name = self._known(method or self._default_method())
         self._expect_border_of_eager(name)
-        inputs = copy.deepcopy(args), copy.deepcopy(kwargs)  # the program may write to them, and eager needs them again
         seed = torch.get_rng_state()
-        actual = self._run_in_runtime(runtime, name, *inputs) if runtime else self._run_here(name, observer, *inputs)
 
         def eager(mode: AbstractContextManager[Any]) -> Any:
             """The results of eager with the same seed, run in ``mode``, which may round otherwise."""
             torch.set_rng_state(seed)
             return self._run_eager(name, args, kwargs, mode)
 
-        expected = eager(nullcontext())
+        with call_of_model(name):  # before the lowered program, whose errors then are its own
+            expected = eager(nullcontext())
+        inputs = copy.deepcopy(args), copy.deepcopy(kwargs)  # the program may write to them, and eager needs them again
+        torch.set_rng_state(seed)
+        actual = self._run_in_runtime(runtime, name, *inputs) if runtime else self._run_here(name, observer, *inputs)
         return Verification.of(actual, expected).settled(actual, expected, eager)
 
     def observe(self, observer: Observer, *args: Any, method: str | None = None, **kwargs: Any) -> Any:

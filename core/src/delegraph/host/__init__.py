@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .files import FileFormat, LoadedProgram
     from .graph_code import eager_target, is_observable
     from .output_statistics import TOLERANCES, OutputStatistics, compare, decibels, divide_error, finite
-    from .verify import Verification
+    from .verify import Verification, call_of_model
 
 __all__ = [
     "TOLERANCES",
@@ -23,6 +23,7 @@ __all__ = [
     "OutputStatistics",
     "ProgramCompatibility",
     "Verification",
+    "call_of_model",
     "compare",
     "decibels",
     "divide_error",
@@ -38,7 +39,7 @@ _NAMES = {
     "files": "FileFormat LoadedProgram",
     "graph_code": "eager_target is_observable",
     "output_statistics": "TOLERANCES OutputStatistics compare decibels divide_error finite",
-    "verify": "Verification",
+    "verify": "Verification call_of_model",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 

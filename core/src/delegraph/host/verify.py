@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from torch.utils import _pytree as pytree
 
+from ..errors import DelegraphError, InputError
 from ..io.escape import printable
 from .output_statistics import OutputStatistics, compare, finite
+
+
+@contextmanager
+def call_of_model(method: str) -> Iterator[None]:
+    """What PyTorch raises inside, where the model's own operators run, becomes an InputError: nobody else's fault."""
+    try:
+        yield
+    except DelegraphError:
+        raise
+    except Exception as e:
+        text = f"the model's method {method!r} raises {type(e).__name__} on these inputs: {e}"
+        raise InputError("input-invalid", text, hint="give inputs on which the model itself runs") from e
 
 
 @dataclass(frozen=True, repr=False)

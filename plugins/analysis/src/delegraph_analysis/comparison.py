@@ -14,7 +14,7 @@ import torch
 from delegraph import LoweredProgram, Registry, default_registry, export, lower
 from delegraph.errors import DelegraphError, InputError, OptionError
 from delegraph.exported import TRACING, ExampleInputs, Program, Transform, all_nodes, operator_name
-from delegraph.host import FileFormat, Verification
+from delegraph.host import FileFormat, Verification, call_of_model
 from delegraph.io.escape import table
 from delegraph.reports import Report, format_seconds, format_size, left_operators
 from torch.export import ExportedProgram
@@ -280,7 +280,8 @@ def call_methods(
     for method, run in methods.items():
         args, kwargs = copy.deepcopy(calls[method]) if writes[method] else calls[method]
         start = time.perf_counter()
-        run(*args, **kwargs)
+        with call_of_model(method):
+            run(*args, **kwargs)
         seconds += time.perf_counter() - start
     return seconds
 

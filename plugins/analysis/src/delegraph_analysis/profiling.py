@@ -21,7 +21,7 @@ from delegraph.errors import InputError
 from delegraph.exported import operator_name
 from delegraph.exported_program import CALL_DELEGATE
 from delegraph.formats import Origin, Step
-from delegraph.host import FileFormat
+from delegraph.host import FileFormat, call_of_model
 from delegraph.io.escape import printable
 from delegraph.runtime import Spent
 from delegraph.source import Source, source_of
@@ -313,7 +313,7 @@ def profile_program(
 
     Calls that are watched and calls that are not are made in turns, of instances of the program that begin with its
     initial state; neither ``lowered`` nor the inputs are written. Raises InputError if ``repeats`` is not positive, and
-    what a call raises.
+    if the model fails on these inputs.
     """
     _expect_positive(repeats)
     clock = _Clock()
@@ -324,7 +324,8 @@ def profile_program(
 
     def timed(run: Callable[..., Any]) -> float:
         """The seconds of a call. What it writes are inputs of its own."""
-        return _timed(run, *copy.deepcopy((args, kwargs))) if writes else _timed(run, args, kwargs)
+        with call_of_model(name):
+            return _timed(run, *copy.deepcopy((args, kwargs))) if writes else _timed(run, args, kwargs)
 
     expected = {d.name: _expected(d) for d in lowered.delegates if d.method == name and d.figures}
     return _profile_calls(name, repeats, clock, partial(timed, watched), partial(timed, plain), expected)

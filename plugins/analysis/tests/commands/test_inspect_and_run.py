@@ -156,3 +156,29 @@ def test_a_format_that_exits_has_failed(site, tmp_path, capsys, monkeypatch):
     found = json.loads(capsys.readouterr().out)
     assert found["code"] == "plugin-failed"
     assert found["raised_by"] == f"inspect of Format (evil 1.5), at {tmp_path / 'net.npu'}"
+
+
+FAILING = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(4, 3)
+
+    def forward(self, i):
+        return torch.relu(self.table(i))
+
+def net():
+    return Net().eval(), (torch.tensor([1, 9]),)
+"""
+
+
+@pytest.mark.parametrize("command", [("lower", "--verify"), ("profile",), ("accuracy",), ("compare",)], ids="".join)
+def test_a_model_that_fails_on_its_own_inputs_is_nobody_else_s_fault(command, tmp_path, capsys):
+    (tmp_path / "net.py").write_text(FAILING)
+    name, *flags = command
+    assert main([name, str(tmp_path / "net.py"), "--backend", "demo", *flags]) == (name != "compare")
+    shown = "".join(capsys.readouterr())
+    assert "the model's method 'forward' raises IndexError on these inputs: index out of range" in shown
+    assert "authors" not in shown and "defect" not in shown
