@@ -110,6 +110,15 @@ def model():
 """
 
 
+class Process(subprocess.Popen):
+    """Is killed where a test fails, which would wait for its end without end otherwise."""
+
+    def __exit__(self, kind, *raised):
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, *raised)
+
+
 @pytest.fixture
 def start(site, tmp_path):
     """Starts the command line where a plugin does ``act`` ``when`` that comes; a good plugin is there, too."""
@@ -125,7 +134,7 @@ def start(site, tmp_path):
         only = "acme-rough,good-one,acme-second"
         variables = {**os.environ, "WHEN": when, "ACT": act, "PYTHONPATH": path, "DELEGRAPH_PLUGINS": only}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
-        return subprocess.Popen(words, cwd=tmp_path, env=variables, **pipes)
+        return Process(words, cwd=tmp_path, env=variables, **pipes)
 
     return begin
 
@@ -263,7 +272,8 @@ def test_a_light_module_that_hangs_is_a_row(delegraph, site, act):
 
 # --- signals ----------------------------------------------------------------------------------------------------------
 
-WAITING = "print('waiting', flush=True); time.sleep(1000)"
+WAITING = "print('waiting', flush=True); [time.sleep(0.05) for _ in range(20_000)]"
+"""In short pieces: a signal that comes just before Python begins to sleep is seen when that sleep has ended."""
 
 
 @pytest.fixture(autouse=True)
