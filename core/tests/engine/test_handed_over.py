@@ -15,7 +15,7 @@ from delegraph.backend import (
     NamedDataStoreOutput,
     PreprocessResult,
 )
-from delegraph.errors import ContractViolation
+from delegraph.errors import ContractViolation, InputError
 from delegraph.partitioner import (
     CapabilityPartitioner,
     DelegationSpec,
@@ -235,14 +235,12 @@ class Steps(nn.Module):
         return torch.sin(x) + torch.sin(x + self.w)
 
 
-def test_a_weight_without_bytes_stays_on_the_host_and_is_named(registry):
+def test_a_weight_without_bytes_is_refused_with_its_line_and_what_unwraps_it(registry):
     module = Steps(TwoTensor(torch.ones(3), torch.zeros(3))).eval()
     echo = CapabilityPartitioner(lambda n: None, "EchoBackend")
-    lowered = delegraph.lower(module, (X,), backends=[echo], registry=registry)
-    assert lowered.report.delegated_operators == 1
-    text = str(lowered.report)
-    assert "w cannot be stored: it is a TwoTensor" in text and "add is a TwoTensor, and delegates pass plain" in text
-    torch.testing.assert_close(lowered(X).b, module(X).b)
+    with pytest.raises(InputError, match="w is a TwoTensor, whose parts torch.export has not traced") as refused:
+        delegraph.lower(module, (X,), backends=[echo], registry=registry)
+    assert "torch.sin(x + self.w)" in str(refused.value) and "unwrap_tensor_subclass_parameters" in refused.value.hint
 
 
 def test_weights_of_inference_mode_are_lowered(registry):

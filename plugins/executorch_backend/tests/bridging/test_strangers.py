@@ -167,7 +167,7 @@ def tag_unknown(program: Any, _: str) -> None:
 
 
 def tag_around(program: Any, tag: str) -> None:
-    """The first and the last of a chain, whose middle stays outside: no order to run them in."""
+    """The first and the last of a chain, whose middle stays outside: each is a partition, and comes to be compiled."""
     for node in calls_of(program, "sin"):
         node.meta["delegation_tag"] = tag
 
@@ -178,7 +178,7 @@ def tag_around(program: Any, tag: str) -> None:
         (raising, PluginFailed, "partition of StrangeBackendPartitioner .* ValueError: no luck"),
         (lambda *_: 7, DelegraphError, "StrangeBackendPartitioner"),
         (tag_unknown, ContractViolation, "unknown"),
-        (tag_around, ContractViolation, "some"),
+        (tag_around, PluginFailed, "preprocess of StrangeBackend"),
     ],
     ids=["raises", "returns a number", "a tag that nothing declares", "around what it leaves"],
 )
