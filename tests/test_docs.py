@@ -57,6 +57,8 @@ DISTRIBUTIONS += [
     "plugins/vgf_backend",
     "plugins/ethosu_backend",
     "plugins/transformers",
+    "plugins/dynamo",
+    "plugins/vision",
 ]
 GUIDES = ["README.md", "docs/user-guide.md", "docs/recipes.md", "docs/backend-authors.md", "docs/compatibility.md"]
 GUIDES += [f"{distribution}/README.md" for distribution in DISTRIBUTIONS]

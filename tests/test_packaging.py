@@ -18,10 +18,10 @@ from core.tests.support.warm import warm_python
 
 ROOT = Path(__file__).parent.parent
 DISTRIBUTIONS = (
-    *("core", "plugins/analysis", "plugins/demo_backend", "plugins/devkit"),
+    *("core", "plugins/analysis", "plugins/demo_backend", "plugins/devkit", "plugins/dynamo"),
     *("plugins/ethosu_backend", "plugins/executorch_backend", "plugins/iree_backend"),
     *("plugins/openvino_backend", "plugins/quantize", "plugins/tosa_backend"),
-    *("plugins/transformers", "plugins/vgf_backend", "plugins/workers"),
+    *("plugins/transformers", "plugins/vgf_backend", "plugins/vision", "plugins/workers"),
 )
 """In the order of their names."""
 TEMPLATES = re.compile("delegraph_devkit/scaffold/(device_)?template/tests/")  # tests of the packages that it makes
@@ -87,6 +87,7 @@ def test_the_wheels_are_pure_and_typed(wheels):
         "analysis",
         "demo",
         "devkit",
+        "dynamo",
         "ethosu",
         "executorch",
         "iree",
@@ -95,6 +96,7 @@ def test_the_wheels_are_pure_and_typed(wheels):
         "tosa",
         "transformers",
         "vgf",
+        "vision",
     )
     of_plugins = [f"delegraph_{name}" for name in (*plugins, "workers")]
     assert names == ["delegraph", *of_plugins]

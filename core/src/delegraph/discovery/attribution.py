@@ -21,7 +21,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from traceback import walk_tb
-from types import TracebackType
+from types import FunctionType, TracebackType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from ..errors import DelegraphError, PluginFailed
@@ -57,7 +57,7 @@ _watch: Callable[[str], None] | None = None
 class AtWork:
     """A context manager around a call of a plugin: it adds the plugin's name to errors that are raised inside.
 
-    ``plugin``: the plugin's class, or an instance of it. ``doing``: what the plugin is called for, such as
+    ``plugin``: the plugin's class, an instance of it, or a function. ``doing``: what the plugin is called for, such as
     "preprocess". ``where``: the partition, if there is one. ``nodes``: the operators that the call is about; an error
     shows the first known line of the user's program among them. ``registry``: finds the plugin's distribution; if None,
     the registry of the enclosing ``attributing`` block does.
@@ -86,15 +86,16 @@ class AtWork:
         record = registry.owner(self._kind) if registry is not None else None
         if record is not None and record.distribution != IN_PROCESS:
             return record.owner
-        return getattr(sys.modules.get(self._kind.__module__), "__file__", None) or self._kind.__module__
+        module: str = self._kind.__module__
+        return getattr(sys.modules.get(module), "__file__", None) or module
 
     @cached_property
-    def _kind(self) -> type:
-        """The plugin's class. If ``plugin`` is a wrapper of delegraph's own, the class of the object inside."""
+    def _kind(self) -> Any:
+        """The plugin's class or function. Of a wrapper of delegraph's own, the class of the object inside."""
         plugin = self.plugin
         while type(plugin).__module__.startswith("delegraph.") and hasattr(plugin, "inner"):
             plugin = plugin.inner
-        return plugin if isinstance(plugin, type) else type(plugin)
+        return plugin if isinstance(plugin, type | FunctionType) else type(plugin)
 
     def __enter__(self) -> None:
         _begin(self)

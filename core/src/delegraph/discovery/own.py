@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import PluginUnavailable
-from ..plugin import CommandSpec, Declaration, FormatSpec, ReportSpec
+from ..plugin import CommandSpec, Declaration, FormatSpec, ModelSpec, ReportSpec
 from .loading import load, missing
 
 COMMANDS = (
@@ -37,6 +37,8 @@ PROVIDERS: Mapping[tuple[type[Declaration], str], str] = {
         for name in ("accuracy", "compare", "diff", "inspect", "profile", "run")
     },
     (CommandSpec, "generate"): "delegraph-transformers",
+    (ModelSpec, "transformers"): "delegraph-transformers",
+    **{(ModelSpec, library): "delegraph-vision" for library in ("timm", "torchvision")},
     (CommandSpec, "quantize"): "delegraph-quantize",
     **{(ReportSpec, suffix): "delegraph-analysis" for suffix in (".html", ".htm", ".junit.xml", ".nodes.json")},
 }

@@ -1,0 +1,181 @@
+"""``torch.compile(model, backend="delegraph")``: what a warm call costs, and what of 25 models is delegated.
+
+    python benchmarks/torch_compile.py [--calls 200] [--repeats 9] [--models]
+
+Calls: CPU microseconds on one thread, medians of interleaved runs in one process. The other backend lowers the same
+graph with the same constants, and calls ``lowered`` with the inputs that are left, without looking at the constants.
+Models (``--models``): graphs, share of the operators that TOSA takes, and the largest ratio of error to tolerance
+against eager (``LoweredProgram.verify`` has the tolerances; below 1 is equal).
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib.util
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import delegraph
+import measuring
+import torch
+from delegraph.host import Verification
+from delegraph_dynamo.constants import constant_inputs
+from delegraph_dynamo.graph import _WithConstants
+from torch import nn
+
+ROOT = Path(__file__).parent.parent
+PLACES = {
+    "examples": ["mobilenet_v2.py:mobilenet_v2", "resnet.py:resnet18", "two_partitions.py:two_partitions"],
+    "tests/fifteen": [
+        *(f"images.py:{name}" for name in ("mobilenet_v2_changed", "efficientnet", "resnet_changed", "unet_changed")),
+        *(f"images.py:{name}" for name in ("yolo", "yolo_changed", "vit", "diffusion", "diffusion_changed")),
+        *(f"sequences.py:{name}" for name in ("bert", "gpt2_changed", "llama", "whisper", "keyword_spotter")),
+        *(f"sequences.py:{name}" for name in ("dlrm", "time_series", "time_series_changed", "clip_text")),
+    ],
+    "plugins/tosa_backend/tests/models": [
+        *(f"vision.py:{name}" for name in ("MobileNetV3", "ConvNeXt", "ShuffleNetV2", "DenseNet"))
+    ],
+}
+"""Folder -> models in it that are written here."""
+CONFIGS = {
+    "BertModel": {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
+    "GPT2Model": {"vocab_size": 99, "n_embd": 32, "n_layer": 2, "n_head": 4},
+    "LlamaForCausalLM": {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
+    "MistralForCausalLM": {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 8},
+    "ViTModel": {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "image_size": 32,
+        "patch_size": 8,
+    },
+}
+"""Classes of transformers, with random weights -> their configurations."""
+
+
+def main() -> None:
+    """Print one of the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--calls", type=int, default=200)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--models", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    command = "python benchmarks/torch_compile.py" + (" --models" if arguments.models else "")
+    print(measuring.heading(command, ["torch", "delegraph", "delegraph-tosa", "transformers"]))
+    if arguments.models:
+        header = ("model", "graphs", "operators", "delegated", "largest ratio to eager")
+        print(measuring.table(header, (row(name, *built) for name, *built in models())))
+    else:
+        header = ("model", "backend that only calls `lowered`, us", "delegraph, us", "difference, us")
+        print(measuring.table(header, (_calls(*case, arguments) for case in _cases())))
+
+
+def models() -> Iterator[tuple[str, nn.Module, tuple[Any, ...], dict[str, Any]]]:
+    """Name, module in eval mode, positional and keyword inputs of each model."""
+    for folder, names in PLACES.items():
+        for name in names:
+            file, _, function = name.partition(":")
+            module = _module(ROOT / folder / file)
+            given = module.built(function) if hasattr(module, "built") else getattr(module, function)()
+            if not isinstance(given, dict):
+                given = dict(zip(("model", "args", "kwargs"), given, strict=False))
+            yield function, given["model"].eval(), tuple(given.get("args", ())), given.get("kwargs", {})
+    import transformers
+
+    for name, sizes in CONFIGS.items():
+        torch.manual_seed(0)
+        kind = getattr(transformers, name)
+        model = kind(kind.config_class(**sizes)).eval()
+        vision = "image_size" in sizes
+        yield name, model, (torch.randn(1, 3, 32, 32) if vision else torch.randint(99, (1, 8)),), {}
+
+
+def _module(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)  # where Dynamo looks for it
+    spec.loader.exec_module(module)
+    return module
+
+
+def row(name: str, model: nn.Module, *inputs: Any) -> list[str]:
+    """A row of the table of models; ``inputs`` are positional and keyword inputs."""
+    torch._dynamo.reset()
+    graphs: list[Any] = []
+    options = {"backends": ["tosa"], "graphs": graphs}
+    reference = copy.deepcopy(model)
+    called = torch.compile(model, backend="delegraph", options=options, dynamic=False)
+    with torch.no_grad():
+        torch.manual_seed(1)
+        args, kwargs = copy.deepcopy(inputs)
+        ours = _tensors(called(*args, **kwargs))
+        torch.manual_seed(1)
+        args, kwargs = copy.deepcopy(inputs)
+        verified = Verification.of(ours, _tensors(reference(*args, **kwargs)))
+    reports = [graph.report for graph in graphs if graph.report]
+    delegated = sum(report.delegated_operators for report in reports)
+    total = delegated + sum(report.host_operators for report in reports)
+    verdict = f"{verified.relative_error:.2g}" + ("" if verified.agrees() else " (differs)")
+    eager = sum(graph.report is None for graph in graphs)
+    count = f"{len(graphs)}" + (f", {eager} in eager" if eager else "")
+    return [name, count, str(total), f"{delegated / total:.0%}" if total else "-", verdict]
+
+
+def _tensors(returned: Any) -> list[torch.Tensor]:
+    """The tensors among results, also of the classes of transformers, whose caches are no outputs to compare."""
+    if isinstance(returned, dict):
+        returned = list(returned.values())
+    if isinstance(returned, (list, tuple)):
+        return [tensor for part in returned for tensor in _tensors(part)]
+    return [returned] if isinstance(returned, torch.Tensor) else []
+
+
+def _cases() -> Iterator[tuple[str, nn.Module, tuple[Any, ...]]]:
+    yield "one linear layer, 2 constants", nn.Linear(8, 8).eval(), (torch.randn(4, 8),)
+    layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(80))).eval()
+    yield "80 linear layers, 160 constants", layers, (torch.randn(4, 8),)
+    layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(160))).eval()
+    yield "160 linear layers, 320 constants", layers, (torch.randn(4, 8),)
+
+
+def _calls(name: str, model: nn.Module, inputs: tuple[Any, ...], arguments: argparse.Namespace) -> list[str]:
+    torch._dynamo.reset()
+    ours = torch.compile(model, backend="delegraph", options={"backends": []}, dynamic=False)
+    bare = torch.compile(copy.deepcopy(model), backend=only_calls, dynamic=False)
+    with torch.no_grad():
+        runs = [[_microseconds(f, inputs, arguments.calls) for f in (bare, ours)] for _ in range(arguments.repeats)]
+    base, cost = (median(run[k] for run in runs[1:]) for k in range(2))
+    return [name, f"{base:.1f}", f"{cost:.1f}", f"{cost - base:.1f}"]
+
+
+def only_calls(graph: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+    """A backend of ``torch.compile`` that lowers the graph, with the same constants, and only calls what it got."""
+    constants = constant_inputs(graph, example_inputs)
+    inputs = [k for k in range(len(example_inputs)) if k not in constants]
+    module = _WithConstants(graph, {k: example_inputs[k] for k in constants}).eval()
+    lowered: list[Any] = []
+
+    def run(*args: Any) -> Any:
+        given = [args[k] for k in inputs]
+        if not lowered:
+            lowered.append(delegraph.lower(module, tuple(given), backends=[]).method("forward"))
+        return lowered[0](*given)
+
+    return run
+
+
+def _microseconds(function: Callable[..., Any], inputs: tuple[Any, ...], count: int) -> float:
+    begun = time.process_time()
+    for _ in range(count):
+        function(*inputs)
+    return (time.process_time() - begun) / count * 1e6
+
+
+if __name__ == "__main__":
+    main()

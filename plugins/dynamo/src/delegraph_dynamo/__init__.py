@@ -1,0 +1,11 @@
+"""``torch.compile(model, backend="delegraph")``: the graphs that Dynamo finds in a model, lowered for backends.
+
+The entry point ``delegraph`` in torch's group ``torch_dynamo_backends`` names ``compile_graph``.
+"""
+
+from __future__ import annotations
+
+from .backend import compile_graph
+from .graph import CompiledGraph
+
+__all__ = ["CompiledGraph", "compile_graph"]

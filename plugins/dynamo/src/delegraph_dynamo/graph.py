@@ -1,0 +1,229 @@
+"""A graph of Dynamo and its lowered programs: one for each set of constants, and for sizes that need their own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from operator import attrgetter, is_
+from typing import Any
+
+import delegraph
+import torch
+from delegraph import InputError, LoweredProgram, Report
+from delegraph.exported_program import written_targets
+from torch.export import Dim
+from torch.fx import GraphModule
+from torch.fx.traceback import preserve_node_meta
+
+from .outputs import Results
+
+_MOST_CONSTANTS = 256
+"""Sets of constants for which programs are kept: modules that share a graph, such as the layers of a model."""
+_MOST_SIZES = 8
+"""For how many sizes a graph gets programs of its own, if one cannot have all: as often as Dynamo compiles anew."""
+_version = attrgetter("_version")
+
+
+@dataclass(eq=False)
+class _Program:
+    """A lowered program with the constants in it, and torch's counts of writes to these when it was lowered.
+
+    ``run``: None if the graph could not be lowered, for the reason ``why_not``. ``fixed``: sizes of the inputs -> a
+    program for these alone.
+    """
+
+    constants: list[torch.Tensor]
+    versions: list[int]
+    lowered: LoweredProgram | None
+    why_not: str
+    fixed: dict[tuple[Any, ...], _Program]
+
+    def __post_init__(self) -> None:
+        """Find what is called, which the calls of a warm program then need not do."""
+        self.run: Any = self.lowered.method("forward") if self.lowered else None
+        if self.run is not None and torch.is_autocast_enabled("cpu"):
+            # the program has these casts as operators: those that the host runs are not to get others
+            self.run = torch.autocast("cpu", enabled=False)(self.run)
+
+    def is_of(self, constants: Sequence[torch.Tensor]) -> bool:
+        """Whether these are the constants in the program, with the values that they had."""
+        return all(map(is_, constants, self.constants)) and [*map(_version, constants)] == self.versions
+
+
+class CompiledGraph:
+    """A graph of a model that ``torch.compile`` runs by delegraph. It is lowered when it is first called.
+
+    ``name``: "graph 0" for the first one of its list. ``report``: what went where, and why not; None before the first
+    call, and for a graph that could not be lowered. ``why_eager``: why the last call ran in eager PyTorch; "" if it did
+    not. ``programs``: the lowered programs; more than one if several modules run the same graph, or if it could not be
+    lowered for varying sizes. If the model's weights change, the next call lowers it again.
+    """
+
+    def __init__(
+        self, graph: GraphModule, number: int, constants: list[int], results: Results, choices: Mapping[str, Any]
+    ) -> None:
+        """``constants``: positions of inputs that become constants. ``choices``: arguments of ``delegraph.lower``."""
+        self.name, self.why_eager = f"graph {number}", ""
+        self._graph, self._results, self._choices = graph, results, choices
+        self._placeholders = graph.graph.find_nodes(op="placeholder")
+        self._constants = constants
+        self._inputs = [k for k in range(len(self._placeholders)) if k not in {*constants}]
+        self._symbolic = [_symbolic_sizes(self._placeholders[k].meta.get("example_value")) for k in self._inputs]
+        self._programs: dict[tuple[int, ...], _Program] = {}
+        self._last: _Program | None = None
+        self._lock = threading.RLock()
+
+    @property
+    def report(self) -> Report | None:
+        return self._last.lowered.report if self._last and self._last.lowered else None
+
+    @property
+    def programs(self) -> list[LoweredProgram]:
+        all_of_them = (p for program in self._programs.values() for p in (program, *program.fixed.values()))
+        return [p.lowered for p in all_of_them if p.lowered]
+
+    def __repr__(self) -> str:
+        return f"<CompiledGraph {self.name}: {self.report.summary() if self.report else self._state()}>"
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.report or self._state()}"
+
+    def __call__(self, *args: Any) -> Sequence[Any]:
+        """Run the graph on ``args``, the values of its placeholders. Returns its results."""
+        constants = [args[k] for k in self._constants]
+        program = self._last
+        if program is None or not program.is_of(constants):
+            program = self._program_of(args, constants)
+        inputs = [args[k] for k in self._inputs]
+        fitting = program.fixed.get(_sizes(inputs), program) if program.fixed else program
+        if fitting.run is None:
+            return self._otherwise(program, fitting.why_not, args)
+        try:
+            returned = fitting.run(*inputs)
+        except InputError as error:  # the call does not fit, so nothing was written
+            return self._otherwise(program, f"a call does not fit the program: {error}", args)
+        return self._finish(returned, args)
+
+    def _finish(self, returned: Sequence[Any], args: Sequence[Any]) -> Sequence[Any]:
+        """The results, with views of inputs in place of copies."""
+        if not self._results.views:
+            return returned
+        views = self._results.views
+        return [views[k].of(args) if k in views else value for k, value in enumerate(returned)]
+
+    def _eager(self, reason: str, args: Sequence[Any]) -> Sequence[Any]:
+        """Run the graph in eager PyTorch."""
+        self.why_eager = reason
+        results: Sequence[Any] = self._graph(*args)
+        return results
+
+    def _otherwise(self, program: _Program, why_not: str, args: Sequence[Any]) -> Sequence[Any]:
+        """Run the graph on inputs that ``program`` does not take: in a program for their sizes, or in eager PyTorch.
+
+        Inputs that are written and share memory with others are among them.
+        """
+        inputs = [args[k] for k in self._inputs]
+        sizes = _sizes(inputs)
+        with self._lock:
+            if any(self._symbolic) and sizes not in program.fixed and len(program.fixed) < _MOST_SIZES:
+                special = program.fixed[sizes] = self._lower(inputs, program.constants, varying=False)
+                if special.run is not None:
+                    return self(*args)
+        return self._eager(why_not, args)
+
+    def _program_of(self, args: Sequence[Any], constants: list[torch.Tensor]) -> _Program:
+        """The program for these constants, lowered if there is none with their present values."""
+        with self._lock:
+            key = tuple(map(id, constants))  # unique: a program keeps its constants
+            program = self._programs.pop(key, None)
+            if program is None or not program.is_of(constants):
+                program = self._lower([args[k] for k in self._inputs], constants, varying=True)
+            self._programs[key] = program  # the last one is the one that was used last
+            while len(self._programs) > _MOST_CONSTANTS:
+                del self._programs[next(iter(self._programs))]
+            self._last = program
+            return program
+
+    def _lower(self, inputs: list[Any], constants: list[torch.Tensor], varying: bool) -> _Program:
+        """Lower the graph. ``varying``: for all of its sizes, else for those of ``inputs``.
+
+        Raises what ``delegraph.lower`` raises, except InputError if not all has to be delegated: the graph then runs in
+        eager PyTorch.
+        """
+        versions = [*map(_version, constants)]
+        lowered, why_not = None, self._results.why_not
+        if not why_not:
+            try:
+                lowered = self._lowered(inputs, constants, varying)
+            except InputError as error:
+                if self._choices.get("require_full"):
+                    raise
+                why_not = str(error)
+        return _Program(constants, versions, lowered, why_not, {})
+
+    def _lowered(self, inputs: list[Any], constants: list[torch.Tensor], varying: bool) -> LoweredProgram:
+        module = _WithConstants(self._graph, dict(zip(self._constants, constants, strict=True))).eval()
+        sizes: Any = None
+        if varying and any(self._symbolic):
+            sizes = {"inputs": tuple(_as_dims(s) for s in self._symbolic)}
+        with ExitStack() as modes:
+            modes.enter_context(torch.inference_mode(False))
+            modes.enter_context(torch.no_grad())
+            lowered = delegraph.lower(module, tuple(inputs), dynamic_shapes=sizes, **self._choices)
+        if kept := written_targets(lowered.exported_program("forward")):
+            text = f"the graph writes {', '.join(sorted(kept))}, which Dynamo does not say"
+            raise InputError("input-invalid", text)
+        return lowered
+
+    def _state(self) -> str:
+        """Why there is no report."""
+        return f"runs in eager PyTorch: {self._last.why_not}" if self._last else "not called yet"
+
+
+class _WithConstants(torch.nn.Module):
+    """A graph as a module, in which some inputs are parameters and buffers. It keeps the user's lines."""
+
+    def __init__(self, graph: GraphModule, constants: Mapping[int, torch.Tensor]) -> None:
+        """``constants``: position of an input -> its value."""
+        super().__init__()
+        self.graph_module, self._names = graph, {k: f"constant_{k}" for k in constants}
+        for k, tensor in constants.items():
+            if isinstance(tensor, torch.nn.Parameter):
+                self.register_parameter(self._names[k], tensor)
+            else:
+                self.register_buffer(self._names[k], tensor)
+
+    def forward(self, *inputs: Any) -> Any:
+        """Run the graph node by node, so that export knows the line of each."""
+        given = iter(inputs)
+        count = len(self._names) + len(inputs)
+        values = [getattr(self, self._names[k]) if k in self._names else next(given) for k in range(count)]
+        # the casts of the call, which export sees only inside of a module; the user's lines, which stand in the graph
+        with _autocast(), preserve_node_meta():
+            return torch.fx.Interpreter(self.graph_module).run(*values)
+
+
+def _autocast() -> AbstractContextManager[Any]:
+    """The autocast that is at work, as a block."""
+    if not torch.is_autocast_enabled("cpu"):
+        return nullcontext()
+    return torch.autocast("cpu", torch.get_autocast_dtype("cpu"))
+
+
+def _symbolic_sizes(value: Any) -> set[int] | bool:
+    """The dimensions of an input that vary; of an int, whether it varies."""
+    if isinstance(value, torch.Tensor):
+        return {k for k, size in enumerate(value.shape) if isinstance(size, torch.SymInt)}
+    return isinstance(value, torch.SymInt)
+
+
+def _as_dims(symbolic: set[int] | bool) -> Any:
+    """What ``torch.export`` is told of an input; it finds out itself which sizes are equal, or multiples."""
+    return dict.fromkeys(symbolic, Dim.AUTO) if isinstance(symbolic, set) else Dim.AUTO if symbolic else None
+
+
+def _sizes(inputs: Iterable[Any]) -> tuple[Any, ...]:
+    """What a program for fixed sizes depends on: shapes and strides, and numbers."""
+    return tuple((*v.shape, v.stride()) if isinstance(v, torch.Tensor) else v for v in inputs)

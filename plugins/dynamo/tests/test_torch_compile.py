@@ -1,0 +1,290 @@
+"""``torch.compile(model, backend="delegraph")`` computes what eager PyTorch does, also what a graph does not show."""
+
+import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import delegraph
+import pytest
+import torch
+from torch import nn
+
+
+@pytest.fixture(autouse=True)
+def _anew():
+    """Dynamo keeps code by function, also from test to test."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+def compiled(model, backends=("tosa",), dynamic=False, **options):
+    """The compiled model, and the list of its graphs."""
+    graphs = []
+    options = {"backends": list(backends), "graphs": graphs, **options}
+    return torch.compile(model, backend="delegraph", options=options, dynamic=dynamic), graphs
+
+
+def check(model, *inputs, calls=1, **settings):
+    """Call compiled model and eager ``calls`` times on copies of the inputs; compare results, inputs and buffers.
+
+    Returns the graphs.
+    """
+    eager = copy.deepcopy(model)
+    called, graphs = compiled(model, **settings)
+    with torch.no_grad():
+        for _ in range(calls):
+            ours, theirs = copy.deepcopy(inputs), copy.deepcopy(inputs)
+            torch.testing.assert_close(called(*ours), eager(*theirs), equal_nan=True)
+            torch.testing.assert_close(ours, theirs, equal_nan=True)
+    if isinstance(model, nn.Module):
+        torch.testing.assert_close(model.state_dict(), eager.state_dict())
+    return graphs
+
+
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.linear = nn.Conv2d(3, 4, 3), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.linear(self.conv(x).relu().mean((2, 3)))
+
+
+class Broken(Classifier):
+    """With a branch on values, which ends a graph."""
+
+    def forward(self, x):
+        x = self.conv(x)
+        if x.sum() > 0:
+            x = x * 2
+        return self.linear(x.relu().mean((2, 3)))
+
+
+class Counting(nn.Module):
+    """Writes a buffer and an input, and returns views of both."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("seen", torch.zeros(3, 4))
+
+    def forward(self, x):
+        self.seen[: x.shape[0]].add_(x)
+        flat = x.view(-1)
+        flat.mul_(2)
+        return self.linear(x), flat, self.seen.view(-1)[1:], x
+
+
+def test_torch_lists_the_backend():
+    assert "delegraph" in torch._dynamo.list_backends()
+
+
+def test_a_model_is_one_graph_with_a_report():
+    [graph] = check(Classifier().eval(), torch.randn(1, 3, 8, 8), calls=2)
+    assert graph.report.summary() == "4 of 4 operators delegated, in 1 delegate; 0 on the host"
+    assert str(graph).startswith("graph 0: 4 of 4 operators delegated, in 1 delegate; 0 on the host\nforward:\n")
+    assert len(graph.programs) == 1 and not graph.why_eager
+
+
+def test_a_break_makes_two_graphs_and_a_report_for_each():
+    graphs = check(Broken().eval(), torch.randn(1, 3, 8, 8))
+    assert [graph.name for graph in graphs] == ["graph 0", "graph 1"]
+    assert all(graph.report.delegated_operators for graph in graphs)
+
+
+def test_a_report_names_the_line_of_the_user():
+    def function(x):
+        return torch.linalg.cholesky_ex(x @ x.mT)[0]
+
+    [graph] = check(function, torch.randn(4, 4))
+    assert "test_torch_compile.py" in str(graph) and "torch.linalg.cholesky_ex(x @ x.mT)[0]" in str(graph)
+
+
+@pytest.mark.parametrize("backends", [["tosa"], []])
+def test_what_a_graph_writes_reaches_buffers_and_inputs(backends):
+    [graph] = check(Counting(), torch.randn(2, 4), backends=backends, calls=2)
+    assert not graph.why_eager
+
+
+def test_results_that_are_views_of_inputs_stay_views():
+    model = Counting()
+    called, _ = compiled(model)
+    x = torch.randn(2, 4)
+    with torch.no_grad():
+        _, flat, seen, same = called(x)
+    flat.fill_(7)
+    seen.fill_(5)
+    assert same is x and (x == 7).all() and (model.seen.view(-1)[1:] == 5).all()
+
+
+def test_results_that_share_memory_of_the_graph_are_eager_s():
+    def function(x):
+        y = x * 2
+        return y, y[1:]
+
+    called, graphs = compiled(function)
+    y, rest = called(torch.randn(3))
+    rest.fill_(7)
+    assert (y[1:] == 7).all()
+    assert str(graphs[0]) == "graph 0: runs in eager PyTorch: its results 0 and 1 share memory"
+
+
+def test_results_beside_each_other_in_memory_are_delegated():
+    [graph] = check(lambda x: (x * 2).chunk(3, -1), torch.randn(2, 6))
+    assert graph.report.host_operators == 0
+
+
+def test_inputs_that_share_memory_with_what_is_written():
+    def function(x, y):
+        x.add_(1)
+        return y * 2
+
+    called, _ = compiled(function)
+    assert torch.equal(called(torch.zeros(4), torch.ones(4)), torch.full((4,), 2.0))
+    memory = torch.arange(6.0)
+    expected = function(memory[:4], memory[2:])
+    memory = torch.arange(6.0)
+    assert torch.equal(called(memory[:4], memory[2:]), expected)
+
+
+def test_changed_weights_are_lowered_again():
+    model = nn.Linear(4, 2).eval()
+    called, graphs = compiled(model)
+    x = torch.randn(1, 4)
+    with torch.no_grad():
+        before = called(x)
+        model.weight.mul_(2)
+        torch.testing.assert_close(called(x), model(x))
+        model.load_state_dict(nn.Linear(4, 2).state_dict())
+        torch.testing.assert_close(called(x), model(x))
+        model.weight = nn.Parameter(torch.ones(2, 4))
+        torch.testing.assert_close(called(x), model(x))
+        assert not torch.equal(called(x), before)
+    assert len(graphs) == 1
+
+
+def test_modules_that_share_a_graph_have_programs_of_their_own():
+    models = [Classifier().eval() for _ in range(3)]
+    graphs = []
+    x = torch.randn(1, 3, 8, 8)
+    with torch.no_grad():
+        expected = [model(x) for model in models]
+        for model in models:
+            model.compile(backend="delegraph", options={"backends": ["tosa"], "graphs": graphs}, dynamic=False)
+        for _ in range(2):
+            torch.testing.assert_close([model(x) for model in models], expected)
+    assert sum(len(graph.programs) for graph in graphs) == 3
+
+
+@pytest.mark.parametrize("backends", [["tosa"], ["compiler-demo"], []])
+def test_one_program_takes_all_sizes_that_dynamo_lets_vary(backends):
+    called, graphs = compiled(Classifier().eval(), backends, dynamic=True)
+    eager = called._orig_mod
+    with torch.no_grad():
+        for n in (2, 3, 5):
+            x = torch.randn(n, 3, 8 + n, 8)
+            torch.testing.assert_close(called(x), Classifier.forward(eager, x))
+    assert len(graphs) == 1 and len(graphs[0].programs) == 1 and not graphs[0].why_eager
+
+
+def test_a_size_that_export_fixes_gets_a_program_of_its_own():
+    def function(x):
+        return x.reshape(2, -1)[:, : x.shape[0] // 2] * 3  # export would need x.shape[0] to be even
+
+    called, graphs = compiled(function, [], dynamic=True)
+    for n in (4, 6, 8, 6):
+        x = torch.randn(n)
+        assert torch.equal(called(x), function(x))
+    assert len(graphs) == 1 and not graphs[0].why_eager
+
+
+def test_a_number_that_varies():
+    def function(x, n):
+        return x * n
+
+    called, _ = compiled(function, [], dynamic=True)
+    for n in (3, 4, 0.5, 0.25):
+        assert torch.equal(called(torch.ones(2), n), torch.full((2,), float(n)))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_inference_modes(mode):
+    model = Classifier()  # made with gradients, in training mode
+    called, _ = compiled(model)
+    with mode():
+        x = torch.randn(1, 3, 8, 8)
+        result = called(x)
+        torch.testing.assert_close(result, model(x))
+    assert not result.requires_grad
+
+
+def test_weights_made_in_inference_mode_stay_inputs():
+    """Torch counts no writes to them."""
+    with torch.inference_mode():
+        model = nn.Linear(4, 2)
+        called, _ = compiled(model, [])
+        x = torch.randn(1, 4)
+        called(x)
+        model.weight.mul_(2)
+        torch.testing.assert_close(called(x), model(x))
+
+
+@pytest.mark.parametrize("backends", [["tosa"], []])
+def test_autocast_computes_in_its_type(backends):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1)).eval()
+    called, _ = compiled(model, backends, on_missing_runtime="eager")
+    x = torch.randn(2, 4)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        result = called(x)
+        assert result.dtype is model(x).dtype
+        torch.testing.assert_close(result, model(x))
+
+
+def test_gradients_are_an_error_of_ours():
+    called, _ = compiled(Classifier())
+    with pytest.raises(
+        delegraph.InputError, match=r"computes no gradients.*\n  hint: call the model inside torch\.no_grad"
+    ):
+        called(torch.randn(1, 3, 8, 8))
+    with torch.no_grad():
+        called(torch.randn(1, 3, 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"options": {"bakends": []}}, "the backend 'delegraph' has no option 'bakends'"),
+        ({"options": {"graphs": ()}}, "the option 'graphs' is a list"),
+        ({"options": {"backends": ["nobody"]}}, "no installed plugin offers a backend 'nobody'"),
+        ({"mode": "max-autotune"}, "the backend 'delegraph' has no 'mode'"),
+    ],
+)
+def test_wrong_settings_are_errors_of_ours(settings, said):
+    with pytest.raises(delegraph.DelegraphError, match=said):
+        torch.compile(torch.relu, backend="delegraph", **settings)(torch.ones(2))
+
+
+def test_require_full_lists_what_is_left():
+    called, _ = compiled(lambda x: torch.special.bessel_j0(x) + 1, require_full=True)
+    with pytest.raises(delegraph.NotFullyDelegated, match="special_bessel_j0"):
+        called(torch.ones(2))
+
+
+def test_what_export_refuses_runs_in_eager_and_says_so():
+    [graph] = check(lambda: torch.arange(3) + 1)
+    assert "takes no inputs" in str(graph)
+
+
+@pytest.mark.slow
+def test_models_compute_what_eager_does():
+    """Those of benchmarks/torch_compile.py, whose table has what of each is delegated."""
+    root = Path(__file__).parents[3]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, root / "benchmarks/torch_compile.py", "--models"]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 25
+    assert [row for row in rows if "differs" in row or "eager" in row] == []

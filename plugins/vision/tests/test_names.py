@@ -1,0 +1,123 @@
+"""``timm:NAME`` and ``torchvision:NAME``, with small stand-ins for both libraries; slow: with the real ones."""
+
+import sys
+from importlib.util import find_spec
+from types import ModuleType, SimpleNamespace
+
+import delegraph
+import pytest
+import torch
+from delegraph.command import read_model
+from torch import nn
+
+
+class Small(nn.Module):
+    """As many inputs as it is given, each [1, C, ...]."""
+
+    def __init__(self):
+        super().__init__()
+        self.pretrained_cfg = {"input_size": (3, 8, 8)}
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, *images):
+        return self.linear(sum(image.flatten(2).mean(2) for image in images))
+
+
+@pytest.fixture
+def timm(monkeypatch):
+    module = ModuleType("timm")
+    module.list_models = lambda: ["small_net", "big_net"]
+    module.create_model = lambda name: Small()
+    module.__spec__ = SimpleNamespace(name="timm", loader=None, origin="timm", submodule_search_locations=None)
+    monkeypatch.setitem(sys.modules, "timm", module)
+
+
+@pytest.fixture
+def torchvision(monkeypatch):
+    """With the kinds of models that torchvision has."""
+    kinds = {"net": "resnet", "clip": "video.resnet", "flow": "optical_flow.raft", "boxes": "detection.ssd"}
+    kinds["masks"] = "segmentation.fcn"
+    models = ModuleType("torchvision.models")
+    models.list_models = lambda: [*kinds]
+    models.get_model_builder = lambda name: SimpleNamespace(__module__=f"torchvision.models.{kinds[name]}")
+    asked = []
+    models.get_model = lambda name, **settings: asked.append(settings) or Small()
+    crops = {"net": [12], "masks": 10}
+    models.get_model_weights = lambda name: [
+        SimpleNamespace(transforms=lambda: SimpleNamespace(**({"crop_size": crops[name]} if name in crops else {})))
+    ]
+    module = ModuleType("torchvision")
+    module.models, module.asked = models, asked
+    for name, made in (("torchvision", module), ("torchvision.models", models)):
+        made.__spec__ = SimpleNamespace(name=name, loader=None, origin=name, submodule_search_locations=[])
+        monkeypatch.setitem(sys.modules, name, made)
+    return module
+
+
+def forward(text):
+    model = read_model(text)
+    return model.programs["forward"], model.inputs["forward"]
+
+
+def test_a_name_of_timm_is_a_model_with_an_image_of_its_size(timm):
+    model, (image,) = forward("timm:small_net")
+    assert image.shape == (1, 3, 8, 8) and not model.training
+    again, (same,) = forward("timm:small_net")
+    assert torch.equal(image, same) and torch.equal(model.linear.weight, again.linear.weight)
+    lowered = delegraph.lower(model, (image,), backends=["tosa"])
+    assert lowered.host_operators == 0 and lowered.verify(image).agrees()
+
+
+def test_weights_of_a_file(timm, tmp_path):
+    file = tmp_path / "weights.pth"
+    wanted = nn.Linear(3, 2).state_dict(prefix="linear.")
+    torch.save(wanted, file)
+    model, _ = forward(f"timm:small_net@{file}")
+    torch.testing.assert_close(model.state_dict(), wanted)
+    torch.save({"state_dict": wanted}, file)
+    torch.testing.assert_close(forward(f"timm:small_net@{file}")[0].state_dict(), wanted)
+
+
+def test_a_file_of_another_model_or_none(timm, tmp_path):
+    torch.save({"other": torch.ones(1)}, tmp_path / "other.pth")
+    (tmp_path / "broken.pth").write_bytes(b"PK\x03\x04 but no more")
+    for file, said in (
+        ("other.pth", "does not hold weights"),
+        ("broken.pth", "does not hold"),
+        ("no.pth", "there is no"),
+    ):
+        with pytest.raises(delegraph.InputError, match=said):
+            forward(f"timm:small_net@{tmp_path / file}")
+
+
+def test_an_unknown_name_and_what_is_like_it(timm, torchvision):
+    with pytest.raises(delegraph.InputError, match=r"timm has no model 'smal_net'[^?]*hint: did you mean small_net"):
+        forward("timm:smal_net")
+    with pytest.raises(delegraph.InputError, match=r"torchvision has 5 models"):
+        forward("torchvision:zzz")
+
+
+def test_inputs_of_the_kinds_of_torchvision(torchvision):
+    shapes = {"net": [(1, 3, 12, 12)], "clip": [(1, 3, 16, 224, 224)], "flow": [(1, 3, 224, 224)] * 2}
+    shapes["masks"] = [(1, 3, 10, 10)]
+    for name, wanted in shapes.items():
+        _, inputs = forward(f"torchvision:{name}")
+        assert [tuple(image.shape) for image in inputs] == wanted
+    assert torchvision.asked == [{"weights": None}] * 3 + [{"weights": None, "weights_backbone": None}]
+    with pytest.raises(delegraph.InputError, match="takes a list of images"):
+        forward("torchvision:boxes")
+
+
+@pytest.mark.skipif(find_spec("timm") is not None, reason="timm is installed")
+def test_without_the_library_the_error_says_how_to_get_it():
+    with pytest.raises(delegraph.PluginUnavailable, match=r'pip install "delegraph-vision\[timm\]"'):
+        forward("timm:small_net")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["timm:efficientnet_b0", "torchvision:mobilenet_v3_small"])
+def test_a_real_model(text):
+    pytest.importorskip(text.partition(":")[0])
+    model, inputs = forward(text)
+    lowered = delegraph.lower(model, inputs, backends=["tosa"])
+    assert lowered.host_operators == 0 and lowered.verify(*inputs).agrees()
