@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -109,9 +110,12 @@ def _check_of(dtype: str, shape: tuple[int, ...]) -> TensorCheck | None:
 
 
 def _array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    # ``resolve_neg`` computes the elements of a tensor that torch only marked as negated
-    whole = tensor.detach().resolve_neg().contiguous()
-    array: np.ndarray[Any, Any] = (whole.view(torch.int16) if whole.dtype is torch.bfloat16 else whole).numpy()
+    # Few calls of torch: what a network runs in between puts torch's code out of the processor's caches, so that each
+    # takes 20 to 50 us. ``force`` detaches, and computes the elements of a tensor that torch only marked as negated.
+    whole = tensor.contiguous()
+    if whole.dtype is torch.bfloat16:
+        whole = whole.detach().resolve_neg().view(torch.int16)
+    array: np.ndarray[Any, Any] = whole.numpy(force=True)
     return array
 
 
@@ -119,8 +123,8 @@ def _result(array: np.ndarray[Any, Any], dtype: str, shape: tuple[int, ...]) -> 
     if dtype in NUMBERS and array.size == 1:
         return NUMBERS[dtype](array.item())
     kind, sizes = getattr(torch, dtype), array.shape if -1 in shape else shape
-    if array.itemsize != kind.itemsize or array.size != torch.Size(sizes).numel():
+    if array.itemsize != kind.itemsize or array.size != prod(sizes):
         text = f"a blob that computes {array.dtype} {array.shape}, where its signature says {dtype} {shape}"
         raise FormatError("format-invalid", text)
-    bits = np.array(array, order="C").reshape(-1).view(np.uint8)
-    return torch.from_numpy(bits).view(kind).reshape(sizes)
+    tensor = torch.from_numpy(np.array(array, order="C").reshape(sizes))
+    return tensor if tensor.dtype is kind else tensor.view(kind)

@@ -197,12 +197,14 @@ class Loaded:
         self.signature = signature
         # the frontend leaves out inputs that no result depends on; the name of one tells its place in a call
         self.inputs = [(int(p.get_friendly_name()[1:]), p.get_element_type()) for p in model.get_parameters()]
+        self.outputs = range(len(signature.outputs))
+        self.wide = [k for k, (dtype, _) in enumerate(signature.inputs) if dtype in ("int64", "int")]
         self.idle: deque[Any] = deque()
 
     def __call__(self, *args: torch.Tensor | float) -> tuple[Any, ...]:
         arrays = self.signature.arrays(args)  # lives until the request has read it
-        for array in arrays:
-            _check_integers(array)
+        for place in self.wide:
+            _check_integers(arrays[place])
         try:
             request = self.idle.pop()
         except IndexError:
@@ -212,14 +214,14 @@ class Loaded:
         request.infer()
         # Copied, since OpenVINO with memory of ours for its results writes those that are an input as it is
         # into that input, and leaves the result as it was.
-        results = self.signature.results([tensor.data for tensor in request.output_tensors])
+        results = self.signature.results(request.get_output_tensor(k).data for k in self.outputs)
         self.idle.append(request)
         return results
 
 
 def _check_integers(array: np.ndarray[Any, Any]) -> None:
     """Raise InputError for integers that OpenVINO would cut to 32 bits without a word."""
-    if array.dtype == np.int64 and array.size:
+    if array.size:
         least, most = int(array.min()), int(array.max())
         if least < -(2**31) or most >= 2**31:
             text = f"OpenVINO computes int64 in 32 bits, and an input has elements from {least} to {most}"
