@@ -34,7 +34,7 @@ PROVIDERS: Mapping[tuple[type[Declaration], str], str] = {
     (CommandSpec, "cache"): "delegraph-analysis",
     **{
         (CommandSpec, name): "delegraph-analysis"
-        for name in ("accuracy", "compare", "diff", "inspect", "profile", "run")
+        for name in ("accuracy", "compare", "diff", "inspect", "matrix", "profile", "run")
     },
     (CommandSpec, "generate"): "delegraph-transformers",
     (ModelSpec, "transformers"): "delegraph-transformers",

@@ -184,7 +184,7 @@ def compare(
     if not isinstance(program, Mapping):
         inputs, named = {"forward": inputs}, {"forward": named}
     inputs, named = inputs or {}, named or {}
-    calls = {m: _call_of(inputs.get(m), named.get(m), made) for m, made in exported.items()}
+    calls = {m: example_call(inputs.get(m), named.get(m), made) for m, made in exported.items()}
     groups: list[tuple[str, ...]] = [(name,) for name in names]
     groups += [names] if len(names) > 1 else []
 
@@ -197,9 +197,9 @@ def compare(
     eager = None
     runnable = {m: c for m, c in calls.items() if c is not None}
     if len(runnable) == len(calls):
-        writes = {m: any(_writes_inputs(t.lowered, m) for t in tried if t.lowered is not None) for m in exported}
-        callers = {t.group: _caller(t.lowered.instance(), runnable, writes) for t in tried if t.lowered is not None}
-        eager = _eager(exported, runnable, writes)
+        writes = {m: any(writes_inputs(t.lowered, m) for t in tried if t.lowered is not None) for m in exported}
+        callers = {t.group: caller_of(t.lowered.instance(), runnable, writes) for t in tried if t.lowered is not None}
+        eager = caller_of_eager(exported, runnable, writes)
         call_in_turns([eager, *callers.values()], RUNS)
     load = load_of_machine()
     made = [_candidate(t, callers.get(t.group), runnable, chosen) for t in tried]
@@ -221,13 +221,14 @@ def _names_of(backends: Sequence[str] | None, registry: Registry) -> tuple[str, 
 
 Handles = dict[tuple[str, int], str]
 """(Method, debug handle) -> the operator of the model."""
-_Call = tuple[tuple[Any, ...], Mapping[str, Any]]
+Call = tuple[tuple[Any, ...], Mapping[str, Any]]
+"""Arguments and keyword arguments."""
 
 
-def _call_of(inputs: Any, named: Any, program: ExportedProgram) -> _Call | None:
+def example_call(inputs: Any, named: Any, program: ExportedProgram) -> Call | None:
     """The call to make of a method: with what was given for it, else with what it was exported with."""
     if inputs is None and not named:
-        stored: _Call | None = program.example_inputs
+        stored: Call | None = program.example_inputs
         return stored
     return ((inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs or ())), named or {}
 
@@ -251,17 +252,19 @@ def _try(group: tuple[str, ...], one: Callable[[tuple[str, ...]], LoweredProgram
         return _Tried(group, None, 0.0, e)
 
 
-def _writes_inputs(lowered: LoweredProgram, method: str) -> bool:
+def writes_inputs(lowered: LoweredProgram, method: str) -> bool:
     """Whether the method writes its inputs; the program as it was exported may not say so."""
     return bool(lowered.exported_program(method).graph_signature.user_inputs_to_mutate)
 
 
-def _caller(lowered: LoweredProgram, calls: Mapping[str, _Call], writes: Mapping[str, bool]) -> Caller:
+def caller_of(lowered: LoweredProgram, calls: Mapping[str, Call], writes: Mapping[str, bool]) -> Caller:
     methods = {method: lowered.method(method) for method in calls}
     return Caller(partial(call_methods, methods, calls, writes))
 
 
-def _eager(programs: Mapping[str, ExportedProgram], calls: Mapping[str, _Call], writes: Mapping[str, bool]) -> Caller:
+def caller_of_eager(
+    programs: Mapping[str, ExportedProgram], calls: Mapping[str, Call], writes: Mapping[str, bool]
+) -> Caller:
     """A call of each method in eager PyTorch, during which nobody traces: the model itself is called."""
     methods = {method: program.module(check_guards=False) for method, program in programs.items()}
 
@@ -273,7 +276,7 @@ def _eager(programs: Mapping[str, ExportedProgram], calls: Mapping[str, _Call], 
 
 
 def call_methods(
-    methods: Mapping[str, Callable[..., Any]], calls: Mapping[str, _Call], writes: Mapping[str, bool]
+    methods: Mapping[str, Callable[..., Any]], calls: Mapping[str, Call], writes: Mapping[str, bool]
 ) -> float:
     """The seconds of a call of each method; what one writes are inputs of its own."""
     seconds = 0.0
@@ -286,7 +289,7 @@ def call_methods(
     return seconds
 
 
-def _candidate(tried: _Tried, caller: Caller | None, calls: Mapping[str, _Call], registry: Registry) -> Candidate:
+def _candidate(tried: _Tried, caller: Caller | None, calls: Mapping[str, Call], registry: Registry) -> Candidate:
     """What was found of one lowering; an error ends the measuring, not what was measured before it."""
     lowered = tried.lowered
     if lowered is None:

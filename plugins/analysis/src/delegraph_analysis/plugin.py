@@ -42,6 +42,11 @@ def delegraph_commands() -> list[CommandSpec]:
         ),
         CommandSpec("inspect", "delegraph_analysis.commands.inspect:Inspect", "show what is in a file such as .tosa"),
         CommandSpec(
+            "matrix",
+            "delegraph_analysis.commands.matrix:MatrixCommand",
+            "do models for backends, a process for each cell; tables, and what became better or worse",
+        ),
+        CommandSpec(
             "profile",
             "delegraph_analysis.commands.profile:Profile",
             "show where the time of a call goes, by line, module and delegate",

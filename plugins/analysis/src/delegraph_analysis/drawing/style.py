@@ -99,14 +99,16 @@ svg a:focus-visible rect, svg :target > rect { stroke: var(--link); stroke-width
 """
 
 
-def head(title: str, viewer: bool = True) -> str:
+def head(title: str, viewer: bool = True, script: str = "", style: str = "") -> str:
     """Everything before a page's body. Its policy lets the browser load this style sheet, this script, nothing else.
 
-    ``viewer``: whether the page has pictures, which the script moves and scales.
+    ``viewer``: whether the page has pictures, which the script moves and scales. ``script``: another one, in its place.
+    ``style``: what is added to the style sheet.
     """
-    policy = f"default-src 'none'; style-src '{_digest(STYLE)}'; base-uri 'none'; form-action 'none'"
-    policy += f"; script-src '{_digest(SCRIPT)}'" if viewer else ""
-    script = f"<script>{SCRIPT}</script>" if viewer else ""
+    script, style = script or (SCRIPT if viewer else ""), STYLE + style
+    policy = f"default-src 'none'; style-src '{_digest(style)}'; base-uri 'none'; form-action 'none'"
+    policy += f"; script-src '{_digest(script)}'" if script else ""
+    element = f"<script>{script}</script>" if script else ""
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"/>
 <meta http-equiv="Content-Security-Policy" content="{policy}"/>
@@ -114,7 +116,7 @@ def head(title: str, viewer: bool = True) -> str:
 <meta name="color-scheme" content="light dark"/>
 <meta name="referrer" content="no-referrer"/>
 <title>{text(title)}</title>
-<style>{STYLE}</style>{script}</head>
+<style>{style}</style>{element}</head>
 """
 
 

@@ -1,0 +1,359 @@
+"""``delegraph matrix``: models x backends x quantizations; and ``diff``, ``show`` and ``join`` for what it wrote."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from delegraph.command import (
+    Outcome,
+    as_json,
+    expect_file,
+    expect_places,
+    natural_number,
+    output_path,
+    parse_options,
+    progress,
+)
+from delegraph.errors import UsageError
+from delegraph.io.atomic_write import write_whole
+
+if TYPE_CHECKING:
+    from ..matrix.cells import Cell
+    from ..matrix.description import Matrix
+
+STORE = Path("matrix-store")
+SCHEMA, DIFF_SCHEMA = "delegraph.matrix/1", "delegraph.matrix-diff/1"
+
+
+class MatrixCommand:
+    """``delegraph matrix``."""
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        what = "a file MATRIX.toml, or MODELs; or diff OLD NEW, show STORE..., join INTO STORE..."
+        parser.add_argument("what", metavar="MODEL", nargs="+", help=what)
+        _add_cells(parser.add_argument_group("which cells").add_argument)
+        _add_settings(parser.add_argument_group("what is done for each").add_argument)
+        _add_work(parser.add_argument_group("where, and what is written").add_argument)
+        _add_diff(parser.add_argument_group("matrix diff").add_argument)
+
+    @staticmethod
+    def run(args: argparse.Namespace) -> Outcome:
+        word, *others = args.what
+        works: Mapping[str, Callable[[argparse.Namespace, list[str]], Outcome]]
+        works = {"diff": _diff, "show": _show, "join": _join}
+        if word in works and not Path(word).is_file():
+            return works[word](args, others)
+        return _run(args)
+
+
+def _add_cells(add: Callable[..., Any]) -> None:
+    many = "a cell for each: a name, or several joined by + in order of preference (default: all)"
+    add("--backends", nargs="+", default=[], metavar="BACKEND", help=many)
+    add("--host-only", action="store_true", help="also a cell for no backend: everything stays on the host")
+    add("--option", action="append", default=[], metavar="BACKEND.OPTION=VALUE")
+    add("--quantize", nargs="+", default=[], metavar="TYPE", help="float, int8, or both (default: float)")
+    quantizer = "of int8: a backend that has one, or path.py:function (default: the first of the cell's)"
+    add("--quantizer", metavar="NAME", help=quantizer)
+    calibration = "for int8 of one MODEL, as for lower --quantize (default: its example inputs)"
+    add("--calibration", metavar="FILE.npz", help=calibration)
+    add("--shard", metavar="I/N", help="only these, for one of N machines; matrix join puts their stores together")
+
+
+def _add_settings(add: Callable[..., Any]) -> None:
+    add("--runs", type=natural_number, metavar="N", help="calls of which the latency is the median (default: 5)")
+    add("--threads", type=natural_number, metavar="N", help="threads of PyTorch in a cell (default: 1)")
+    files = "formats of which files are written (default: .pte)"
+    add("--files", nargs="*", metavar="SUFFIX", help=files)
+    add("--no-files", action="store_true", help="do not keep files, only their sizes")
+    add("--no-verify", action="store_true", help="do not compare with eager PyTorch")
+    add("--time-limit", type=float, metavar="SECONDS", help="stop a cell after so long (default: 600)")
+    limit = "memory that a cell may take (default: 80 %% of the machine's)"
+    add("--memory-limit", type=float, metavar="MB", help=limit)
+    add("--cache", metavar="DIR", help="keep compiled partitions there, as for lower")
+    add("--tolerance", type=float, metavar="RATIO", help="difference from eager that is accepted, as for lower")
+    add("--require-agreement", action="store_true", help="a cell fails if it differs from eager")
+    add("--require-full", action="store_true", help="a cell fails if an operator is left to the host")
+    add("--min-delegated", type=float, metavar="SHARE", help="a cell fails if fewer operators are delegated")
+    add("--max-delegates", type=natural_number, metavar="N", help="a cell fails if there are more delegates")
+
+
+def _add_work(add: Callable[..., Any]) -> None:
+    add("--store", type=Path, default=STORE, metavar="DIR", help=f"where rows and files are kept (default: {STORE})")
+    from ..matrix.executors import FORMS
+
+    add("--executor", default="serial", metavar="NAME", help=f"{FORMS} (default: serial)")
+    add("--failed-again", action="store_true", help="also do cells again that have a row and failed")
+    add("--exit-zero", action="store_true", help="failed cells are no failure of the command")
+    add("--list", action="store_true", help="say which cells there are and which have a row, and do none")
+    form = "also write a table: .md, .csv, .html, .json, or .junit.xml; may be given several times"
+    add("--report", action="append", default=[], type=output_path, metavar="FILE", help=form)
+    add("--refusals", action="store_true", help="print all that is left to hosts, not only the most frequent")
+    add("--width", type=_width, default="auto", metavar="N", help="characters of a line (default: the terminal's)")
+
+
+def _add_diff(add: Callable[..., Any]) -> None:
+    from ..matrix.changes import ALWAYS, GATES
+
+    kinds = f"fail if one of these became worse: {', '.join(GATES)}, or none (default: {' '.join(ALWAYS)})"
+    add("--gate", nargs="+", choices=[*GATES, "none"], metavar="KIND", help=kinds)
+    add("--noise", type=float, default=0.1, metavar="SHARE", help="how far a latency may move (default: 0.1)")
+
+
+def _width(text: str) -> int | None:
+    """For argparse: a number, or that of the terminal if the result goes to one.
+
+    This is called while arguments are parsed, when ``sys.stdout`` is where the result goes.
+    """
+    if text != "auto":
+        return natural_number(text)
+    if os.environ.get("COLUMNS", "").isdecimal():
+        return int(os.environ["COLUMNS"])
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns
+    except (OSError, ValueError, AttributeError):  # a file or a pipe, which takes lines of any length
+        return None
+
+
+# --- doing cells ------------------------------------------------------------------------------------------------------
+
+
+def _run(args: argparse.Namespace) -> Outcome:
+    """Do the cells that have no row. All that can be wrong with the arguments is looked at before that."""
+    from ..matrix import cells, executors, schedule
+    from ..matrix.store import Store
+
+    matrix = _matrix(args)
+    _expect_reports(args.report)
+    listed = cells.cells_of(matrix)
+    if args.shard:
+        listed = cells.shard(listed, args.shard)
+    store = Store(args.store)
+    if args.list:
+        return _list(listed, store)
+    store.create()
+    text = f"{len(listed)} cells of {len(matrix.models)} models"
+    with executors.engine_of(args.executor, store.folder, matrix.settings.time_limit) as engine, progress(text):
+        rows = schedule.run_cells(listed, store, engine, args.failed_again)
+    return _outcome(args, rows, len(listed), store)
+
+
+def _matrix(args: argparse.Namespace) -> Matrix:
+    """The matrix of a TOML file, with the settings of the command line in place of its own; else that of arguments."""
+    from ..matrix import description
+
+    given = _settings(args)
+    if len(args.what) == 1 and args.what[0].endswith(".toml"):
+        own = {
+            name: getattr(args, name)
+            for name in ("backends", "host_only", "option", "quantize", "quantizer", "calibration")
+        }
+        if flag := next((name for name, value in own.items() if value), None):
+            raise UsageError("usage-invalid", f"--{flag.replace('_', '-')} is in the file, with a MATRIX.toml")
+        path = Path(args.what[0])
+        expect_file(path)
+        matrix = description.read_matrix(path)
+        described = {**asdict(matrix.settings), "files": list(matrix.settings.files), **given}
+        return replace(matrix, settings=_checked_settings(described))
+    return _from_arguments(args, _checked_settings(given))
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    names = (
+        "runs",
+        "threads",
+        "files",
+        "time_limit",
+        "memory_limit",
+        "cache",
+        "tolerance",
+        "min_delegated",
+        "max_delegates",
+    )
+    flags = ("require_agreement", "require_full")
+    given = {name: getattr(args, name) for name in names} | {name: getattr(args, name) or None for name in flags}
+    given |= {"verify": False if args.no_verify else None, "keep_files": False if args.no_files else None}
+    given["cache"] = os.path.abspath(args.cache) if args.cache else None
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _checked_settings(given: Mapping[str, Any]) -> Any:
+    from ..matrix.description import Wrong, settings_of
+
+    try:
+        return settings_of(given)
+    except Wrong as e:
+        raise UsageError("usage-invalid", str(e)) from None
+
+
+def _from_arguments(args: argparse.Namespace, settings: Any) -> Matrix:
+    from delegraph import default_registry
+
+    from ..matrix import description as d
+
+    folder = Path.cwd()
+    texts = [text for entry in args.what for text in d.expand(entry, folder)]
+    if args.calibration and len(texts) > 1:
+        raise UsageError("usage-invalid", "--calibration is for one MODEL", hint="a MATRIX.toml has one for each")
+    models = tuple(d.Model(text, d.name_of(text), args.calibration) for text in texts)
+    backends = args.backends or ([] if args.host_only else [b.name for b in default_registry().usable_backends()])
+    groups = [name.split("+") for name in backends] + ([[]] if args.host_only else [])
+    options = parse_options(list(dict.fromkeys(name for group in groups for name in group)), args.option)
+    kinds = args.quantize or [d.FLOAT]
+    if unknown := next((kind for kind in kinds if kind not in (d.FLOAT, "int8")), None):
+        raise UsageError("usage-invalid", f"--quantize takes float and int8, not {unknown!r}")
+    quantizations = tuple(d.Quantization(kind, args.quantizer if kind != d.FLOAT else None) for kind in kinds)
+    targets = tuple(d.target_of(group, options) for group in groups)
+    matrix = d.Matrix(models, targets, quantizations, settings, folder)
+    return d.checked(matrix, lambda why: UsageError("usage-invalid", why))
+
+
+def _list(cells: Sequence[Cell], store: Any) -> Outcome:
+    """Which cells there are, and which have a row."""
+    from ..matrix import schedule
+
+    missing = (
+        {cell.identity for cell in schedule.missing(cells, store)} if store.exists() else {c.identity for c in cells}
+    )
+    lines = [f"{'missing' if cell.identity in missing else 'there':8} {cell}" for cell in cells]
+    content = [{"cell": c.identity, "name": c.key[0], "target": c.key[1], "quantize": c.key[2]} for c in cells]
+    listed = [{**told, "row": told["cell"] not in missing} for told in content]
+    text = "\n".join([*lines, f"{len(cells)} cells, {len(missing)} without a row"])
+    return Outcome("delegraph.matrix-list/1", {"cells": listed, "missing": len(missing)}, text)
+
+
+_REFUSALS = 5
+"""Refusals that are printed unless all are asked for."""
+
+
+def _outcome(args: argparse.Namespace, rows: Sequence[Mapping[str, Any]], total: int, store: Any) -> Outcome:
+    from ..matrix import refusals, tables
+    from ..matrix.rows import latest
+
+    index = None if store is None else store.folder / "index.html"  # of all that the store has
+    written = [*args.report, *([] if index is None else [index])]
+    failed = sum(row["error"] is not None for row in rows)
+    content = {
+        "store": None if store is None else str(store.folder),
+        "cells": total,
+        "failed": failed,
+        "rows": list(rows),
+        "refusals": [refusal.to_json() for refusal in refusals.refusals_of(rows)],
+        "reports": [str(path) for path in written],
+    }
+    for path in args.report:
+        write_whole(path, _as_file(path, content, store))
+    if index is not None:
+        write_whole(index, _as_file(index, {"rows": latest(store.rows())}, store))
+    refused = refusals.refusals_text(rows, None if args.refusals else _REFUSALS)
+    parts = [tables.terminal_table(rows, args.width), tables.summary(rows, total)]
+    parts += [f"left to hosts:\n{refused}"] if refused else []
+    parts += [f"wrote {', '.join(map(str, written))}"] if written else []
+    code = int((failed > 0 or len(rows) < total) and not args.exit_zero)
+    return Outcome(SCHEMA, content, "\n".join(parts), code)
+
+
+_FORMS = (".md", ".csv", ".html", ".htm", ".json", ".junit.xml")
+
+
+def _expect_reports(paths: Sequence[Path]) -> None:
+    expect_places(paths, [])
+    if wrong := next((path for path in paths if not path.name.lower().endswith(_FORMS)), None):
+        raise UsageError("usage-invalid", f"--report writes {', '.join(_FORMS)}, not {wrong.name!r}")
+
+
+def _as_file(path: Path, content: dict[str, Any], store: Any) -> bytes:
+    from ..matrix import changes, page, tables
+
+    name, rows = path.name.lower(), content["rows"]
+    if name.endswith(".junit.xml"):
+        return changes.junit_of_rows(rows)
+    if name.endswith(".csv"):
+        return tables.comma_separated(rows).encode()
+    if name.endswith(".json"):
+        return f"{as_json(Outcome(SCHEMA, content, ''))}\n".encode()
+    if name.endswith(".md"):
+        return tables.markdown(rows).encode()
+    place = store.folder if store is not None else path.parent
+    between = os.path.relpath(place.resolve(), path.resolve().parent)
+    return page.page(rows, "Matrix", "" if between == "." else f"{between}/").encode()
+
+
+# --- reading stores ---------------------------------------------------------------------------------------------------
+
+
+def _show(args: argparse.Namespace, stores: list[str]) -> Outcome:
+    """The tables of one store; links of pages are to its files."""
+    from ..matrix.rows import latest
+    from ..matrix.store import Store, read_rows
+
+    if len(stores) != 1:
+        raise UsageError("usage-invalid", "delegraph matrix show STORE takes one", hint="matrix join joins several")
+    _expect_reports(args.report)
+    path = Path(stores[0])
+    rows = latest(read_rows(path))
+    args.exit_zero = True
+    return _outcome(args, rows, len(rows), Store(path) if path.is_dir() else None)
+
+
+def _join(args: argparse.Namespace, stores: list[str]) -> Outcome:
+    """Put the rows and files of several stores into the first."""
+    from ..matrix.rows import latest
+    from ..matrix.store import Store
+
+    if len(stores) < 2:
+        raise UsageError("usage-invalid", "delegraph matrix join INTO STORE... takes two or more")
+    _expect_reports(args.report)
+    into = Store(Path(stores[0]))
+    into.join(Store(Path(name)) for name in stores[1:])
+    rows = latest(into.rows())
+    args.exit_zero = True
+    return _outcome(args, rows, len(rows), into)
+
+
+def _diff(args: argparse.Namespace, stores: list[str]) -> Outcome:
+    """What became better or worse; the exit code is 1 if something did that is gated."""
+    from ..matrix import changes
+    from ..matrix.rows import latest
+    from ..matrix.store import read_rows
+
+    if len(stores) != 2:
+        raise UsageError("usage-invalid", "delegraph matrix diff OLD NEW takes two stores")
+    if not args.noise > 0:
+        raise UsageError("usage-invalid", f"--noise is a share above 0, not {args.noise}")
+    expect_places(args.report, [])
+    if wrong := next((p for p in args.report if not p.name.lower().endswith((".junit.xml", ".json"))), None):
+        raise UsageError("usage-invalid", f"--report of a diff writes .junit.xml or .json, not {wrong.name!r}")
+    kinds = changes.ALWAYS if args.gate is None else [kind for kind in args.gate if kind != "none"]
+    before, after = (latest(read_rows(Path(name))) for name in stores)
+    found = changes.changes(before, after, changes.Noise(time=args.noise))
+    failing = changes.gate(found, kinds)
+    content = {
+        "changes": [changes.to_json(change) for change in found],
+        "failing": [changes.to_json(change) for change in failing],
+        "gates": list(kinds),
+        "other_machines": changes.other_machines(before, after),
+    }
+    outcome = Outcome(DIFF_SCHEMA, content, _diff_text(before, after, found, failing), int(bool(failing)))
+    for path in args.report:
+        is_junit = path.name.lower().endswith(".junit.xml")
+        whole = f"{as_json(outcome)}\n".encode()
+        write_whole(path, changes.junit(after, found, kinds) if is_junit else whole)
+    return outcome
+
+
+def _diff_text(before: Sequence[Any], after: Sequence[Any], found: Sequence[Any], failing: Sequence[Any]) -> str:
+    from ..matrix import changes
+
+    lines = [str(change) for change in found] or ["nothing became better or worse"]
+    lines += filter(None, [changes.overall(before, after)])
+    if count := changes.other_machines(before, after):
+        lines.append(f"times of {count} cells are not compared: they are of another machine")
+    lines += [f"{len(failing)} of these fail the gates"] if failing else []
+    return "\n".join(lines)

@@ -1,0 +1,203 @@
+"""The cells of a matrix: what each depends on, and its identity, a hash of that."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+from urllib.request import url2pathname
+
+from delegraph import default_registry
+from delegraph.command import check_model
+from delegraph.errors import DelegraphError, UsageError
+
+from .description import LIMITS, Matrix, Model, Quantization, Settings, Target, place_of
+
+FORM = 1
+"""Part of each identity; another number when cells are measured otherwise."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model for one target. ``depends``: all that its row depends on, as a JSON value, but not on which machine."""
+
+    model: Model
+    target: Target
+    quantization: Quantization
+    settings: Settings
+    folder: Path
+    depends: Mapping[str, Any]
+
+    @property
+    def identity(self) -> str:
+        """A hash of what the row depends on, in 32 hexadecimal digits."""
+        text = json.dumps([FORM, self.depends], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What the cell is called, whatever it depends on: (model, target, quantization)."""
+        return self.model.name, self.target.name, self.quantization.name
+
+    def __str__(self) -> str:
+        return ", ".join(self.key)
+
+    def limits(self) -> dict[str, Any]:
+        return {name: getattr(self.settings, name) for name in LIMITS}
+
+    def job(self) -> dict[str, Any]:
+        """All that another process has to know, as a JSON value."""
+        return {
+            "cell": self.identity,
+            "model": self.model.text,
+            "name": self.model.name,
+            "calibration": self.model.calibration,
+            "target": self.target.name,
+            "backends": list(self.target.backends),
+            "options": {b: dict(o) for b, o in self.target.options.items()},
+            "quantize": self.quantization.name,
+            "quantizer": self.target.quantizer or self.quantization.quantizer,
+            "settings": asdict(self.settings),
+            "versions": self.depends["versions"],
+            "folder": str(self.folder),
+        }
+
+
+def cells_of(matrix: Matrix) -> list[Cell]:
+    """All cells, model by model. Raises UsageError or InputError for files that are not there, BackendNotFound."""
+    registry = default_registry()
+    for name in sorted({name for target in matrix.targets for name in target.backends}):
+        registry.spec(name)
+    digests = _Digests(matrix.folder)
+    versions = {target.name: versions_of(target.backends) for target in matrix.targets}
+    found = []
+    for model in matrix.models:
+        check_model(place_of(model.text, matrix.folder))
+        for quantization in matrix.quantizations:
+            for target in matrix.targets:
+                depends = _depends(matrix, model, target, quantization, digests, versions[target.name])
+                found.append(Cell(model, target, quantization, matrix.settings, matrix.folder, depends))
+    return found
+
+
+def _depends(
+    matrix: Matrix,
+    model: Model,
+    target: Target,
+    quantization: Quantization,
+    digests: _Digests,
+    versions: Mapping[str, str],
+) -> dict[str, Any]:
+    """See ``Cell.depends``. Files are there by content, so that a folder may be moved."""
+    settings = {name: value for name, value in asdict(matrix.settings).items() if name not in (*LIMITS, "cache")}
+    quantizer = target.quantizer or quantization.quantizer
+    return {
+        "model": model.text,
+        "content": digests.of_model(model.text),
+        "depends": [[name, digests.of(name)] for name in matrix.depends],
+        "backends": list(target.backends),
+        "options": {b: dict(o) for b, o in target.options.items()},
+        "quantize": quantization.quantizes
+        and {
+            "calibration": model.calibration and digests.of(model.calibration),
+            "quantizer": quantizer,
+            "content": quantizer and digests.of_model(quantizer),
+        },
+        "settings": settings,
+        "versions": dict(versions),
+    }
+
+
+class _Digests:
+    """SHA-256 of files in a folder, each read once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._known = folder, dict[str, str]()
+
+    def of(self, name: str) -> str:
+        """Raises UsageError for a file that cannot be read."""
+        if name not in self._known:
+            digest = hashlib.sha256()
+            try:
+                with (self._folder / name).open("rb") as file:
+                    for piece in iter(lambda: file.read(1 << 20), b""):
+                        digest.update(piece)
+            except OSError as e:
+                raise UsageError("usage-invalid", f"cannot read {self._folder / name}: {e.strerror or e}") from e
+            self._known[name] = digest.hexdigest()
+        return self._known[name]
+
+    def of_model(self, text: str) -> str | None:
+        """Of the file in ``path.py:function`` or ``path``; None for what is no file."""
+        head = text.rpartition(":")[0]
+        name = head if head.endswith(".py") else text
+        return self.of(name) if name.endswith((".py", ".pt2")) else None
+
+
+def versions_of(backends: Sequence[str]) -> dict[str, str]:
+    """Distribution -> version, of all that lowers for these backends: with what their distributions require themselves.
+
+    A backend that cannot be used is one of those, too: what it lacks is not there, and when it is, the cell is another.
+    """
+    registry = default_registry()
+    wanted = {"delegraph", "torch", "torchao", "delegraph-quantize"}
+    for name in backends:
+        try:
+            distribution = registry.producer(name)[0]
+        except DelegraphError:  # broken: its row says so
+            continue
+        wanted |= {distribution, *registry.spec(name).composes}
+    wanted |= {name for distribution in tuple(wanted) for name in _required(distribution)}
+    return {name: version for name in sorted(wanted) for version in _installed(name)}
+
+
+def _required(distribution: str) -> Iterator[str]:
+    try:
+        listed = metadata.requires(distribution) or []
+    except metadata.PackageNotFoundError:
+        return
+    own = distribution.startswith("delegraph")  # of torch itself, the version says enough
+    yield from (re.split(r"[^\w.-]", text)[0].lower().replace("_", "-") for text in listed if own)
+
+
+@functools.cache
+def _installed(distribution: str) -> tuple[str, ...]:
+    """The version of a distribution, if it is there; with a hash of its code if that is being edited."""
+    try:
+        found = metadata.distribution(distribution)
+    except metadata.PackageNotFoundError:
+        return ()
+    url = json.loads(found.read_text("direct_url.json") or "{}")
+    if not url.get("dir_info", {}).get("editable"):
+        return (found.version,)
+    folder = Path(url2pathname(urlparse(url["url"]).path))
+    digest = hashlib.sha256()
+    for path in sorted(_python_files(folder)):
+        digest.update(f"{path.relative_to(folder).as_posix()}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return (f"{found.version}+edited.{digest.hexdigest()[:12]}",)
+
+
+def _python_files(folder: Path) -> Iterator[Path]:
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".") and name != "tests"]
+        yield from (Path(place, name) for name in files if name.endswith(".py"))
+
+
+def shard(cells: Sequence[Cell], text: str) -> list[Cell]:
+    """The cells of ``i/n``: by identity, so that a cell stays in its shard while others come and go.
+
+    Raises UsageError for a text that is none.
+    """
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise UsageError("usage-invalid", f"a shard is one of n, such as 1/4, not {text!r}")
+    wanted, count = int(found[1]) - 1, int(found[2])
+    return [cell for cell in cells if int(cell.identity, 16) % count == wanted]

@@ -1,0 +1,246 @@
+"""``delegraph matrix diff``: what became better or worse between two runs of a matrix, beyond noise."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+from xml.etree import ElementTree as xml
+
+from delegraph.io.escape import printable
+
+from .rows import agrees, key_of, status, worst_error
+from .tables import file_bytes, milliseconds, peak_bytes, why
+
+Row = Mapping[str, Any]
+BETTER, WORSE, OTHER = "better", "worse", "other"
+ALWAYS = ("missing", "failed", "agreement", "delegated")
+"""Kinds of which one that became worse fails ``matrix diff``, unless ``--gate`` names others."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """From when on a figure is another one: factors of the old one.
+
+    ``time``: of a latency, whose calls must not overlap either. ``once``: of lowering and memory, which are measured
+    once. ``size``: of files. ``error``: of errors of values, which rounding moves.
+    """
+
+    time: float = 0.1
+    once: float = 0.5
+    size: float = 0.01
+    error: float = 3.0
+
+
+@dataclass(frozen=True)
+class Change:
+    """One kind of thing in one cell. ``way``: better, worse, or other, where that is nobody's to say."""
+
+    model: str
+    target: str
+    quantize: str
+    kind: str
+    way: str
+    before: str
+    after: str
+    why: str = ""
+
+    def __str__(self) -> str:
+        cell = ", ".join((self.model, self.target, self.quantize))
+        text = f"{self.way:6} {cell}: {self.kind} {self.before} -> {self.after}"
+        return printable(f"{text}  ({self.why})" if self.why else text)
+
+
+def changes(before: Sequence[Row], after: Sequence[Row], noise: Noise = Noise()) -> list[Change]:
+    """All changes, those that became worse first. Cells are matched by model, target and quantization."""
+    old, new = ({key_of(row): row for row in rows} for rows in (before, after))
+    found = []
+    for key in dict.fromkeys([*old, *new]):
+        if key not in new:
+            found.append(Change(*key, "missing", WORSE, status(old[key]), "no row"))
+        elif key not in old:
+            found.append(Change(*key, "new", OTHER, "no row", status(new[key]), why(new[key])))
+        else:
+            found += [Change(*key, *told) for told in _of_cell(old[key], new[key], noise)]
+    order = (WORSE, BETTER, OTHER)
+    return sorted(found, key=lambda change: (order.index(change.way), KINDS.index(change.kind)))
+
+
+Told = tuple[str, str, str, str, str]
+"""Kind, way, before, after, why."""
+
+
+def _of_cell(old: Row, new: Row, noise: Noise) -> Iterator[Told]:
+    """What is other in one cell. Of one that failed, only that it did and does is compared."""
+    was, now = old["error"] is not None, new["error"] is not None
+    if was or now:
+        if was != now:
+            yield "failed", WORSE if now else BETTER, status(old), status(new), why(new if now else old)
+        elif old["error"]["code"] != new["error"]["code"]:
+            yield "failed", OTHER, old["error"]["code"], new["error"]["code"], why(new)
+        return
+    yield from _values(old, new, noise)
+    yield from _delegation(old, new)
+    yield from _size(old, new, noise)
+    if _machine(old) == _machine(new):
+        yield from _latency(old, new, noise)
+        yield from _once("lowering", _lowering(old), _lowering(new), noise.once, 0.5, lambda v: f"{v:.2f} s of CPU")
+        yield from _once("memory", peak_bytes(old), peak_bytes(new), noise.once, 32e6, lambda v: f"{v / 1e6:.0f} MB")
+
+
+def _values(old: Row, new: Row, noise: Noise) -> Iterator[Told]:
+    agreed, agreeing = agrees(old), agrees(new)
+    errors = worst_error(old), worst_error(new)
+    shown = ["-" if e is None else f"{e:.1e}" for e in errors]
+    if agreed != agreeing:
+        words = {True: "agrees", False: "differs", None: "not compared"}
+        way = OTHER if agreed is None else BETTER if agreeing and agreed is False else WORSE
+        yield "agreement", way, words[agreed], words[agreeing], new["not_run"] or f"error {shown[0]} -> {shown[1]}"
+    elif None not in errors and max(errors) > noise.error * max(min(errors), 1e-6):  # type: ignore[type-var,operator]
+        way = WORSE if errors[1] > errors[0] else BETTER  # type: ignore[operator]
+        yield "error", way, *shown, ""  # type: ignore[misc]
+
+
+def _delegation(old: Row, new: Row) -> Iterator[Told]:
+    """The share of the operators, since another torch may give a model others; then the number of delegates."""
+    sides = [(row["delegated"], row["operators"]) for row in (old, new)]
+    texts = [f"{done} of {count}" for done, count in sides]
+    shares = [done / count if count else 1.0 for done, count in sides]
+    if shares[0] != shares[1]:
+        left, leaves = (_left(row) for row in (old, new))
+        moved = ", ".join(sorted(set(leaves) ^ set(left))[:3])
+        yield "delegated", WORSE if shares[1] < shares[0] else BETTER, texts[0], texts[1], moved
+    if old["delegates"] != new["delegates"]:
+        way = WORSE if new["delegates"] > old["delegates"] else BETTER
+        way = OTHER if shares[0] != shares[1] else way
+        yield "delegates", way, str(old["delegates"]), str(new["delegates"]), ""
+
+
+def _left(row: Row) -> set[str]:
+    return {f"{cause['operator']} ({cause['reason'][:80]})" for cause in row["causes"]}
+
+
+def _size(old: Row, new: Row, noise: Noise) -> Iterator[Told]:
+    sizes = file_bytes(old) or old["bytes"], file_bytes(new) or new["bytes"]
+    if (file_bytes(old) is None) == (file_bytes(new) is None):
+        yield from _once("size", *sizes, noise.size, 1024, lambda v: f"{v:,} bytes")
+
+
+def _latency(old: Row, new: Row, noise: Noise) -> Iterator[Told]:
+    """A call takes longer or shorter if no call of one run is among those of the other, and not because all of the
+    machine is slower: what eager PyTorch, called in turns with it, became slower by is taken off.
+    """
+    times = [milliseconds(row, "latency") for row in (old, new)]
+    eager = [milliseconds(row, "eager") for row in (old, new)]
+    if None in times:
+        return
+    calls = [row["measured"]["latency"]["seconds"] for row in (old, new)]
+    factor = times[1] / times[0] if times[0] else 1.0  # type: ignore[operator]
+    drift = eager[1] / eager[0] if all(eager) else 1.0  # type: ignore[operator]
+    is_apart = min(calls[1]) > max(calls[0]) or max(calls[1]) < min(calls[0])
+    for way, by in ((WORSE, 1.0), (BETTER, -1.0)):
+        if is_apart and min(factor**by, (factor / drift) ** by) > 1 + noise.time:
+            shown = [f"{time:.3g} ms" for time in times]
+            yield "latency", way, shown[0], shown[1], f"eager {eager[0]:.3g} -> {eager[1]:.3g} ms" if all(eager) else ""
+
+
+def _lowering(row: Row) -> float | None:
+    found: float | None = row["measured"]["cpu"].get("lower")
+    return found
+
+
+def _once(kind: str, old: Any, new: Any, factor: float, least: float, shown: Callable[[Any], str]) -> Iterator[Told]:
+    """A figure without repetitions: it has to move by a factor, and by what matters at all."""
+    if old is not None and new is not None and abs(new - old) > max(least, factor * min(old, new)):
+        yield kind, WORSE if new > old else BETTER, shown(old), shown(new), ""
+
+
+def _machine(row: Row) -> Any:
+    """What times can be compared between; the name of a machine is not part of it."""
+    machine = row["measured"]["machine"] or {}
+    return [machine.get(name) for name in ("cpu", "cpus")] + [row["settings"]["threads"]]
+
+
+KINDS = (
+    "missing",
+    "failed",
+    "agreement",
+    "delegated",
+    "error",
+    "delegates",
+    "size",
+    "latency",
+    "lowering",
+    "memory",
+    "new",
+)
+GATES = KINDS[:-1]
+
+
+def gate(found: Sequence[Change], kinds: Sequence[str]) -> list[Change]:
+    """The changes that fail: of these kinds, and for the worse."""
+    return [change for change in found if change.way == WORSE and change.kind in kinds]
+
+
+def other_machines(before: Sequence[Row], after: Sequence[Row]) -> int:
+    """The number of cells whose times are not compared, since they were taken on different machines."""
+    old = {key_of(row): row for row in before}
+    return sum(_machine(row) != _machine(old[key_of(row)]) for row in after if key_of(row) in old)
+
+
+def overall(before: Sequence[Row], after: Sequence[Row]) -> str:
+    """By how much latencies moved in the median of all cells, which shows what each alone cannot."""
+    old = {key_of(row): milliseconds(row, "latency") for row in before}
+    pairs = [(old.get(key_of(row)), milliseconds(row, "latency")) for row in after]
+    factors = [now / was for was, now in pairs if was and now]
+    if len(factors) < _FEW:
+        return ""
+    return f"latency of {len(factors)} cells: {statistics.median(factors) - 1:+.1%} in the median"
+
+
+_FEW = 5
+
+
+def junit(rows: Sequence[Row], found: Sequence[Change], kinds: Sequence[str]) -> bytes:
+    """A test suite for each model, with a test for each cell: what failed its gates became worse.
+
+    Without changes before it, a test is whether the cell failed; so it is also for ``delegraph matrix`` itself.
+    """
+    failing: dict[tuple[str, str, str], list[str]] = {}
+    for change in gate(found, kinds):
+        failing.setdefault((change.model, change.target, change.quantize), []).append(str(change))
+    keys = list(dict.fromkeys([*map(key_of, rows), *failing]))
+    return _suites(keys, failing, {key_of(row): row["measured"]["total_seconds"] or 0 for row in rows})
+
+
+def junit_of_rows(rows: Sequence[Row]) -> bytes:
+    """The same for one run: which cells failed."""
+    failing = {key_of(row): [why(row)] for row in rows if row["error"] is not None}
+    return _suites([key_of(r) for r in rows], failing, {key_of(r): r["measured"]["total_seconds"] or 0 for r in rows})
+
+
+def _suites(
+    keys: Sequence[tuple[str, str, str]],
+    failing: Mapping[tuple[str, str, str], Sequence[str]],
+    seconds: Mapping[tuple[str, str, str], float],
+) -> bytes:
+    root = xml.Element("testsuites", name="delegraph matrix")
+    for model in dict.fromkeys(key[0] for key in keys):
+        own = [key for key in keys if key[0] == model]
+        suite = xml.SubElement(root, "testsuite", name=printable(model), tests=str(len(own)), errors="0", skipped="0")
+        suite.set("failures", str(sum(key in failing for key in own)))
+        for key in own:
+            name = printable(", ".join(key[1:]))
+            time = f"{seconds.get(key, 0):.3f}"
+            case = xml.SubElement(suite, "testcase", classname=printable(model), name=name, time=time)
+            if key in failing:
+                text = printable("\n".join(failing[key]), kept="\n")
+                xml.SubElement(case, "failure", type="worse", message=text.partition("\n")[0]).text = text
+    xml.indent(root)
+    written: bytes = xml.tostring(root, encoding="utf-8", xml_declaration=True)
+    return written
+
+
+def to_json(change: Change) -> dict[str, Any]:
+    return asdict(change)

@@ -1,0 +1,51 @@
+"""The one function that executors are given, wherever they run it: bytes in, bytes out."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import platform
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from .forking import Lost, run_in_fork
+
+
+def run(message: bytes) -> bytes:
+    """Do a cell in a process of its own: JSON of its request in, JSON of how that ended out."""
+    request = json.loads(message)
+    try:
+        told = run_in_fork(request, request["job"]["settings"]["threads"])
+    except Lost:
+        told = {"lost": "the process that waits for it ended"}
+    return json.dumps({**told, "machine": machine(), "load": _load(), "ended": _now()}).encode()
+
+
+@functools.cache
+def machine() -> dict[str, Any]:
+    """What this machine is, as far as figures depend on it."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    told = {"node": platform.node(), "cpu": _processor(), "cpus": os.cpu_count(), "memory": memory}
+    return {**told, "system": platform.platform(), "python": platform.python_version()}
+
+
+def _processor() -> str:
+    """The name of the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.machine())
+
+
+def _now() -> str:
+    """In UTC, so that texts of several machines sort by time."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def _load() -> float:
+    """How many processes wanted a processor in the last minute, for each processor."""
+    return os.getloadavg()[0] / (os.cpu_count() or 1)

@@ -1,0 +1,160 @@
+"""Executors by name: threads here, those of joblib, Dask and submitit, and any with the face of ``concurrent.futures``.
+
+A cell has a process of its own wherever it is done, so what an executor has to run is a function that waits for one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from delegraph.errors import DelegraphError, OptionError, PluginUnavailable
+
+from .forking import close_idle
+
+FORMS = "serial, process:N, joblib:N, dask:ADDRESS, slurm[:KEY=VALUE,...], submitit:local, or module:function"
+
+
+@dataclass
+class Engine:
+    """An executor, and how to make another one when it breaks. ``most``: jobs that it is given at a time; None: all."""
+
+    executor: Any
+    again: Callable[[], Any] | None = None
+    most: int | None = None
+
+
+@contextlib.contextmanager
+def engine_of(text: str, store: Path, time_limit: float) -> Iterator[Engine]:
+    """The executor that a text names; what was started for it is ended after the block.
+
+    Raises OptionError for a text that names none, PluginUnavailable for one whose package is not installed.
+    """
+    kind, _, rest = text.partition(":")
+    with contextlib.ExitStack() as stack:
+        stack.callback(close_idle)
+        if kind in _KINDS:
+            yield _KINDS[kind](rest, stack, store, time_limit)
+        else:
+            yield Engine(_named(text))
+
+
+def _threads(count: int, stack: contextlib.ExitStack) -> Engine:
+    pool = ThreadPoolExecutor(count, thread_name_prefix="cells")
+    stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+    return Engine(pool)
+
+
+def _serial(rest: str, stack: contextlib.ExitStack, store: Path, time_limit: float) -> Engine:
+    if rest:
+        raise OptionError("option-invalid", f"the executor serial takes nothing, not {rest!r}")
+    return _threads(1, stack)
+
+
+def _process(rest: str, stack: contextlib.ExitStack, store: Path, time_limit: float) -> Engine:
+    return _threads(_count(rest, "process"), stack)
+
+
+def _joblib(rest: str, stack: contextlib.ExitStack, store: Path, time_limit: float) -> Engine:
+    loky = _package("joblib.externals.loky", "joblib")
+    count = _count(rest, "joblib")
+
+    def make() -> Any:
+        pool = loky.ProcessPoolExecutor(count)
+        stack.callback(pool.shutdown, wait=False, kill_workers=True)
+        return pool
+
+    return Engine(make(), make)
+
+
+def _dask(rest: str, stack: contextlib.ExitStack, store: Path, time_limit: float) -> Engine:
+    distributed = _package("distributed", "distributed")
+    if not rest:
+        raise OptionError("option-invalid", "the executor dask needs the address of a scheduler: dask:tcp://HOST:PORT")
+    try:
+        client = stack.enter_context(distributed.Client(rest))
+    except (OSError, ValueError, TimeoutError) as e:
+        raise OptionError("option-invalid", f"no Dask scheduler answers at {rest}: {e}") from e
+    return Engine(client.get_executor())
+
+
+def _slurm(rest: str, stack: contextlib.ExitStack, store: Path, time_limit: float) -> Engine:
+    return _submitit("slurm", _parameters(rest), store, time_limit)
+
+
+def _submitit_named(rest: str, stack: contextlib.ExitStack, store: Path, time_limit: float) -> Engine:
+    cluster, _, more = rest.partition(":")
+    return _submitit(cluster or "local", _parameters(more), store, time_limit)
+
+
+def _submitit(cluster: str, parameters: Mapping[str, Any], store: Path, time_limit: float) -> Engine:
+    """Jobs of submitit; its own files lie in the store. ``jobs=N`` of the parameters is how many are in the queue."""
+    submitit = _package("submitit", "submitit")
+    given = {"timeout_min": math.ceil(time_limit / 60) + 10, **parameters}
+    most = given.pop("jobs", (os.cpu_count() or 1) if cluster == "local" else None)  # a local one starts all at once
+    try:
+        executor = submitit.AutoExecutor(folder=store / "jobs", cluster=cluster)
+        executor.update_parameters(**given)
+    except (RuntimeError, ValueError, NameError, TypeError) as e:
+        raise OptionError("option-invalid", f"submitit has no executor {cluster} with {given}: {e}") from e
+    return Engine(executor, most=most)
+
+
+_KINDS: Mapping[str, Callable[[str, contextlib.ExitStack, Path, float], Engine]] = {
+    "serial": _serial,
+    "process": _process,
+    "joblib": _joblib,
+    "dask": _dask,
+    "slurm": _slurm,
+    "submitit": _submitit_named,
+}
+
+
+def _parameters(text: str) -> dict[str, Any]:
+    """``partition=cpu,mem_gb=16`` as a dictionary; numbers are ints."""
+    found: dict[str, Any] = {}
+    for part in filter(None, text.split(",")):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise OptionError("option-invalid", f"a parameter of the executor is KEY=VALUE, not {part!r}")
+        found[name] = int(value) if value.isdecimal() else value
+    return found
+
+
+def _count(text: str, kind: str) -> int:
+    if not text:
+        return os.cpu_count() or 1
+    if not text.isdecimal() or not int(text):
+        raise OptionError("option-invalid", f"{kind}:N takes a number from 1 on, not {text!r}")
+    return int(text)
+
+
+def _package(module: str, distribution: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as e:
+        text = f"this executor needs {distribution}, which cannot be imported: {e}"
+        raise PluginUnavailable("plugin-unavailable", text, hint=f"pip install {distribution}") from e
+
+
+def _named(text: str) -> Any:
+    """What ``module:function`` returns."""
+    module, colon, function = text.partition(":")
+    if not colon or not module.replace(".", "").isidentifier() or not function.isidentifier():
+        raise OptionError("option-invalid", f"there is no executor {text!r}", hint=f"it is {FORMS}")
+    try:
+        executor = getattr(importlib.import_module(module), function)()
+    except DelegraphError:
+        raise
+    except Exception as e:  # whatever somebody's function raises
+        raise OptionError("option-invalid", f"the executor {text} cannot be made: {type(e).__name__}: {e}") from e
+    if not callable(getattr(executor, "submit", None)):
+        raise OptionError("option-invalid", f"{text} returned {executor!r:.80}, which has no submit")
+    return executor

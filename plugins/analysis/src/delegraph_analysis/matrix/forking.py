@@ -1,0 +1,156 @@
+"""The processes that fork for cells, seen from outside: started when they are needed, and kept for later cells."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from delegraph.errors import DelegraphError
+
+START_LIMIT = 300.0
+"""Seconds in which such a process has to be ready."""
+_LATE = 60.0
+"""Seconds after its time in which the end of a cell has to be told."""
+
+
+PYTHON = sys.executable
+"""What is started."""
+
+
+class Lost(Exception):
+    """The process that waits for the cell ended itself."""
+
+
+class ForkingProcess:
+    """One process that has imported torch, and does one cell at a time in a fork of itself."""
+
+    def __init__(self, threads: int) -> None:
+        """Start it; ``threads`` of PyTorch. It is asked for cells when it is ready, which ``run`` waits for."""
+        path = [p for p in sys.path if isinstance(p, str) and p]  # nothing is imported from the working directory
+        begin = f"import sys; sys.path[:] = {path!r}; from delegraph_analysis.matrix.process import main; main()"
+        own = {"OMP_NUM_THREADS": str(threads), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+        self._process = subprocess.Popen(
+            [PYTHON, "-c", begin],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            env={**os.environ, **own},
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._asks, self._tells = self._process.stdin, self._process.stdout
+        self._rest, self._ready = b"", False
+
+    def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Do a cell: see ``process``. Raises Lost if the process ends, DelegraphError if it cannot be started."""
+        if not self._ready:
+            try:
+                self._line(START_LIMIT)
+            except Lost:
+                text = f"a process for cells ended while it started, with exit code {self._process.wait()}"
+                hint = f"{sys.executable} -c 'import torch, delegraph_analysis' says more"
+                raise DelegraphError("matrix/not-started", text, hint=hint) from None
+            self._ready = True
+        pid = None
+        try:
+            self._asks.write(json.dumps(request).encode() + b"\n")
+            pid = self._line(START_LIMIT)["pid"]
+            return self._line(request["time_limit"] + _LATE)
+        except (Lost, BrokenPipeError):
+            if pid is not None:  # the system ends it with its parent; this ends what it started
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
+            self.close()
+            raise Lost from None
+
+    def _line(self, seconds: float) -> dict[str, Any]:
+        """The next line that it tells. Raises Lost at its end, or if none comes in time."""
+        until = time.monotonic() + seconds
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._tells, selectors.EVENT_READ)
+            while b"\n" not in self._rest:
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise Lost
+                if selector.select(min(left, 3600.0)):
+                    data = os.read(self._tells.fileno(), 1 << 20)
+                    if not data:
+                        raise Lost
+                    self._rest += data
+        line, _, self._rest = self._rest.partition(b"\n")
+        told: dict[str, Any] = json.loads(line)
+        return told
+
+    def close(self) -> None:
+        """End it, and the cell that it does."""
+        for pipe in (self._asks, self._tells):
+            with contextlib.suppress(OSError):
+                pipe.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_CLOSING)
+        self._process.kill()
+        self._process.wait()
+
+
+_CLOSING = 10.0
+"""Seconds that it gets to end its cell; it ends at once when it has none."""
+
+
+class _Idle:
+    """Processes that wait for a cell, by their number of threads of PyTorch."""
+
+    def __init__(self) -> None:
+        self._lock, self._waiting = threading.Lock(), dict[int, list[ForkingProcess]]()
+        self._owner = os.getpid()
+
+    def take(self, threads: int) -> ForkingProcess:
+        with self._lock:
+            waiting = self._waiting.get(threads)
+            if waiting and self._owner == os.getpid():  # in a fork, they belong to the other process
+                return waiting.pop()
+        return ForkingProcess(threads)
+
+    def give_back(self, process: ForkingProcess, threads: int) -> None:
+        with self._lock:
+            self._waiting.setdefault(threads, []).append(process)
+
+    def close(self) -> None:
+        with self._lock:
+            processes = [p for listed in self._waiting.values() for p in listed] if self._owner == os.getpid() else []
+            self._waiting.clear()
+        for process in processes:
+            process.close()
+
+
+_IDLE = _Idle()
+atexit.register(_IDLE.close)
+
+
+def run_in_fork(request: Mapping[str, Any], threads: int) -> dict[str, Any]:
+    """Do a cell in a process that is waiting, or in a new one. Raises Lost if that ends, also by an exception here."""
+    process = _IDLE.take(threads)
+    try:
+        told = process.run(request)
+    except Lost:
+        raise
+    except BaseException:  # such as KeyboardInterrupt: what it says later is no answer to the next cell
+        process.close()
+        raise
+    _IDLE.give_back(process, threads)
+    return told
+
+
+def close_idle() -> None:
+    """End all processes that wait for a cell."""
+    _IDLE.close()

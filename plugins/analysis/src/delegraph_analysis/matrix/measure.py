@@ -1,0 +1,377 @@
+"""What is done for one cell, in its own process: load, quantize, lower, write, call and verify a model."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from delegraph.errors import DelegraphError, NoRuntime, WriteError
+
+from .cells import versions_of
+from .description import place_of
+from .store import Parcel, Store, place_for
+
+if TYPE_CHECKING:
+    from delegraph import LoweredProgram
+
+
+def prepare(torch: Any) -> None:
+    """Import what each cell needs, in the process that forks for them; none of it starts a thread."""
+    import delegraph
+    import delegraph.reports
+    import numpy  # noqa: F401
+
+    from .. import comparison  # noqa: F401
+
+    assert callable(delegraph.lower)
+    torch.export.export(torch.nn.ReLU(), (torch.zeros(1),))  # the first one imports much more
+
+
+def cell(job: Mapping[str, Any], store: Mapping[str, str], begin: Callable[[str], None]) -> dict[str, Any]:
+    """Do a cell, and call ``begin`` with each stage.
+
+    Returns ``found``, the fields that only doing it can tell, and ``parcel``, files for another machine.
+
+    ``job``: see ``Cell.job``. ``store``: see ``Store.address``. What is no fault of the cell, such as a full disk, is
+    ``stop``, an error that ends the whole matrix.
+    """
+    import torch
+
+    target = place_for(store)
+    doing = _Cell(job, target, begin)
+    try:
+        _expect_versions(job)
+        os.chdir(job["folder"])
+        torch.set_num_threads(job["settings"]["threads"])
+        _seed(torch)
+        warnings.simplefilter("ignore")
+        doing.everything()
+    except WriteError as e:
+        return {"stop": described(e)}
+    except _Foreign as e:
+        return {"stop": described(DelegraphError("matrix/versions", str(e), hint="install the same ones there"))}
+    return {"found": doing.found, "parcel": target.contents if isinstance(target, Parcel) else {}}
+
+
+def _seed(torch: Any) -> None:
+    """Random weights and inputs are the same in each process."""
+    import numpy
+
+    random.seed(0)
+    numpy.random.seed(0)
+    torch.manual_seed(0)
+
+
+class _Foreign(Exception):
+    """The versions here are not those of the process that asked, so that figures would be of something else."""
+
+
+def _expect_versions(job: Mapping[str, Any]) -> None:
+    here, wanted = versions_of(job["backends"]), job["versions"]
+    other = [f"{n} {here.get(n, 'not at all')}, not {v}" for n, v in wanted.items() if here.get(n) != v]
+    if other:
+        raise _Foreign(f"a process for cells has {'; '.join(other)}")
+
+
+class _Cell:
+    """The work on a cell, and what is found meanwhile, which stays if an error ends it."""
+
+    def __init__(self, job: Mapping[str, Any], store: Store | Parcel, begin: Callable[[str], None]) -> None:
+        self.job, self.settings, self._store, self._begin = job, job["settings"], store, begin
+        self.found: dict[str, Any] = {
+            "files": [],
+            "causes": [],
+            "gates": {},
+            "methods": {},
+            "error": None,
+            "stage": None,
+        }
+        self.measured: dict[str, Any] = {"seconds": {}, "cpu": {}}
+        self.found["measured"] = self.measured
+
+    def everything(self) -> None:
+        """All stages, or those before the one that fails. Raises WriteError, which is not the cell's fault."""
+        try:
+            with self._stage("load"):
+                given = self._load()
+            if self.job["quantize"] != "float":
+                with self._stage("quantize"):
+                    self.found["quantizer"] = self._quantize(given)
+            self._lower_and_judge(given)
+        except WriteError:
+            raise
+        except DelegraphError as e:
+            self.found["error"] = described(e)
+        except (Exception, SystemExit) as e:
+            self.found["error"] = described(e)
+            traceback.print_exc()
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        """A block whose times are kept; an error in it is of that stage."""
+        start, cpu = time.perf_counter(), time.process_time()
+        self.found["stage"] = name
+        self._begin(name)
+        yield
+        self.found["stage"] = None
+        self.measured["seconds"][name] = time.perf_counter() - start
+        self.measured["cpu"][name] = time.process_time() - cpu
+
+    def _load(self) -> Any:
+        from delegraph.command import read_model
+
+        return read_model(self.job["model"])
+
+    def _quantize(self, given: Any) -> str:
+        """Put quantized programs in the place of the model's; returns whose quantizer it was."""
+        from delegraph.command import provided
+
+        name = self.job["quantizer"] or _with_quantizer(self.job["backends"])
+        if self.job["calibration"] and not _is_function(name):
+            quantize_given = provided("delegraph_quantize.command:quantize_given", "quantizing")
+            quantize_given(given, Path(self.job["calibration"]), name)
+            return name
+        quantize = provided("delegraph_quantize:quantize", "quantizing")
+        for method in list(given.programs):
+            chosen = {"quantizer": _made_by(name)} if _is_function(name) else {"backend": name}
+            batches = self._batches(given, method)
+            shapes = given.dynamic_shapes[method]
+            program = quantize(given.programs[method], batches, dynamic_shapes=shapes, **chosen)
+            positional = (batches[0], None) if isinstance(batches[0], tuple) else ((), batches[0])
+            given.add(method, program, *positional)
+        return name
+
+    def _batches(self, given: Any, method: str) -> list[Any]:
+        """The batches of the calibration file, else the example inputs alone."""
+        from delegraph.command import provided
+        from delegraph.errors import InputError
+
+        args, kwargs, program = given.inputs[method], given.kwargs[method], given.programs[method]
+        if self.job["calibration"]:
+            read = provided("delegraph_quantize.command:read_batches", "quantizing")
+            return list(read(Path(self.job["calibration"]), _names_of(program)))
+        if args is None and not kwargs:
+            text = f"method {method} has no example inputs to calibrate with"
+            raise InputError("input-invalid", text, hint="give the model calibration = 'FILE.npz'")
+        if not kwargs:
+            return [tuple(args or ())]
+        names = [*_names_of(program)][: len(args or ())]
+        return [{**dict(zip(names, args or (), strict=True)), **kwargs}]
+
+    def _lower_and_judge(self, given: Any) -> None:
+        import delegraph
+
+        arguments = given.arguments()
+        transforms = arguments.pop("transforms")
+        with self._stage("export"):
+            exported = delegraph.export(**arguments)
+        backends, options = self.job["backends"], self.job["options"]
+        for backend in backends:
+            delegraph.get_partitioner(backend)  # imported here, so that no stage is measured with it
+            delegraph.get_backend(backend)
+        with self._stage("lower"):
+            cache = self.settings["cache"]
+            choices = {"cache": cache} if cache else {}
+            lowered = delegraph.lower(exported, backends=backends, options=options, transforms=transforms, **choices)
+        self._report(lowered)
+        try:
+            with self._stage("write"):
+                self._write(lowered)
+            if self.settings["verify"] or self.settings["runs"]:
+                self._call(given, exported, lowered)
+            self._gates(lowered)
+        finally:
+            self._keep_reports(lowered)
+
+    def _report(self, lowered: LoweredProgram) -> None:
+        report = lowered.report
+        self.found |= {
+            "operators": report.delegated_operators + report.host_operators,
+            "delegated": report.delegated_operators,
+            "delegates": len(report.delegates),
+            "bytes": sum(row.bytes for row in report.delegates),
+            "given_back": [str(row.reason) for row in report.given_back],
+        }
+        content = report.to_json()
+        for row in content["refusals"]:
+            cause = content["causes"][row["cause"]]
+            told = {name: row[name] for name in ("method", "backend", "operator", "reason", "count")}
+            self.found["causes"].append({**told, "hint": cause["hint"]})
+
+    def _write(self, lowered: LoweredProgram) -> None:
+        """Write the program in each format; one that cannot hold it, or is not installed, says why."""
+        from delegraph import default_registry
+        from delegraph.exported import TRACING
+        from delegraph.host import FileFormat
+
+        for suffix in self.settings["files"]:
+            entry: dict[str, Any] = {"suffix": suffix, "bytes": None, "path": None, "error": None}
+            self.found["files"].append(entry)
+            try:
+                with TRACING:  # a format may trace
+                    contents = FileFormat(f"program{suffix}", default_registry()).contents(lowered, {})
+            except DelegraphError as e:
+                entry["error"] = e.message
+                continue
+            entry["bytes"] = sum(map(len, contents.values()))
+            if self.settings["keep_files"]:
+                entry["path"] = self._store.keep(contents[""], suffix)
+                # the names are those of the program's file; who takes one takes these along
+                others = {name: self._store.keep(c, Path(name).suffix) for name, c in contents.items() if name}
+                entry |= {"others": others} if others else {}
+
+    def _call(self, given: Any, exported: Mapping[str, Any], lowered: LoweredProgram) -> None:
+        """Verify and time; a backend without a runtime here is no error."""
+        from ..comparison import caller_of, caller_of_eager, example_call, writes_inputs
+        from ..turns import call_in_turns
+
+        found = {m: example_call(given.inputs[m], given.kwargs[m], program) for m, program in exported.items()}
+        calls = {m: call for m, call in found.items() if call is not None}
+        if len(calls) < len(found):
+            self.found["not_run"] = "there are no example inputs"
+            return
+        try:
+            if self.settings["verify"]:
+                with self._stage("verify"):
+                    self._verify(lowered, calls)
+            if not self.settings["runs"]:
+                return
+            with self._stage("run"):
+                writes = {m: writes_inputs(lowered, m) for m in exported}
+                eager, caller = caller_of_eager(exported, calls, writes), caller_of(lowered.instance(), calls, writes)
+                call_in_turns([eager, caller], self.settings["runs"])
+                for name, timed in (("eager", eager), ("latency", caller)):
+                    if timed.error is not None:
+                        raise timed.error
+                    self.measured[name] = {"seconds": timed.seconds, "first": timed.first_seconds}
+        except NoRuntime as e:
+            self.found |= {"not_run": e.message, "stage": None}
+
+    def _verify(self, lowered: LoweredProgram, calls: Mapping[str, Any]) -> None:
+        self.verifications = {m: lowered.verify(*args, method=m, **kwargs) for m, (args, kwargs) in calls.items()}
+        for method, verification in self.verifications.items():
+            ratios = [output.snr for output in verification.outputs if output.snr is not None]
+            self.found["methods"][method] = {
+                "relative_error": _finite(verification.relative_error),
+                "agrees": verification.agrees(self.settings["tolerance"]),
+                "snr": _finite(min(ratios, default=None)),
+            }
+
+    verifications: Mapping[str, Any] = {}
+
+    def _gates(self, lowered: LoweredProgram) -> None:
+        """Check what was demanded; the first that fails is the error of the cell, after all are checked."""
+        gates = {name: error for name, error in _checked_gates(lowered.report, self.found, self.settings)}
+        self.found["gates"] = {name: error is None for name, error in gates.items()}
+        for error in filter(None, gates.values()):
+            raise error
+
+    def _keep_reports(self, lowered: LoweredProgram) -> None:
+        """Put the report into the store, as a page and as JSON. It has times, so it is another one each time."""
+        from delegraph.reports import LoweringResult, verification_content
+
+        from ..page.report_page import PageReport
+
+        result = LoweringResult(lowered.report, dict(self.verifications), model=self.job["name"])
+        page = PageReport.render(result)
+        self.measured["page"] = self._store.keep(page.encode() if isinstance(page, str) else page, ".html")
+        content = {**lowered.report.to_json(), "verification": verification_content(dict(self.verifications))}
+        text = json.dumps(_plain(content), default=str, allow_nan=False)
+        self.measured["report"] = self._store.keep(text.encode(), ".json")
+
+
+def _checked_gates(
+    report: Any, found: Mapping[str, Any], settings: Mapping[str, Any]
+) -> Iterator[tuple[str, DelegraphError | None]]:
+    """(gate, its error or None) for each that the settings have."""
+    if settings["require_agreement"]:
+        wrong = [method for method, figures in found["methods"].items() if not figures["agrees"]]
+        text = f"the lowered program does not agree with eager PyTorch, in {', '.join(wrong)}"
+        yield "agreement", DelegraphError("verification-failed", text) if wrong else None
+    if settings["require_full"]:
+        left = report.host_operators
+        text = f"{left} operators are left to the host"
+        yield "require-full", DelegraphError("not-fully-delegated", text) if left else None
+    share, least = report.delegated_share, settings["min_delegated"]
+    if least is not None:
+        text = f"{share:.1%} of the operators are delegated, and {least:.1%} are asked for"
+        yield "min-delegated", DelegraphError("gate-failed", text) if share < least else None
+    count, most = len(report.delegates), settings["max_delegates"]
+    if most is not None:
+        text = f"there are {count} delegates, and {most} are accepted"
+        yield "max-delegates", DelegraphError("gate-failed", text) if count > most else None
+
+
+def described(error: BaseException) -> dict[str, Any]:
+    """An error as a JSON value, as ``delegraph.error/1`` has it."""
+    if not isinstance(error, DelegraphError):
+        text = f"{type(error).__name__}: {error}"
+        return {"code": "internal", "message": text[:_LONGEST], "source": None, "hint": None, "raised_by": None}
+    source = None if error.source is None else str(error.source)
+    fields = {"code": error.code, "message": error.message[:_LONGEST], "source": source, "hint": error.hint}
+    return {**fields, "raised_by": error.raised_by}
+
+
+_LONGEST = 4000
+"""Characters of a message in a row."""
+
+
+def _with_quantizer(backends: list[str]) -> str:
+    """The first of the backends that has a quantizer, else the default one of those that have."""
+    from delegraph import default_registry
+
+    registry = default_registry()
+    having = {info.name for info in registry.usable_backends() if info.has_quantizer}
+    own = next((name for name in backends if name in having), None)
+    return own or registry.default_backends(suits=lambda info: info.has_quantizer)[0][0]
+
+
+def _is_function(name: str) -> bool:
+    return name.rpartition(":")[0].endswith(".py")
+
+
+def _made_by(name: str) -> Any:
+    """What the function ``path.py:function`` returns, a quantizer of torchao's."""
+    import runpy
+
+    from delegraph.errors import UsageError
+
+    path, _, function = name.rpartition(":")
+    found: Callable[[], Any] | None = runpy.run_path(place_of(path, Path.cwd())).get(function)
+    if found is None:
+        raise UsageError("usage-invalid", f"{path} has no function {function!r}, which is to make a quantizer")
+    return found()
+
+
+def _names_of(program: Any) -> list[str]:
+    """What a model calls its inputs."""
+    import inspect
+
+    from delegraph.exported_program import user_inputs
+    from torch.export import ExportedProgram
+
+    if isinstance(program, ExportedProgram):
+        return [node.name for node in user_inputs(program)]
+    return list(inspect.signature(program.forward).parameters)
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else value
+
+
+def _plain(value: Any) -> Any:
+    """A JSON value without NaN and infinity."""
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return _finite(value) if isinstance(value, float) else value

@@ -1,0 +1,246 @@
+"""A process that has imported torch and forks for each cell, which thereby has a process of its own in no time.
+
+It imports no compiler before it forks, since compilers start threads when they are imported. It waits for the cell:
+it ends it after its time, ends all that it started, and says how it ended. When whoever asked is gone, it ends the cell
+and itself. Nothing of this is a file, so that a full disk is nobody's problem but that of who writes to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import fcntl
+import gc
+import json
+import os
+import resource
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+_SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36
+_KEPT = 65536
+"""Bytes of what a cell prints last that are kept."""
+_LONGEST_ANSWER = 1 << 30
+_DYING = 2.0
+"""Seconds in which a cell that is stopped may say where it was."""
+
+
+def main() -> None:
+    """Do one cell after another: requests come from stdin and answers go to stdout, as lines of JSON."""
+    requests, answers = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1):  # what is imported may read and print
+        os.dup2(nothing, number)
+    ctypes.CDLL(None).prctl(
+        _SET_CHILD_SUBREAPER, 1, 0, 0, 0
+    )  # what a cell leaves behind becomes a child of this process
+    import torch
+
+    from . import measure
+
+    measure.prepare(torch)
+    gc.collect()
+    gc.freeze()
+    _say(answers, {"ready": True})
+    lines = _Lines(requests)
+    while (request := lines.next()) is not None:
+        _say(answers, _supervised(request, requests, answers))
+
+
+class _Lines:
+    """Lines of a pipe, read without a buffer of Python's, so that ``select`` sees what has not been read."""
+
+    def __init__(self, number: int) -> None:
+        self._number, self._rest = number, b""
+
+    def next(self) -> dict[str, Any] | None:
+        """The next line as JSON; None at the end."""
+        while b"\n" not in self._rest:
+            data = os.read(self._number, 1 << 16)
+            if not data:
+                return None
+            self._rest += data
+        line, _, self._rest = self._rest.partition(b"\n")
+        request: dict[str, Any] = json.loads(line)
+        return request
+
+
+def _say(answers: int, told: Mapping[str, Any]) -> None:
+    data = memoryview(json.dumps(told).encode() + b"\n")
+    while data:
+        data = data[os.write(answers, data) :]
+
+
+def _supervised(request: Mapping[str, Any], requests: int, answers: int) -> dict[str, Any]:
+    """Do a cell in a fork of this process. Returns its answer, if it gave one, how it ended, and what it printed."""
+    (output, prints), (answer, gives) = os.pipe(), os.pipe()
+    start = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        _be_the_cell(request, prints, gives, (requests, answers, output, answer))
+    os.close(prints)
+    os.close(gives)
+    _say(answers, {"pid": child})
+    pipes = _Pipes(output, answer, requests)
+    try:
+        stopped = pipes.read_until_end(child, start + request["time_limit"])
+    finally:
+        status, usage = _end(child)
+    pipes.read_rest()
+    if pipes.asker_is_gone:
+        os._exit(0)
+    return {
+        **_parse(pipes.answer),
+        "exit": os.waitstatus_to_exitcode(status),
+        "stopped": stopped,
+        "printed": pipes.output.decode("utf-8", "replace"),
+        "seconds": time.monotonic() - start,
+        "cpu_seconds": usage.ru_utime + usage.ru_stime,
+        "peak_bytes": usage.ru_maxrss * 1024,
+    }
+
+
+def _parse(lines: bytes) -> dict[str, Any]:
+    """The answer, None if it gave none, and the last stage that it began."""
+    told: dict[str, Any] = {"stage": None, "answer": None}
+    for line in lines.splitlines(keepends=True):
+        if line.endswith(b"\n"):  # and was not killed while it wrote
+            with contextlib.suppress(ValueError, TypeError):
+                told |= json.loads(line)
+    return {name: told[name] for name in ("stage", "answer")}
+
+
+class _Pipes:
+    """What comes from a cell: what it prints, of which the end is kept, and its answer."""
+
+    def __init__(self, output: int, answer: int, requests: int) -> None:
+        self._output, self._answer, self._requests = output, answer, requests
+        self.output, self.answer = b"", b""
+        self.asker_is_gone = False
+
+    def read_until_end(self, child: int, until: float) -> bool:
+        """Read until the cell has ended; False. True if it was to be stopped, since its time is over."""
+        with selectors.DefaultSelector() as selector, _closing(os.pidfd_open(child)) as ended:
+            for number in (self._output, self._answer, self._requests, ended):
+                selector.register(number, selectors.EVENT_READ)
+            while True:
+                ready = {key.fd for key, _ in selector.select(max(0.0, min(until - time.monotonic(), 3600.0)))}
+                for number in ready & {self._output, self._answer}:
+                    if not self._read(number):
+                        selector.unregister(number)
+                if self._requests in ready:  # nobody asks for a second cell meanwhile: it is the end of the pipe
+                    self.asker_is_gone = True
+                    return False
+                if ended in ready:
+                    return False
+                if time.monotonic() >= until:
+                    self._let_it_say_where(child, ended)
+                    return True
+
+    def _let_it_say_where(self, child: int, ended: int) -> None:
+        """Stop the cell by SIGABRT, for which faulthandler prints the lines where it is."""
+        os.kill(child, signal.SIGABRT)
+        with selectors.DefaultSelector() as selector:
+            selector.register(ended, selectors.EVENT_READ)
+            selector.select(_DYING)
+
+    def _read(self, number: int) -> bool:
+        data = os.read(number, 1 << 16)
+        if number == self._output:
+            self.output = (self.output + data)[-_KEPT:]
+        elif len(self.answer) < _LONGEST_ANSWER:
+            self.answer += data
+        return bool(data)
+
+    def read_rest(self) -> None:
+        """Read what is left after the end, and close."""
+        for number in (self._output, self._answer):
+            os.set_blocking(number, False)
+            with contextlib.suppress(BlockingIOError):  # a process that nobody can end has it open
+                while self._read(number):
+                    pass
+            os.close(number)
+
+
+@contextlib.contextmanager
+def _closing(number: int) -> Any:
+    try:
+        yield number
+    finally:
+        os.close(number)
+
+
+def _end(child: int) -> tuple[int, Any]:
+    """End the cell and all that it started, whatever group they went to. Returns its status, and what it used."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # it had no group of its own yet
+        os.kill(child, signal.SIGKILL)
+    _, status, usage = os.wait4(child, 0)
+    while orphans := _children():  # what was started in the cell has this process as parent by now
+        for orphan in orphans:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(orphan, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(orphan, 0)
+    return status, usage
+
+
+def _children() -> list[int]:
+    try:
+        return [int(text) for text in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    except OSError:  # a kernel that does not list them: the cell's group is ended all the same
+        return []
+
+
+def _be_the_cell(request: Mapping[str, Any], prints: int, gives: int, others: tuple[int, ...]) -> NoReturn:
+    """In the fork: do the cell, give the answer and end. Whatever the model does, nothing runs after that."""
+    own = os.getpid()
+    try:
+        os.setsid()
+        ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        for number in others:
+            os.close(number)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(prints, 1)
+        os.dup2(prints, 2)
+        os.close(prints)
+        fcntl.fcntl(gives, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+        sys.stdin, sys.stdout, sys.stderr = (os.fdopen(n, m) for n, m in ((0, "r"), (1, "w"), (2, "w")))
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        faulthandler.enable()
+        _limit(request["memory_limit"])
+        from . import measure
+
+        def tell(**told: Any) -> None:
+            if os.getpid() == own:  # and not a copy that the model forked
+                _say(gives, told)
+
+        tell(answer=measure.cell(request["job"], request["store"], lambda stage: tell(stage=stage)))
+    finally:
+        os._exit(0 if sys.exc_info()[0] is None else 1)
+
+
+def _limit(memory: int | None) -> None:
+    """Let allocations fail that would take more than ``memory`` bytes above what there is; None: see ``Settings``."""
+    with contextlib.suppress(OSError):  # if the machine has no memory left, this process is what it can do without
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    if memory is None:
+        memory = int(0.8 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limits = [n for n in (data_bytes() + memory, soft, hard) if n != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+def data_bytes() -> int:
+    """The memory that RLIMIT_DATA counts."""
+    pages = int(Path("/proc/self/statm").read_text().split()[5])
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,66 @@
+"""What stays on the host in all models together, by operator and reason: what a vendor should implement next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from delegraph.io.escape import printable
+
+
+@dataclass
+class Refusal:
+    """An operator that a backend refuses for one reason: how often, and in which models."""
+
+    backend: str
+    operator: str
+    reason: str
+    hint: str
+    count: int = 0
+    models: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def refusals_of(rows: Sequence[Mapping[str, Any]]) -> list[Refusal]:
+    """Those of all rows: what is in most models first, then what is most frequent.
+
+    A model counts once for each backend, whatever the number of quantizations and options that it was lowered with: its
+    largest count is taken.
+    """
+    by_model: dict[tuple[str, str, str, str], int] = {}
+    found: dict[tuple[str, str, str], Refusal] = {}
+    for row in rows:
+        counts: dict[tuple[str, str, str], int] = {}
+        for cause in row["causes"]:
+            key = cause["backend"], cause["operator"], cause["reason"]
+            found.setdefault(key, Refusal(*key, cause["hint"] or ""))
+            counts[key] = counts.get(key, 0) + cause["count"]
+        for key, count in counts.items():
+            of_model = (*key, row["name"])
+            by_model[of_model] = max(by_model.get(of_model, 0), count)
+    for (*parts, model), count in by_model.items():
+        refusal = found[tuple(parts)]  # type: ignore[index]
+        refusal.count += count
+        refusal.models.append(model)
+    return sorted(found.values(), key=lambda r: (-len(r.models), -r.count, r.backend, r.operator, r.reason))
+
+
+_LISTED = 5
+
+
+def refusals_text(rows: Sequence[Mapping[str, Any]], most: int | None = None) -> str:
+    """A line for each, with what to do about it."""
+    listed = refusals_of(rows)
+    lines = []
+    for refusal in listed[:most]:
+        models = ", ".join(refusal.models[:_LISTED]) + (", ..." if len(refusal.models) > _LISTED else "")
+        number = f"{len(refusal.models)} model{'s' if len(refusal.models) > 1 else ''}"
+        lines.append(f"{refusal.count} x {refusal.operator}  {refusal.backend}: {refusal.reason}")
+        lines.append(f"  in {number}: {models}")
+        lines += [f"  hint: {refusal.hint}"] if refusal.hint else []
+    if most is not None and len(listed) > most:
+        lines.append(f"and {len(listed) - most} more: --refusals lists all")
+    return "\n".join(map(printable, lines))

@@ -1,0 +1,156 @@
+"""Has the cells done that have no row yet. Which one is done when, and where, is the executor's."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from delegraph.errors import DelegraphError, FormatError
+
+from . import execute
+from .cells import Cell
+from .executors import Engine
+from .rows import counts_for, is_worth_another, row_of
+from .store import Row, Store, name_of
+
+_LOG = logging.getLogger("delegraph.progress")
+_POLL = 0.2
+"""Seconds between questions to jobs that are no futures of ``concurrent.futures``."""
+_ATTEMPTS = 2
+
+
+def missing(cells: Sequence[Cell], store: Store, failed_again: bool = False) -> list[Cell]:
+    """The cells without a row that counts; with ``failed_again``, also those that failed."""
+    rows = {row["cell"]: row for row in store.rows()}
+
+    def is_there(cell: Cell) -> bool:
+        row = rows.get(cell.identity)
+        return row is not None and counts_for(row, cell) and not (failed_again and row["error"] is not None)
+
+    return list({cell.identity: cell for cell in cells if not is_there(cell)}.values())
+
+
+@dataclass
+class Work:
+    """Cells that wait, and those that an executor has."""
+
+    store: Store
+    engine: Engine
+    waiting: deque[Cell]
+    attempts: dict[str, int] = field(default_factory=dict)
+    breaks: int = 0
+    pending: dict[Any, tuple[Cell, Any]] = field(default_factory=dict)
+    done: int = 0
+
+    def run(self) -> None:
+        """Do all. Raises the error of what is nobody's cell, such as a full disk; the rows so far are whole."""
+        total = len(self.waiting)
+        try:
+            while self.waiting or self.pending:
+                self._submit()
+                for future in self._finished():
+                    cell, executor = self.pending.pop(future)
+                    self._take(cell, future, executor)
+                    _LOG.info("%d of %d cells, the last of them %s", self.done, total, cell)
+        finally:
+            for future in self.pending:
+                future.cancel()
+
+    def _submit(self) -> None:
+        while self.waiting and (self.engine.most is None or len(self.pending) < self.engine.most):
+            cell = self.waiting.popleft()
+            try:
+                future = self.engine.executor.submit(execute.run, self._message(cell))
+            except BrokenExecutor:
+                self.waiting.appendleft(cell)
+                self._renew(self.engine.executor)
+                continue
+            self.pending[future] = cell, self.engine.executor
+
+    def _message(self, cell: Cell) -> bytes:
+        limits = cell.limits()
+        memory = limits["memory_limit"]
+        request = {"job": cell.job(), "store": self.store.address(), "time_limit": limits["time_limit"]}
+        return json.dumps({**request, "memory_limit": None if memory is None else int(memory * 1e6)}).encode()
+
+    def _finished(self) -> list[Any]:
+        """The futures that are done, when there is one."""
+        if all(isinstance(future, Future) for future in self.pending):
+            return list(wait(self.pending, return_when=FIRST_COMPLETED).done)
+        while True:
+            if done := [future for future in self.pending if future.done()]:
+                return done
+            time.sleep(_POLL)
+
+    def _take(self, cell: Cell, future: Any, executor: Any) -> None:
+        """Add the row of a cell, or have the cell done again."""
+        try:
+            told: Mapping[str, Any] = _parse(future.result())
+        except BrokenExecutor:  # one job broke it, and nobody knows which: that is not held against this cell
+            self.waiting.append(cell)
+            self._renew(executor)
+            return
+        except DelegraphError:
+            raise
+        except Exception as e:  # whatever an executor raises for a job that it lost
+            told = {"lost": f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e).strip() else ''}"}
+        attempts = self.attempts[cell.identity] = self.attempts.get(cell.identity, 0) + 1
+        if is_worth_another(told) and attempts < _ATTEMPTS:
+            self.waiting.append(cell)
+            return
+        self._keep(cell, told, attempts)
+        self.done += 1
+
+    def _keep(self, cell: Cell, told: Mapping[str, Any], attempts: int) -> None:
+        answer = told.get("answer") or {}
+        if (stop := answer.get("stop")) is not None:
+            raise DelegraphError(stop["code"], stop["message"], hint=stop["hint"])
+        for name, content in answer.get("parcel", {}).items():
+            data = base64.b64decode(content)
+            if name_of(data, "".join(Path(name).suffixes)) != name:
+                raise FormatError("format-invalid", f"an executor returned {name} with another content")
+            self.store.keep(data, "".join(Path(name).suffixes))
+        self.store.append(row_of(cell, told, attempts))
+
+    def _renew(self, broken: Any) -> None:
+        """Another executor in place of one that broke; after the second, cells are done one after another here."""
+        if broken is not self.engine.executor:  # another cell that it had says so, too
+            return
+        self.breaks += 1
+        make = self.engine.again
+        self.engine = Engine(make(), make) if make and self.breaks == 1 else Engine(_Here(), most=1)
+
+
+class _Here:
+    """Does what it is given at once."""
+
+    def submit(self, function: Any, message: bytes) -> Future[bytes]:
+        future: Future[bytes] = Future()
+        future.set_result(function(message))
+        return future
+
+
+def _parse(answer: Any) -> dict[str, Any]:
+    """Raises FormatError for what is no answer of ``execute.run``."""
+    try:
+        told: dict[str, Any] = json.loads(answer)
+        if "lost" in told or {"exit", "stopped", "printed"} <= told.keys():
+            return told
+    except (ValueError, TypeError, AttributeError):
+        pass
+    raise FormatError("format-invalid", f"an executor returned {answer!r:.80}, which is no answer of a cell")
+
+
+def run_cells(cells: Sequence[Cell], store: Store, engine: Engine, failed_again: bool = False) -> list[Row]:
+    """Do the cells that have no row, and return the rows of all, in the order of the cells."""
+    Work(store, engine, deque(missing(cells, store, failed_again))).run()
+    rows = {row["cell"]: row for row in store.rows()}
+    return [rows[cell.identity] for cell in cells if cell.identity in rows]

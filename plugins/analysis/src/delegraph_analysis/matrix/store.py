@@ -1,0 +1,209 @@
+"""A folder of rows and of files addressed by their content; several processes may add to it at once, or be killed."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from delegraph.errors import InputError, WriteError
+from delegraph.io.atomic_write import write_whole
+from delegraph.io.blob import Blob, join
+
+Row = dict[str, Any]
+SCHEMA = "delegraph.matrix-row/1"
+ROWS, ARTIFACTS, _MARK = "rows.jsonl", "artifacts", "store-id"
+
+
+class Store:
+    """``rows.jsonl`` has a row a line, of which the last of a cell counts; ``artifacts/`` has files, by SHA-256."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def create(self) -> None:
+        """Make the folder. Raises WriteError."""
+        try:
+            (self.folder / ARTIFACTS).mkdir(parents=True, exist_ok=True)
+            (self.folder / ROWS).touch()
+            with contextlib.suppress(FileExistsError), (self.folder / _MARK).open("x") as file:
+                file.write(secrets.token_hex(16))
+        except OSError as e:
+            raise WriteError("write-failed", f"{self.folder} cannot be a store: {e.strerror or e}") from e
+
+    def exists(self) -> bool:
+        return (self.folder / ROWS).exists()
+
+    def address(self) -> dict[str, str]:
+        """Where it is, and a mark by which another machine sees whether a folder of that name is this one."""
+        try:
+            return {"folder": str(self.folder.resolve()), "mark": (self.folder / _MARK).read_text()}
+        except OSError as e:
+            raise WriteError("write-failed", f"{self.folder} is no store: {e.strerror or e}") from e
+
+    def rows(self) -> list[Row]:
+        """The last row of each cell, in the order of the file: see ``read_rows``."""
+        return read_rows(self.folder / ROWS)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Add a row: all of it, or nothing. Raises WriteError."""
+        line = json.dumps(row, ensure_ascii=True, allow_nan=False).encode() + b"\n"
+        try:
+            with (self.folder / ROWS).open("a+b", buffering=0) as file:
+                # One write to a file that is open for appending is not torn on a local disk; the lock is for others.
+                fcntl.lockf(file, fcntl.LOCK_EX)
+                size = os.fstat(file.fileno()).st_size
+                torn = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
+                line = b"\n" + line if torn else line
+                try:
+                    whole = file.write(line) == len(line)
+                except OSError:
+                    os.ftruncate(file.fileno(), size)
+                    raise
+                if not whole:  # the disk took a part of it
+                    os.ftruncate(file.fileno(), size)
+                    raise OSError(28, "no space left on device")
+                os.fsync(file.fileno())
+        except OSError as e:
+            raise WriteError("write-failed", f"cannot add to {self.folder / ROWS}: {e.strerror or e}") from e
+
+    def keep(self, content: bytes | Blob, suffix: str) -> str:
+        """Write a file and return its path in the store. Raises WriteError."""
+        name = name_of(content, suffix)
+        if not (self.folder / name).exists():
+            write_whole(self.folder / name, content)
+        return name
+
+    def join(self, others: Iterable[Store]) -> int:
+        """Add rows and files of other stores, but not of cells that have a row that did not fail; returns how many."""
+        self.create()
+        known = {row["cell"]: row for row in self.rows()}
+        added = 0
+        for other in others:
+            for row in other.rows():
+                mine = known.get(row["cell"])
+                if mine is not None and (mine["error"] is None or row["error"] is not None):
+                    continue
+                for name in files_of(row):
+                    if not (self.folder / name).exists():
+                        write_whole(self.folder / name, other.content(name))
+                self.append(row)
+                known[row["cell"]] = row
+                added += 1
+        return added
+
+    def content(self, name: str) -> bytes:
+        """A file of the store. Raises InputError if it is not there, or is not what its name says."""
+        try:
+            content = (self.folder / name).read_bytes()
+        except OSError as e:
+            raise InputError("input-invalid", f"{self.folder / name} cannot be read: {e.strerror or e}") from e
+        if hashlib.sha256(content).hexdigest() != Path(name).name.partition(".")[0]:
+            raise InputError("input-invalid", f"{self.folder / name} is damaged: its content has another hash")
+        return content
+
+
+class Parcel:
+    """In place of a store that this machine does not see: files that go back with the answer."""
+
+    def __init__(self) -> None:
+        self.contents: dict[str, str] = {}
+
+    def keep(self, content: bytes | Blob, suffix: str) -> str:
+        """As ``Store.keep``."""
+        name = name_of(content, suffix)
+        self.contents[name] = base64.b64encode(content if isinstance(content, bytes) else join(content)).decode()
+        return name
+
+
+def place_for(address: Mapping[str, str]) -> Store | Parcel:
+    """The store at an address, if this machine sees it."""
+    folder = Path(address["folder"])
+    try:
+        return Store(folder) if (folder / _MARK).read_text() == address["mark"] else Parcel()
+    except OSError:
+        return Parcel()
+
+
+def name_of(content: bytes | Blob, suffix: str) -> str:
+    """The name of a file in a store."""
+    digest = hashlib.sha256(content) if isinstance(content, bytes) else _digest(content)
+    return f"{ARTIFACTS}/{digest.hexdigest()}{suffix}"
+
+
+_BEGINNING = f'{{"schema": "{SCHEMA}"'.encode()
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The last row of each cell in a file of rows, or in the folder that has one.
+
+    A line that does not end, since the process was killed or the disk was full, is left out, and the cell is done
+    again. Raises InputError for what is no file of rows.
+    """
+    path = path / ROWS if path.is_dir() else path
+    try:
+        content = path.read_bytes()
+    except OSError as e:
+        hint = "delegraph matrix MODEL --backends NAME --store DIR makes one"
+        raise InputError("input-invalid", f"{path} cannot be read: {e.strerror or e}", hint=hint) from e
+    found: dict[str, Row] = {}
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        is_torn = False
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            is_torn = line.startswith(_BEGINNING[: len(line)])  # also an empty one
+            row = None
+        if _is_row(row):
+            found[row["cell"]] = row
+        elif not is_torn:
+            raise InputError("input-invalid", f"{path}:{number} is no row of a matrix")
+    return list(found.values())
+
+
+def _is_row(row: Any) -> bool:
+    """Whether all is there that every reader takes for granted."""
+    try:
+        fits = row["schema"] == SCHEMA and all(isinstance(row[k], str) for k in ("cell", "name", "target", "quantize"))
+        fits = fits and isinstance(row["measured"], dict) and isinstance(row["causes"], list) and "error" in row
+        return fits and all(map(_is_artifact, files_of(row)))
+    except (KeyError, TypeError, AttributeError):
+        return False
+
+
+def _is_artifact(name: Any) -> bool:
+    """Whether this is a name that ``keep`` gives: a row is a stranger's text, and its files are read and linked to."""
+    folder, _, rest = str(name).partition("/")
+    digest, _, suffix = rest.partition(".")
+    named = len(digest) == 64 and all(c in "0123456789abcdef" for c in digest)
+    return folder == ARTIFACTS and named and suffix.replace(".", "").replace("_", "").isalnum()
+
+
+def files_of(row: Mapping[str, Any]) -> Iterator[str]:
+    """The names of a row's files in the store."""
+    yield from filter(None, (entry.get("path") for entry in row["files"]))
+    yield from filter(None, (row["measured"].get(name) for name in ("report", "page")))
+
+
+class _Hash:
+    """What a Blob writes itself to."""
+
+    def __init__(self) -> None:
+        self.digest = hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        return len(data)
+
+
+def _digest(content: Blob) -> Any:
+    into: Any = _Hash()
+    content.write_to(into)
+    return into.digest

@@ -1,0 +1,205 @@
+"""Rows as tables: in a terminal of any width, in Markdown, as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from delegraph.io.escape import printable, table
+
+from .refusals import refusals_of
+from .rows import agrees, key_of, share, status, worst_error
+
+Value = str | float | int | None
+
+
+@dataclass(frozen=True)
+class Column:
+    """``value`` of a row, a number or a text; ``shown`` is how it reads. What has the highest ``rank`` goes first.
+
+    ``what``: a sentence for those who read a page.
+    """
+
+    head: str
+    value: Callable[[Mapping[str, Any]], Value]
+    rank: int = 0
+    shown: Callable[[Any], str] = str
+    what: str = ""
+
+
+def _digits(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def milliseconds(row: Mapping[str, Any], name: str) -> float | None:
+    """The median of the calls of ``latency`` or ``eager``."""
+    timed = row["measured"].get(name)
+    return 1000 * statistics.median(timed["seconds"]) if timed and timed["seconds"] else None
+
+
+def file_bytes(row: Mapping[str, Any]) -> int | None:
+    """The size in the first format that can hold the program."""
+    return next((entry["bytes"] for entry in row["files"] if entry["bytes"] is not None), None)
+
+
+def peak_bytes(row: Mapping[str, Any]) -> int | None:
+    """The peak of the resident memory of the cell's process."""
+    found: int | None = row["measured"].get("peak_bytes")
+    return found
+
+
+def _megabytes(value: int | None) -> float | None:
+    return None if value is None else value / 1e6
+
+
+def why(row: Mapping[str, Any]) -> str:
+    """What there is to say of a row that is not ``ok``: its error, or why it did not run."""
+    error = row["error"]
+    if error is None:
+        return (row["not_run"] or "").partition("\n")[0]
+    stage = f" in {row['stage']}" if row["stage"] else ""
+    return f"{error['code']}{stage}: {error['message']}".partition("\n")[0]
+
+
+COLUMNS = (
+    Column("model", lambda row: row["name"]),
+    Column("backends", lambda row: row["target"]),
+    Column("type", lambda row: row["quantize"]),
+    Column("status", status, 0, str, "failed, differs from eager, not run here, or ok"),
+    Column("delegated", share, 1, lambda v: f"{v:.0%}", "share of the operators that are in delegates"),
+    Column("operators", lambda row: row["operators"], 9, str, "operators of the program"),
+    Column("delegates", lambda row: row["delegates"], 5),
+    Column("error", worst_error, 3, lambda v: f"{v:.1e}", "largest error, relative to eager's largest value"),
+    Column("ms", lambda row: milliseconds(row, "latency"), 2, _digits, "median of a call of each method"),
+    Column("eager ms", lambda row: milliseconds(row, "eager"), 6, _digits, "the same in eager PyTorch, in turns"),
+    Column("file MB", lambda row: _megabytes(file_bytes(row)), 4, _digits, "size of the program's file"),
+    Column("lower s", lambda row: row["measured"]["seconds"].get("lower"), 7, _digits, "lowering, without the export"),
+    Column("peak MB", lambda row: _megabytes(peak_bytes(row)), 8, _digits, "peak memory of the cell's process"),
+    Column("why", why, 10),
+)
+_MISSING = "-"
+
+
+def cells(row: Mapping[str, Any], columns: Sequence[Column] = COLUMNS) -> list[str]:
+    """A row as texts."""
+    return [text_of(column, row) for column in columns]
+
+
+def text_of(column: Column, row: Mapping[str, Any]) -> str:
+    value = column.value(row)
+    return _MISSING if value is None else column.shown(value)
+
+
+def terminal_table(rows: Sequence[Mapping[str, Any]], width: int | None = None) -> str:
+    """Rows as text. If it is wider than ``width``, columns are left out, and in the end texts are cut.
+
+    Where there is no room for the column that says why, the reasons stand below.
+    """
+    columns = [column for column in COLUMNS if column.head != "why" or any(map(why, rows))]
+    while True:
+        shown = [[column.head.upper() for column in columns], *(cells(row, columns) for row in rows)]
+        text = table(shown)
+        wide = max(map(len, text.split("\n")))
+        if width is None or wide <= width:
+            break
+        if columns[-1].head == "why":
+            room = width - (wide - max(len(printable(row[-1])) for row in shown))
+            if room >= _READABLE:  # what is cut here is whole in the page
+                return table([[*row[:-1], _cut(printable(row[-1]), room)] for row in shown])
+        column = max(columns, key=lambda c: c.rank)
+        if column.rank == 0:
+            room = max(4, (width - 2 * (len(columns) - 1)) // len(columns))
+            text = table([[_cut(printable(cell), room) for cell in row] for row in shown])
+            break
+        columns.remove(column)
+    reasons = [] if columns[-1].head == "why" else list(dict.fromkeys(f"{status(r)}: {why(r)}" for r in rows if why(r)))
+    lines = [*text.split("\n"), *map(printable, reasons)]
+    return "\n".join(lines if width is None else [_cut(line, width) for line in lines])
+
+
+_READABLE = 16
+"""Characters that a text of the last column needs at least."""
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: max(0, length - 1)] + "…"
+
+
+def summary(rows: Sequence[Mapping[str, Any]], total: int) -> str:
+    """How the cells ended, in a line."""
+    listed = [status(row) for row in rows]
+    counts = [f"{listed.count(name)} {name}" for name in ("ok", "not run", "differs", "failed") if name in listed]
+    missing = [f"{total - len(rows)} without a row"] if total > len(rows) else []
+    return f"{total} cell{'s' if total != 1 else ''}: {', '.join([*counts, *missing]) or 'none'}"
+
+
+def by_model(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows of a table with a row for each model and quantization, and a column for each target."""
+    found = {key_of(row): row for row in rows}
+    targets = list(dict.fromkeys(row["target"] for row in rows))
+    listed = list(dict.fromkeys((name, kind) for name, _, kind in found))
+    body = [[n, kind, *(in_short(found.get((n, target, kind))) for target in targets)] for n, kind in listed]
+    return ["model", "type", *targets], body
+
+
+def in_short(row: Mapping[str, Any] | None) -> str:
+    """A row in one cell: ``100 %, 2e-06, 3.1 ms``."""
+    if row is None:
+        return ""
+    if row["error"] is not None and row["operators"] is None:
+        return f"failed: {row['error']['code']}"
+    error, time = worst_error(row), milliseconds(row, "latency")
+    parts = [f"{share(row) or 0:.0%}"]
+    parts += [] if error is None else ["equal" if error == 0 else f"{error:.0e}"]
+    parts += ["differs"] if agrees(row) is False else []
+    parts += [] if time is None else [f"{_digits(time)} ms"]
+    parts += ["not run"] if row["not_run"] else []
+    return ", ".join(parts + ([f"failed: {row['error']['code']}"] if row["error"] else []))
+
+
+def markdown(rows: Sequence[Mapping[str, Any]], title: str = "Matrix") -> str:
+    """Three tables: by model, all rows, and what was refused."""
+    heads, body = by_model(rows)
+    parts = [f"# {_escaped(title)}", summary(rows, len(rows)), markdown_table(heads, body), "## Cells"]
+    parts += [markdown_table([column.head for column in COLUMNS], map(cells, rows))]
+    refused = [[str(r.count), r.backend, r.operator, r.reason, ", ".join(r.models)] for r in refusals_of(rows)]
+    if refused:
+        parts += ["## What stays on the host", markdown_table(REFUSED, refused)]
+    return "\n\n".join(parts) + "\n"
+
+
+REFUSED = ("count", "backend", "operator", "reason", "models")
+
+
+def markdown_table(heads: Sequence[str], rows: Any) -> str:
+    """A table of Markdown; no text of a cell is markup."""
+    lines = ["| " + " | ".join(map(_escaped, row)) + " |" for row in (heads, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(heads), *lines[1:]])
+
+
+def _escaped(text: str) -> str:
+    shown = printable(text)
+    for mark in "\\`*_[]<>|&#~$!":
+        shown = shown.replace(mark, f"&#{ord(mark)};") if mark in "<>&|`[]\\" else shown
+    return shown.replace("*", "\\*").replace("_", "\\_")
+
+
+def comma_separated(rows: Sequence[Mapping[str, Any]]) -> str:
+    """All columns of all rows as CSV, numbers in full; what spreadsheets would take for a formula is quoted as text."""
+    into = io.StringIO()
+    writer = csv.writer(into, lineterminator="\n")
+    writer.writerow(column.head for column in COLUMNS)
+    for row in rows:
+        writer.writerow(_plain(column.value(row)) for column in COLUMNS)
+    return into.getvalue()
+
+
+def _plain(value: Value) -> Value:
+    if isinstance(value, str):
+        shown = printable(value)
+        return f"'{shown}" if shown[:1] in ("=", "+", "-", "@") else shown
+    return "" if value is None else value

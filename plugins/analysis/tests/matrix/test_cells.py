@@ -1,0 +1,180 @@
+"""Cells in processes of their own: what models do there ends in a row, and costs no other cell."""
+
+import json
+import os
+import time
+from collections import deque
+from concurrent.futures import BrokenExecutor, Future
+from pathlib import Path
+
+import jsonschema
+import pytest
+from delegraph.errors import DelegraphError
+from delegraph_analysis.matrix import execute, executors, schedule
+from delegraph_analysis.matrix.executors import Engine
+from delegraph_analysis.matrix.rows import status
+from delegraph_analysis.matrix.store import read_rows
+
+SCHEMA = json.loads((Path(__file__).parents[4] / "docs/schema.json").read_text("utf-8"))
+
+
+class Here:
+    """An executor that does at once what it is given; ``wrong`` are its first answers."""
+
+    def __init__(self, *wrong):
+        self.wrong, self.jobs = deque(wrong), []
+
+    def submit(self, function, message):
+        self.jobs.append(json.loads(message))
+        future: Future = Future()
+        wrong = self.wrong.popleft() if self.wrong else None
+        if isinstance(wrong, Exception):
+            future.set_exception(wrong)
+        else:
+            future.set_result(function(message) if wrong is None else wrong)
+        return future
+
+
+def done(listed, store, executor=None, **given):
+    rows = schedule.run_cells(listed, store, Engine(executor or Here(), **given))
+    for row in rows:
+        jsonschema.Draft202012Validator({**SCHEMA, "anyOf": [{"$ref": "#/$defs/matrix-row"}]}).validate(row)
+    return {row["name"]: row for row in rows}
+
+
+def exists(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_rows_of_good_models(finished):
+    rows = {(r["name"], r["target"], r["quantize"]): r for r in read_rows(finished)}
+    small, host = rows["small", "tosa", "float"], rows["small", "host", "float"]
+    assert (small["operators"], small["delegated"], small["delegates"], status(small)) == (2, 2, 1, "ok")
+    assert (host["delegated"], host["backends"], host["methods"]["forward"]["relative_error"]) == (0, [], 0)
+    measured = small["measured"]
+    assert len(measured["latency"]["seconds"]) == len(measured["eager"]["seconds"]) == 3
+    assert {"load", "export", "lower", "write", "verify", "run"} == measured["seconds"].keys()
+    assert measured["peak_bytes"] > 50e6 and measured["machine"]["cpus"] == os.cpu_count()
+    assert small["versions"].keys() >= {"delegraph", "delegraph-tosa", "torch"}
+    for entry in (small["files"][0]["path"], measured["page"], measured["report"]):
+        assert (finished / entry).stat().st_size > 100
+    report = json.loads((finished / measured["report"]).read_text())
+    assert report["schema"] == "delegraph.report/1" and report["verification"]["agrees"]
+    assert (
+        status(rows["small", "demo", "float"]) == "not run"
+        and "no runtime" in rows["small", "demo", "float"]["not_run"]
+    )
+    assert rows["inverse", "tosa", "float"]["causes"][0]["operator"] == "aten.linalg_inv_ex.default"
+    assert rows["methods", "tosa", "float"]["methods"].keys() == {"forward", "half"}
+    failed = rows["wrong", "tosa", "float"]
+    assert failed["error"]["code"] == "input-invalid" and failed["stage"] == "load" and failed["operators"] is None
+    quantized = rows["small", "tosa", "int8"]
+    assert quantized["quantizer"] == "tosa" and quantized["operators"] > 2 and status(quantized) == "ok"
+
+
+def test_what_has_a_row_is_not_done_again(finished, cells_for, store):
+    listed = cells_for("small")
+    row = done(listed, store)["small"]
+    executor = Here()
+    assert done(listed, store, executor)["small"] == row and not executor.jobs
+    assert not schedule.missing(listed, store, failed_again=True)
+
+
+def test_models_that_end_their_process(cells_for, store, folder):
+    rows = done(cells_for("exits", "greedy", "noisy", "forks", "killed", "small", memory_limit=400), store)
+    errors = {name: row["error"] and row["error"]["code"] for name, row in rows.items()}
+    ended = "matrix/process-ended"
+    assert errors == dict(exits=ended, greedy="input-invalid", noisy=None, forks=None, killed=ended, small=None)
+    assert "exit code 0" in rows["exits"]["error"]["message"] and rows["exits"]["stage"] == "load"
+    assert "can't allocate memory" in rows["greedy"]["error"]["message"]
+    assert rows["killed"]["error"]["message"].endswith("killed by SIGKILL")
+    assert (folder / "attempts").read_text() == "xx" and rows["killed"]["measured"]["attempts"] == 2
+    assert not exists(int((folder / "forked").read_text()))
+
+
+def test_a_model_that_hangs_is_stopped_where_it_is(cells_for, store):
+    start = time.monotonic()
+    row = done(cells_for("hangs", time_limit=1.0), store)["hangs"]
+    assert row["error"]["message"] == "its process was stopped after 1 s" and row["stage"] == "load"
+    assert row["measured"]["printed"][0] == "patience"
+    assert any("zoo.py" in line and "in hangs" in line for line in row["measured"]["printed"])
+    assert time.monotonic() - start < 60
+    assert len(schedule.missing(cells_for("hangs", time_limit=1.0), store)) == 0
+    assert len(schedule.missing(cells_for("hangs", time_limit=2.0), store)) == 1, "the limit may have been too short"
+
+
+def test_a_cell_that_an_executor_loses_is_tried_again(cells_for, store):
+    executor = Here(OSError("the worker is gone"))
+    assert done(cells_for("small"), store, executor)["small"]["measured"]["attempts"] == 2
+    executor = Here(*[OSError("the worker is gone")] * 2)
+    row = done(cells_for("inverse"), store, executor)["inverse"]
+    assert row["error"]["code"] == "matrix/lost" and "OSError: the worker is gone" in row["error"]["message"]
+
+
+def test_an_executor_that_breaks_costs_no_cell(cells_for, store):
+    made = []
+
+    def make():
+        made.append(Here(*[BrokenExecutor("a process died")] * 2))
+        return made[-1]
+
+    rows = done(cells_for("small", "inverse"), store, make(), again=make)
+    assert [row["measured"]["attempts"] for row in rows.values()] == [1, 1]
+    assert [len(executor.jobs) for executor in made] == [2, 2], "the third is this process"
+
+
+@pytest.mark.parametrize("wrong", [b"text", 3, b"{}", b"[]"])
+def test_answers_of_executors_are_not_trusted(wrong, cells_for, store):
+    with pytest.raises(DelegraphError, match="no answer of a cell"):
+        done(cells_for("small"), store, Here(wrong))
+
+
+def test_a_machine_that_does_not_see_the_store_returns_files(cells_for, store, monkeypatch):
+    address = store.address()
+    monkeypatch.setattr(type(store), "address", lambda self: {**address, "folder": "/nowhere"})
+    row = done(cells_for("small", files=[".tosa"]), store)["small"]
+    assert store.content(row["files"][0]["path"]) and store.content(row["measured"]["page"])
+
+
+def test_a_machine_with_other_versions_is_refused(cells_for, store, monkeypatch):
+    cell = cells_for("small")[0]
+    job = type(cell).job
+    monkeypatch.setattr(type(cell), "job", lambda self: job(self) | {"versions": {"torch": "2.9"}})
+    with pytest.raises(DelegraphError, match=r"a process for cells has torch 2\.\S+, not 2\.9"):
+        done([cell], store)
+    assert not store.rows()
+
+
+def test_a_store_that_takes_no_files_ends_the_command(cells_for, store):
+    (store.folder / "artifacts").rmdir()
+    (store.folder / "artifacts").write_text("no folder")
+    with pytest.raises(DelegraphError) as error:
+        done(cells_for("small"), store)
+    assert error.value.code == "write-failed" and not store.rows()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nothing", "there is no executor 'nothing'"),
+        ("process:0", "a number from 1 on"),
+        ("serial:2", "takes nothing"),
+        ("dask", "needs the address"),
+        ("json:loads", "cannot be made: TypeError"),
+        ("builtins:dict", "has no submit"),
+    ],
+)
+def test_executors_that_there_are_not(text, said, tmp_path):
+    if text == "dask":
+        pytest.importorskip("distributed", reason="pip install distributed")
+    with pytest.raises(DelegraphError, match=said), executors.engine_of(text, tmp_path, 60):
+        pass
+
+
+def test_what_an_executor_runs_is_bytes(cells_for, store):
+    told = json.loads(execute.run(schedule.Work(store, Engine(None), deque())._message(cells_for("small")[0])))
+    assert told["exit"] == 0 and told["answer"]["found"]["error"] is None

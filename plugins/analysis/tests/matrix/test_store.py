@@ -1,0 +1,106 @@
+"""A store is whole, whatever happens while it is written to."""
+
+import json
+import os
+import resource
+import signal
+
+import pytest
+from delegraph.errors import InputError, WriteError
+from delegraph_analysis.matrix.store import Parcel, Store, files_of, place_for, read_rows
+
+
+def row(number, *paths, error=None, **more):
+    files = [{"path": path} for path in paths]
+    named = {"schema": "delegraph.matrix-row/1", "cell": str(number), "name": "m", "target": "t", "quantize": "float"}
+    return {**named, "causes": [], "files": files, "error": error, "measured": {}, **more}
+
+
+def test_the_last_row_of_a_cell_counts_and_torn_lines_do_not(store):
+    for number in (1, 2, 1):
+        store.append(row(number, text="x" * number))
+    with (store.folder / "rows.jsonl").open("a") as file:
+        file.write(json.dumps(row(3))[:70])
+    assert [r["cell"] for r in store.rows()] == ["1", "2"]
+    store.append(row(4))
+    assert [r["cell"] for r in store.rows()] == ["1", "2", "4"]
+
+
+@pytest.mark.parametrize("content", [b"text", b"{}\n", b'{"schema": "other"}\n', b"\xff\xfe", b"[" * 100_000])
+def test_another_file_is_refused(content, store):
+    (store.folder / "rows.jsonl").write_bytes(content)
+    with pytest.raises(InputError, match=r"rows.jsonl:1 is no row of a matrix"):
+        store.rows()
+
+
+def test_a_row_names_no_file_outside_of_the_store(tmp_path, store):
+    for name in ("/etc/passwd", "../x", "artifacts/../../x", "artifacts/" + 64 * "g" + ".html", "javascript:alert(1)"):
+        (store.folder / "rows.jsonl").write_text(json.dumps(row(1, name)) + "\n")
+        with pytest.raises(InputError, match="no row"):
+            store.rows()
+
+
+def in_fork(work):
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return child
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_several_processes_add_whole_rows(store):
+    def work(k):
+        return lambda: [store.append(row(f"{k}.{n}", text="y" * 10_000)) for n in range(30)]
+
+    children = [in_fork(work(k)) for k in range(4)]
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 4
+    assert len(store.rows()) == 120
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_full_disk_leaves_what_there_is(store):
+    store.append(row(1))
+    size = (store.folder / "rows.jsonl").stat().st_size
+
+    def work():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, size + 100))
+        with pytest.raises(WriteError, match="cannot add to .*rows.jsonl"):
+            store.append(row(2, text="z" * 1000))
+        with pytest.raises(WriteError):
+            store.keep(bytes(size + 200), ".bin")
+
+    assert os.waitpid(in_fork(work), 0)[1] == 0
+    assert (store.folder / "rows.jsonl").stat().st_size == size
+    assert list((store.folder / "artifacts").iterdir()) == []
+
+
+def test_files_are_found_by_what_is_in_them(store, tmp_path):
+    name = store.keep(b"content", ".html")
+    assert store.keep(b"content", ".html") == name and store.content(name) == b"content"
+    assert place_for(store.address()).folder == store.folder.resolve()
+    elsewhere = place_for({**store.address(), "mark": "another store of that name"})
+    assert isinstance(elsewhere, Parcel) and elsewhere.keep(b"content", ".html") == name
+    (store.folder / name).write_bytes(b"damaged")
+    with pytest.raises(InputError, match="is damaged"):
+        store.content(name)
+
+
+def test_stores_are_joined(tmp_path):
+    parts = [Store(tmp_path / str(k)) for k in range(3)]
+    for k, part in enumerate(parts):
+        part.create()
+        part.append(row(k, part.keep(str(k).encode(), ".tosa")))
+    parts[0].append(row("x", error={"code": "a"}))
+    parts[1].append(row("x"))
+    parts[2].append(row("x", error={"code": "b"}))
+    into = Store(tmp_path / "into")
+    assert into.join(parts) == 5 and into.join(parts) == 0
+    found = {r["cell"]: r for r in read_rows(into.folder)}
+    assert set(found) == {"0", "1", "2", "x"} and found["x"]["error"] is None
+    assert [into.content(name) for r in found.values() for name in files_of(r)] == [b"0", b"1", b"2"]
