@@ -3,6 +3,7 @@
 The environments see torch and delegraph through the one that runs the tests; the wheels in them are made here.
 """
 
+import importlib.metadata
 import inspect
 import json
 import os
@@ -35,6 +36,7 @@ from delegraph_workers import (
     environments,
     execute,
     formats,
+    message,
     plugin,
     quantizer,
     serve,
@@ -458,13 +460,53 @@ def test_what_is_compiled_there_is_cached_by_what_is_installed_there(far, tmp_pa
     assert compiled(isolation="process")[0] == "from the cache"
     real = serve.about
     with monkeypatch.context() as patch:
-        patch.setitem(serve.SERVICES, "about", lambda *a: ({**real(*a)[0], "installed": ["other code"]}, []))
+        patch.setitem(serve.ANSWERS, "about", lambda *a: ({**real(*a)[0], "installed": ["other code"]}, []))
         assert compiled()[0] == "compiled"
     with monkeypatch.context() as patch:
-        patch.setitem(serve.SERVICES, "about", lambda *a: ({**real(*a)[0], "fingerprint": None}, []))
+        patch.setitem(serve.ANSWERS, "about", lambda *a: ({**real(*a)[0], "fingerprint": None}, []))
         lowered = compiled()[1]
         assert any("gives no fingerprint" in note for note in lowered.report.notes)
     assert compiled()[0] == "from the cache"
+
+
+def test_an_environment_of_the_first_workers_serves_what_it_has(far, tmp_path, monkeypatch):
+    """Its description lists no services; what it lacks is not asked for, and means that nothing is known."""
+    told = plugin.described()["far"][1]
+    for field in ("services", "workers", "quantizer", "formats"):
+        del told[field]
+    assert config._is_description(told)
+    for service in set(message.SERVICES) - set(message.FIRST_SERVICES):
+        monkeypatch.delitem(serve.ANSWERS, service)
+    small, x = nn.Linear(4, 4).eval(), torch.randn(1, 4)
+    lowered = delegraph.lower(small, (x,), backends=["far"], registry=far, cache=tmp_path)
+    assert lowered.verify(x).agrees()
+    assert any("gives no fingerprint" in note for note in lowered.report.notes)
+    assert not far.backends()[0].has_quantizer and not far.backends()[0].formats
+    assert far.runtime_for("far").compatible(BlobHeader("TOSABackend", 9, b"something", ""), []) is None
+
+
+def test_services_are_listed_and_others_refused():
+    assert serve.ANSWERS.keys() == set(message.SERVICES)
+    told, _ = message.unpack(execute.execute(message.pack({"do": "dance"})))
+    assert "does not know the job 'dance'" in told["error"]["message"]
+
+
+@pytest.mark.parametrize(("protocol", "workers", "theirs"), [(2, {"workers": "9.0"}, "9.0"), (0, {}, "there")])
+def test_another_protocol_is_one_line_with_both_versions(protocol, workers, theirs, tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho '{json.dumps({'protocol': protocol, 'path': [], **workers})}'\n")
+    python.chmod(0o700)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(plugin, "settings", lambda: [config.Setting("far", str(python), "far")])
+    plugin.described.cache_clear()
+    made = Registry(entry_points=[e for e in entry_points() if e.value == "delegraph_workers.plugin"])
+    (row,) = made.backends()
+    plugin.described.cache_clear()
+    version = importlib.metadata.version("delegraph-workers")
+    why = f"delegraph-workers {theirs} speaks protocol {protocol}, and delegraph-workers {version} here speaks 1"
+    assert not row.usable and row.error.endswith(f"{python}: {why}; install the same one in both")
+    with pytest.raises(PluginUnavailable, match=f"speaks protocol {protocol}"):
+        delegraph.lower(nn.ReLU(), (torch.ones(1),), backends=["far"], registry=made)
 
 
 def test_the_runtime_there_says_whether_a_blob_runs(far, monkeypatch):
@@ -474,7 +516,7 @@ def test_the_runtime_there_says_whether_a_blob_runs(far, monkeypatch):
     verdict = runtime.compatible(header, specs)
     assert verdict == delegraph.get_runtime("tosa").compatible(header, specs) and verdict.verdict == "cannot"
     for wrong in ("perhaps", ["perhaps", "so"], [3]):
-        monkeypatch.setitem(serve.SERVICES, "compatible", lambda *a, wrong=wrong: ({"verdict": wrong}, []))
+        monkeypatch.setitem(serve.ANSWERS, "compatible", lambda *a, wrong=wrong: ({"verdict": wrong}, []))
         with pytest.raises(FormatError, match="a verdict that is none"):
             runtime.compatible(header, specs)
 
@@ -565,7 +607,7 @@ def test_a_file_format_there_does_what_it_would_do_here(far, tmp_path, monkeypat
 
 @pytest.mark.parametrize("answer", [{}, {"rows": 3}, {"rows": [["a"]]}])
 def test_answers_of_formats_are_not_trusted(answer, far, monkeypatch, tmp_path):
-    monkeypatch.setitem(serve.SERVICES, "format", lambda header, parts: (answer, [b""]))
+    monkeypatch.setitem(serve.ANSWERS, "format", lambda header, parts: (answer, [b""]))
     with pytest.raises(FormatError, match="answered what none does"):
         FileFormat(tmp_path / "a.tosa", far).blobs(tmp_path / "a.tosa")
 
@@ -595,7 +637,7 @@ class SinBackend(BackendDetails):
 
 @pytest.mark.parametrize("answer", [{"tags": {"nobody": "a"}}, {"tags": {}, "marks": {}, "partitions": [["a"]]}, {}])
 def test_answers_of_partitioners_are_not_trusted(answer, far, monkeypatch):
-    monkeypatch.setitem(execute.SERVICES, "partition", lambda header, parts: (answer, []))
+    monkeypatch.setitem(execute.ANSWERS, "partition", lambda header, parts: (answer, []))
     with pytest.raises(FormatError, match="answered what no partitioner does"):
         delegraph.lower(Waves().eval(), (torch.ones(3),), backends=["far"], registry=far)
 

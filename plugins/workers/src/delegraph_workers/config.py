@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .message import PROTOCOL
+from .message import FIRST_SERVICES, PROTOCOL
 
 CONFIG = "DELEGRAPH_CONFIG"
 """The variable that names another file of settings; ``--config FILE`` sets it."""
@@ -133,8 +133,11 @@ def _is_description(told: dict[str, Any]) -> bool:
         return True
     if not isinstance(options, list) or not all(isinstance(o, list) and len(o) == 5 for o in options):
         return False
-    formats = told.get("formats")
-    if not isinstance(formats, list) or not all(map(_is_format, formats)) or type(told.get("quantizer")) is not bool:
+    # an earlier delegraph-workers says nothing of what it cannot serve
+    formats, services = told.setdefault("formats", []), told.setdefault("services", list(FIRST_SERVICES))
+    if not isinstance(services, list) or type(told.setdefault("quantizer", False)) is not bool:
+        return False
+    if not isinstance(formats, list) or not all(map(_is_format, formats)):
         return False
     return all(isinstance(o[1], str) and o[1] in KINDS for o in options) and all(
         isinstance(told.get(key), str) for key in texts

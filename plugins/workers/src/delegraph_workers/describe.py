@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import json
 import sys
+from importlib import metadata
 from typing import Any
 
 from delegraph import backends, default_registry
 from delegraph.errors import DelegraphError
 from delegraph.formats import DelegateFormat
 
-from .message import PROTOCOL
+from .message import PROTOCOL, SERVICES
 
 
 def describe(name: str) -> dict[str, Any]:
@@ -32,6 +33,8 @@ def describe(name: str) -> dict[str, Any]:
     ]
     return {
         "protocol": PROTOCOL,
+        "services": list(SERVICES),
+        "workers": metadata.version("delegraph-workers"),
         "name": info.full_name,
         "backend_id": info.backend_id,
         "api": info.api,

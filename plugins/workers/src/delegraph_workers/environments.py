@@ -73,7 +73,12 @@ class Environment:
         return self._told(answer)[0]
 
     def about(self, specs: Sequence[CompileSpec] | None = None) -> dict[str, Any]:
-        """What a cache has to know of the backend: keeps_names, installed, and its fingerprint for compile specs."""
+        """What a cache has to know of the backend: keeps_names, installed, and its fingerprint for compile specs.
+
+        Nothing if the environment has an earlier delegraph-workers: nothing of the backend is cached then.
+        """
+        if "about" not in self.told["services"]:
+            return {}
         rows = None if specs is None else rows_of(specs)
         if (key := repr(rows)) not in self._about:
             header = {"do": "about", "backend": self.backend, "specs": rows}
@@ -293,7 +298,10 @@ def _runtime(name: str) -> type[BackendRuntime]:
     ) -> Compatibility | None:
         asked = {"id": header.backend_id, "size": header.size, "producer": header.producer}
         asked |= {"do": "compatible", "specs": rows_of(compile_specs), "device": device}
-        told, _, _ = environment(name).run({**asked, "fingerprint": header.fingerprint}, [header.beginning])
+        there = environment(name)
+        if "compatible" not in there.told["services"]:
+            return None
+        told, _, _ = there.run({**asked, "fingerprint": header.fingerprint}, [header.beginning])
         try:
             return told["verdict"] and Compatibility(*told["verdict"])
         except (KeyError, TypeError, ValueError) as e:

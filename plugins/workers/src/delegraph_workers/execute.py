@@ -23,7 +23,7 @@ from .constants import Absent, fetch_from
 from .failures import describe
 from .message import pack, unpack
 from .operators import register_operators
-from .serve import SERVICES
+from .serve import ANSWERS
 from .supervise import data_size
 
 Begun = Callable[[], None]
@@ -57,9 +57,13 @@ def execute(job: bytes, begun: Begun = lambda: None, memory_limit: int | None = 
     start, where = time.perf_counter(), {"pid": os.getpid(), "host": platform.node()}
     try:
         header, parts = unpack(job)
-        if header.get("do") in SERVICES:
+        service = header.get("do")
+        if service is not None:
+            if service not in ANSWERS:
+                text = f"the worker of {sys.prefix} does not know the job {service!r:.40}"
+                raise DelegraphError("workers/versions", text, hint="install the same delegraph-workers there")
             begun()
-            told, data = SERVICES[header["do"]](header, parts)
+            told, data = ANSWERS[service](header, parts)
             return pack({**told, **where}, data)
         return pack({"seconds": time.perf_counter() - start, **where}, _compile(header, parts, begun, memory_limit))
     except (Exception, SystemExit) as e:

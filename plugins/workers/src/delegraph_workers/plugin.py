@@ -28,7 +28,9 @@ def described() -> dict[str, tuple[Setting, dict[str, Any]]]:
         try:
             told = description_of(setting)
             if told["protocol"] != PROTOCOL:
-                told = {"error": f"{setting.python} speaks protocol {told['protocol']}, and {PROTOCOL} is known here"}
+                theirs = f"delegraph-workers {told.get('workers', 'there')} speaks protocol {told['protocol']}"
+                ours = f"delegraph-workers {metadata.version('delegraph-workers')} here speaks {PROTOCOL}"
+                told = {"error": f"{setting.python}: {theirs}, and {ours}; install the same one in both"}
         except BadSettings as e:
             told = {"error": str(e)}
         made[setting.name] = setting, told

@@ -154,7 +154,7 @@ def file_format(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answe
     return serve_formats.answer(header, parts, _loaded)
 
 
-SERVICES: Mapping[str, Callable[[Mapping[str, Any], Sequence[memoryview]], Answer]] = {
+ANSWERS: Mapping[str, Callable[[Mapping[str, Any], Sequence[memoryview]], Answer]] = {
     "partition": partition,
     "keeps": keeps,
     "about": about,
@@ -165,3 +165,4 @@ SERVICES: Mapping[str, Callable[[Mapping[str, Any], Sequence[memoryview]], Answe
     "derive": serve_quantizer.derive,
     "format": file_format,
 }
+"""What answers each of ``message.SERVICES``."""
