@@ -26,9 +26,11 @@ from .io.blob import stream
 from .io.weights import is_written, state_of
 
 __all__ = [
+    "DTYPES",
     "MAGIC",
     "Form",
     "Memory",
+    "key_of",
     "nonsense",
     "packed",
     "plain",
@@ -45,6 +47,12 @@ MAGIC = b"delegraph entry2"
 _HEAD = struct.Struct("<16s32sQ")
 _SHARED = 4096
 """The least number of bytes of a piece that is left out of the entry if it lies in the memory of a constant."""
+
+
+def key_of(kind: type, parts: Sequence[Any]) -> str:
+    """The key of an entry: a hash of ``parts``, values that JSON can express, and of the class that computes it."""
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    return hashlib.sha256(json.dumps([MAGIC.decode(), name, *parts]).encode()).hexdigest()
 
 
 def packed(key: str, header: Any, raw: Sequence[bytes]) -> bytes:

@@ -1,4 +1,4 @@
-"""A folder of cache entries by key, and optionally a remote folder that a team shares.
+"""A folder of cache entries by key, and optionally a store behind it that a team shares.
 
 An entry is bytes that begin with a digest; ``delegraph.work`` knows what they contain.
 """
@@ -13,12 +13,11 @@ import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from ..errors import FormatError, OptionError, WriteError
+from ..discovery.own import provided
+from ..errors import OptionError, WriteError
 from ..io.atomic_write import write_whole
-from ..work import nonsense, unpacked
-from .remote_cache import Remote
 
 _LIMIT = 10 << 30
 _NAME = re.compile(r"[0-9a-f]{64}\.entry")
@@ -26,21 +25,35 @@ _NO_FILE = "it is no file, but a folder, link, pipe or device"
 
 
 class CacheEntry(NamedTuple):
-    """An entry of a cache: its key, its size in bytes, and when it was last used, in seconds since the epoch."""
+    """An entry of a cache: its key, size in bytes, last use in seconds since the epoch, and file."""
 
     key: str
     bytes: int
     used: float
+    path: Path
+
+
+class Store(Protocol):
+    """Bytes by key, somewhere else: what a cache reads through and writes back to.
+
+    Both methods may raise anything: the store is then not used again in that lowering, and the report says why. The
+    caller waits for them, so a store that may be slow needs a limit of its own. Threads call them at the same time.
+    """
+
+    def read(self, key: str) -> bytes | None:
+        """The bytes of an entry; None if there is none. They are checked by the caller."""
+
+    def write(self, key: str, data: bytes) -> None:
+        """Store an entry. Who reads meanwhile may not see a part of it."""
 
 
 class Cache:
     """Compiled partitions in a folder, for ``delegraph.lower(..., cache=Cache(...))``.
 
     ``folder``: None takes the user's cache folder for delegraph. ``limit``: bytes; above it, the entries that were not
-    used for the longest time are removed. ``remote``: the URL of a folder that others use too, opened by fsspec
-    (``s3://...``; the package for its scheme has to be installed). Entries are copied from there and to there.
-    ``shared``: allow a folder that others own or can write to. It is refused otherwise, because compiled code in it
-    would be run.
+    used for the longest time are removed. ``remote``: a store that others use too; entries are copied from there and to
+    there. A text is the URL of a folder, such as ``s3://...``, which ``delegraph-workers`` opens. ``shared``: allow a
+    folder that others own or can write to. It is refused otherwise, because compiled code in it would be run.
 
     Many processes and threads may use a folder at once. Raises OptionError for a folder that cannot be a cache.
     """
@@ -50,7 +63,7 @@ class Cache:
         folder: str | os.PathLike[str] | None = None,
         *,
         limit: int = _LIMIT,
-        remote: str | None = None,
+        remote: str | Store | None = None,
         shared: bool = False,
     ) -> None:
         if type(limit) is not int or limit < 0:
@@ -59,7 +72,9 @@ class Cache:
             self.folder = user_folder() if folder is None else Path(folder)
         except TypeError as e:
             raise OptionError("option-invalid", f"the folder of a cache is a path, not {folder!r:.80}") from e
-        self.limit, self.remote = limit, Remote(remote) if remote else None
+        if isinstance(remote, str):
+            remote = provided("delegraph_workers:RemoteFolder", "a remote cache")(remote) if remote else None
+        self.limit, self.remote = limit, remote
         try:
             self.folder.mkdir(mode=0o777 if shared else 0o700, parents=True, exist_ok=True)
             status = self.folder.stat()
@@ -94,29 +109,7 @@ class Cache:
         for path in self.folder.iterdir():
             with contextlib.suppress(FileNotFoundError):
                 if _NAME.fullmatch(path.name) and stat.S_ISREG((status := path.lstat()).st_mode):
-                    yield CacheEntry(path.stem, status.st_size, status.st_mtime)
-
-    def told(self, key: str) -> dict[str, str]:
-        """Facts in the header of an entry, such as the backend that compiled it. Reading them does not count as use.
-
-        Raises FormatError if the entry is damaged, and OSError if it cannot be read.
-        """
-        header, _ = unpacked(key, _content(self._path(key)))
-        try:
-            return dict(header[0])
-        except (TypeError, ValueError, LookupError) as e:
-            raise nonsense(e) from e
-
-    def verify(self) -> list[str]:
-        """Remove the damaged entries; returns their keys."""
-        damaged = []
-        for entry in self.entries():
-            try:
-                self.told(entry.key)
-            except (FormatError, OSError):
-                damaged.append(entry.key)
-        self.remove(damaged)
-        return damaged
+                    yield CacheEntry(path.stem, status.st_size, status.st_mtime, path)
 
     def remove(self, keys: Any) -> None:
         """Remove entries. A process that has one open can still read it."""

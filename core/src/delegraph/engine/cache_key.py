@@ -1,9 +1,7 @@
-"""The keys of cached results: a hash of everything that a result may depend on."""
+"""The key of a cached result: a hash of everything that it may depend on."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +9,7 @@ from ..backend import BackendDetails, CompileSpec
 from ..exported.work import Form
 from ..io.installed import code_of
 from ..plugin import BackendSpec
-from ..work import MAGIC
+from ..work import key_of
 
 
 def key_of_result(
@@ -33,9 +31,3 @@ def key_of_result(
     settings = [(spec.key, spec.value.hex()) for spec in specs]
     names = form.names if backend.keeps_names else None
     return key_of(backend, [form.key, names, settings, producer, code, fingerprint])
-
-
-def key_of(kind: type, parts: Sequence[Any]) -> str:
-    """A hash of ``parts``, values that JSON can express, and of the name of the class that computes the result."""
-    name = f"{kind.__module__}:{kind.__qualname__}"
-    return hashlib.sha256(json.dumps([MAGIC.decode(), name, *parts]).encode()).hexdigest()

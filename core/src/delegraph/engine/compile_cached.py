@@ -8,7 +8,8 @@ A backend that keeps names compiles the program itself, and the names are part o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,12 +22,11 @@ from ..exported.work import Form, canonical, write
 from ..exported_program import user_inputs
 from ..report.facts import pluralize
 from ..work import read_result, write_result
-from .cache import Cache
+from .cache import Cache, Store
 from .cache_key import key_of_result
 from .fingerprint import fingerprint_of
 from .partition import Work
 from .preprocess import compile_work, compiles_jointly, preprocess
-from .remote_cache import Away
 from .returned import check_convention, check_others, check_result, flat_results
 from .snapshot import Snapshot
 
@@ -190,29 +190,26 @@ class Lookups:
         A remote entry is copied to the local folder. A damaged entry, or one for which ``decode`` raises, becomes a
         note.
         """
-        for is_remote, read in ((False, self.cache.read), (True, self._read_remote)):
-            try:
-                data = read(key)
-                if data is None:
-                    continue
-                found = decode(data)
-            except (OSError, DelegraphError) as e:
-                why = e.message if isinstance(e, DelegraphError) else e.strerror
-                self.say(f"{'remote ' * is_remote}cache entry {key}.entry is not used: {why}")
+        stores: list[Store] = [self.cache] if self._remote is None else [self.cache, self._remote]
+        for store in stores:
+            unused, data = f"{'remote ' * (store is not self.cache)}cache entry {key}.entry is not used", None
+            with self._noting(store, unused):
+                data = store.read(key)
+            if data is None:
                 continue
-            if is_remote:
-                self._store(key, data)
-            return found
+            with self._noting(self.cache, unused):  # a damaged entry is no reason to give the remote folder up
+                found = decode(data)
+                if store is not self.cache:
+                    self._store(key, data)
+                return found
         return None
 
     def keep(self, key: str, data: bytes) -> bool:
         """Store an entry in both folders; False if that failed for the local one. A failure becomes a note."""
-        stored = self._store(key, data)
-        if self._remote is not None:
-            try:
-                self._remote.write(key, data)
-            except Away as e:
-                self._give_up(e)
+        stored, remote = self._store(key, data), self._remote
+        if remote is not None:
+            with self._noting(remote):
+                remote.write(key, data)
         return stored
 
     def _get(self, kept: _Kept) -> PreprocessResult | None:
@@ -242,29 +239,28 @@ class Lookups:
 
     def _store(self, key: str, data: bytes) -> bool:
         """Store an entry in the local folder. Returns False, with a note, if that failed."""
-        try:
+        with self._noting(self.cache, "a partition could not be stored in the cache"):
             self.cache.write(key, data)
-        except (DelegraphError, OSError) as e:
-            self.say(f"a partition could not be stored in the cache: {e}")
-            return False
-        self._wrote = True
-        return True
+            self._wrote = True
+            return True
+        return False
 
-    def _read_remote(self, key: str) -> bytes | None:
-        """The entry in the remote folder; None if it is not there or the folder does not answer."""
-        if self._remote is None:
-            return None
+    @contextmanager
+    def _noting(self, store: Store, failure: str = "") -> Iterator[None]:
+        """A block that uses ``store``. An error in it becomes a note, which begins with ``failure`` for the cache.
+
+        The remote folder is not used again in this lowering after an error, whatever its kind.
+        """
         try:
-            return self._remote.read(key)
-        except Away as e:
-            self._give_up(e)
-            return None
-
-    def _give_up(self, why: Away) -> None:
-        """Use no remote folder for the rest of the lowering, and note why."""
-        if self._remote is not None:
-            self.say(f"the remote cache {self._remote.name} is not used: {why}")
-            self._remote = None
+            yield
+        except Exception as e:
+            if store is not self.cache:
+                self.say(f"the remote cache {getattr(store, 'name', type(store).__name__)} is not used: {e}")
+                self._remote = None
+            elif isinstance(e, (OSError, DelegraphError)):
+                self.say(f"{failure}: {e.message if isinstance(e, DelegraphError) else e.strerror or e}")
+            else:
+                raise
 
 
 def _compile_canonical(kept: _Kept, registry: Registry) -> PreprocessResult | None:

@@ -29,7 +29,7 @@ from ..exported.subgraphs import rewrite_subgraphs
 from ..exported.tracing import TRACING
 from ..exported_program import build_program, copy_program, name_outputs, output_values, root_call
 from ..partitioner import Partitioner, Support
-from .cached_answer import Answers
+from .compile_cached import Lookups
 from .composites import Composites
 from .partition import ON_HOST, Plan
 from .plan import Answer, ask, make_plan
@@ -42,12 +42,12 @@ class Decomposer:
     """The decompositions of one lowering. Remembers traces, and which decompositions were of no use.
 
     It changes the graphs of the programs that it gets, so they must belong to the lowering. ``watched``: check that
-    partitioners change nothing but tags (``plan.ask``). ``answers``: what they said before, in a cache.
+    partitioners change nothing but tags (``plan.ask``). ``cache``: may have what they said before.
     """
 
-    def __init__(self, watched: bool = True, answers: Answers | None = None) -> None:
-        """``watched``: check that partitioners change only tags. ``answers``: earlier answers; None for no cache."""
-        self.tracer, self._watched, self._answers = Tracer(), watched, answers
+    def __init__(self, watched: bool = True, cache: Lookups | None = None) -> None:
+        """``watched``: check that partitioners change only tags. ``cache``: None for none."""
+        self.tracer, self._watched, self._cache = Tracer(), watched, cache
         self._useless: set[Any] = set()  # keys of calls whose decomposition did not help
 
     @property
@@ -90,7 +90,7 @@ class Decomposer:
         # be refused in the next turn, so the loop goes on until no call is left to attempt.
         attempted: set[Node] = set()
         while True:
-            answer = ask(program, partitioner, self._watched, self._answers)
+            answer = ask(program, partitioner, self._watched, self._cache)
             final = {r.node for r in answer.result.refusals if r.final}
             left = [n for n in _calls(program) if n not in answer.tags and ON_HOST not in n.meta]
             left = [n for n in left if to_core(n.target) or beyond_core(n.target)]

@@ -38,7 +38,6 @@ from ..report.collect import reasons_of
 from ..report.model import Report
 from ..report.rows import Reasons, ReportOrigin, Rows
 from .asked import Asked
-from .cached_answer import Answers
 from .checks import settle_checks
 from .compile import compile_all
 from .compile_cached import Lookups
@@ -120,7 +119,7 @@ class Lowering:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.decomposer = Decomposer(answers=Answers(self.cache) if self.cache else None)
+        self.decomposer = Decomposer(cache=self.cache)
 
     def report(self) -> Report:
         """The report of the rounds up to the current one."""

@@ -11,10 +11,12 @@ from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
 from ..discovery.attribution import AtWork
+from ..discovery.own import provided
+from ..errors import PluginUnavailable
 from ..exported_program import constant_placeholders, output_values, written_values
 from ..partitioner.contract import Partitioner, PartitionResult
 from ..partitioner.validate import check_result
-from .cached_answer import Answers
+from .compile_cached import Lookups
 from .partition import ON_HOST, Partition, Plan, Tags, broken
 from .snapshot import Snapshot
 from .state import give_state, returned_values
@@ -33,25 +35,42 @@ class Answer(NamedTuple):
 
 
 def ask(
-    program: ExportedProgram, partitioner: Partitioner, watched: bool = True, answers: Answers | None = None
+    program: ExportedProgram, partitioner: Partitioner, watched: bool = True, cache: Lookups | None = None
 ) -> Answer:
     """Ask ``partitioner`` about ``program``, and check that it did only what the contract allows.
 
     Calling it puts tags on the nodes of ``program``. ``watched``: also check that it changed only tags. That is left
-    out for a program that was made just to ask. ``answers``: earlier answers in a cache, which may save asking; None
-    for no cache. Raises ContractViolation.
+    out for a program that was made just to ask. ``cache``: may have an earlier answer, which saves asking; None for no
+    cache. Raises ContractViolation.
     """
     before = Snapshot(program) if watched else None
-    if answers is not None:
-        result = answers.ask(partitioner, program)
-    else:
-        with AtWork(partitioner, "partition"):
-            result = partitioner(program)
+    result = _result(program, partitioner) if cache is None else _cached_result(program, partitioner, cache)
     check_result(partitioner, result, program)
     subject = f"partitioner {type(partitioner).__name__}"
     if before is not None:
         _check_untouched(subject, before)
     return Answer(program, result, _tags(program, result.partition_tags, subject), before)
+
+
+def _result(program: ExportedProgram, partitioner: Partitioner) -> PartitionResult:
+    """The partitioner's result, unchecked; errors name the plugin."""
+    with AtWork(partitioner, "partition"):
+        return partitioner(program)
+
+
+def _cached_result(program: ExportedProgram, partitioner: Partitioner, cache: Lookups) -> PartitionResult:
+    """The result from ``cache``, if the partitioner says what it depends on; else, or if there is none, a new one."""
+    with AtWork(partitioner, "fingerprint"):
+        fingerprint = partitioner.fingerprint(program)
+    if fingerprint is None:
+        return _result(program, partitioner)
+    try:
+        ask_once = provided("delegraph_workers:ask_once", "keeping what partitioners answer")
+    except PluginUnavailable as e:
+        cache.say(f"cache: {e.message} ({e.hint})")
+        return _result(program, partitioner)
+    result: PartitionResult = ask_once(program, partitioner, fingerprint, cache, lambda: _result(program, partitioner))
+    return result
 
 
 def make_plan(answer: Answer) -> Plan:

@@ -1,7 +1,10 @@
 """``delegraph cache``, and the options of ``delegraph lower`` that name one."""
 
+import pytest
+
 from core.tests.cli.test_lowering import as_data
 from core.tests.cli.test_main import fails, run
+from core.tests.engine.test_cache import entry
 
 
 def lowered(capsys, *words):
@@ -40,6 +43,14 @@ def test_a_cache_is_filled_listed_checked_and_cleared(tmp_path, capsys, monkeypa
     assert run(capsys, "cache", "clear")[1].splitlines()[0] == "removed: 1 file"
     assert list(kept.iterdir()) == []
     assert "there is no folder" in fails(capsys, "cache", "--cache", tmp_path / "none", code=2, error="usage-invalid")
+
+
+@pytest.mark.parametrize("header", [b"7", b"[7]", b"[]", b'[[["a"]]]', b"{}", b"[" * 100_000])
+def test_an_entry_whose_facts_are_nonsense_is_damaged(header, tmp_path, capsys):
+    path = tmp_path / f"{0:064}.entry"
+    path.write_bytes(entry(path, header))
+    assert run(capsys, "cache", "--cache", tmp_path)[1].splitlines()[0].endswith("  damaged")
+    assert as_data(capsys, "cache", "verify", "--cache", tmp_path)[1]["removed"] == [path.stem]
 
 
 def test_the_user_s_folder_and_a_remote_one(tmp_path, capsys, monkeypatch):

@@ -11,6 +11,7 @@ from typing import Any
 from delegraph.command import Outcome
 from delegraph.errors import FormatError, UsageError
 from delegraph.reports import format_size, pluralize
+from delegraph.work import unpacked
 
 
 class CacheCommand:
@@ -33,11 +34,11 @@ class CacheCommand:
         if folder is not None and not os.path.isdir(folder):
             raise UsageError("usage-invalid", f"there is no folder {folder}", hint="delegraph lower --cache makes one")
         cache = Cache(folder, shared=args.shared)
-        removed = cache.verify() if args.action == "verify" else []
-        if args.action == "clear":
-            removed = [entry.key for entry in cache.entries()]
-            cache.remove(removed)
-        rows = [_row(cache, entry) for entry in sorted(cache.entries(), key=lambda entry: -entry.used)]
+        rows = [_row(entry) for entry in sorted(cache.entries(), key=lambda entry: -entry.used)]
+        doomed = {"clear": rows, "verify": [row for row in rows if row["damaged"]]}.get(args.action, [])
+        removed = [row["key"] for row in doomed]
+        cache.remove(removed)
+        rows = [row for row in rows if row["key"] not in removed]
         size = sum(row["bytes"] for row in rows)
         content = {"folder": str(cache.folder), "bytes": size, "entries": rows, "removed": removed}
         lines = [_line(row) for row in rows] if args.action == "list" else []
@@ -46,12 +47,13 @@ class CacheCommand:
         return Outcome("delegraph.cache/1", content, "\n".join(lines))
 
 
-def _row(cache: Any, entry: Any) -> dict[str, Any]:
-    """What there is to tell of an entry; of one that is damaged, that it is."""
+def _row(entry: Any) -> dict[str, Any]:
+    """What there is to tell of an entry; of one that is damaged, that it is. Looking at it does not count as use."""
+    told: dict[str, str] = {}
     try:
-        told, damaged = cache.told(entry.key), False
-    except (FormatError, OSError):
-        told, damaged = {}, True
+        told, damaged = dict(unpacked(entry.key, entry.path.read_bytes())[0][0]), False
+    except (FormatError, OSError, TypeError, ValueError, LookupError):  # a header of another kind has no facts in it
+        damaged = True
     return {"key": entry.key, "bytes": entry.bytes, "used": entry.used, "damaged": damaged, "told": told}
 
 

@@ -1,83 +1,74 @@
-"""Caches answers of partitioners that have a fingerprint.
+"""Answers of partitioners, kept in a lowering's cache: ``ask_once``.
 
 The key has the form of the whole program, and its names, because reasons and tags may contain names.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
+from delegraph.backend import CompileSpec
+from delegraph.errors import ContractViolation, DelegraphError, Unsupported
+from delegraph.io.installed import code_of
+from delegraph.partitioner import DelegationSpec, Partitioner, PartitionResult, Reason, Refusal
+from delegraph.work import DTYPES, key_of, nonsense, packed, plain, unpacked, unplain, write
 from torch.export import ExportedProgram
 from torch.fx import Node
-
-from ..backend import CompileSpec
-from ..discovery.attribution import AtWork
-from ..errors import ContractViolation, DelegraphError, Unsupported
-from ..exported.work import DTYPES, write
-from ..io.installed import code_of
-from ..partitioner.contract import DelegationSpec, Partitioner, PartitionResult, Reason, Refusal
-from ..work import nonsense, packed, plain, unpacked, unplain
-from .cache_key import key_of
-from .compile_cached import Lookups
 
 _TAG = "delegation_tag"
 
 
-class Answers:
-    """Answers of partitioners in the cache of a lowering; ``lookups`` reads and writes the cache."""
+class Kept(Protocol):
+    """The cache of a lowering, as the engine has it."""
 
-    def __init__(self, lookups: Lookups) -> None:
-        self._lookups = lookups
+    def fetch(self, key: str, decode: Callable[[bytes], PartitionResult]) -> PartitionResult | None:
+        """An entry as ``decode`` returns it; None if there is none. What ``decode`` raises becomes a note."""
 
-    def ask(self, partitioner: Partitioner, program: ExportedProgram) -> PartitionResult:
-        """The answer of ``partitioner`` about ``program``: from the cache, or else by asking the partitioner.
+    def keep(self, key: str, data: bytes) -> bool:
+        """Store an entry; whether that succeeded."""
 
-        In both cases the program's nodes then have the tags and the metadata that the partitioner gave them.
-        """
-        key = self._key(partitioner, program)
-        if key is None:  # its answers are not cached
-            return _asked(partitioner, program)
-        cached: PartitionResult | None = self._lookups.fetch(key, lambda data: _read(key, data, program))
-        if cached is not None:
-            self._lookups.say(f"an answer of {type(partitioner).__name__} is from the cache")
-            return cached
-        keys_before = [set(node.meta) for node in program.graph.nodes]
-        result = _asked(partitioner, program)
-        self._keep(key, type(partitioner).__name__, program, keys_before, result)
+    def say(self, text: str) -> None:
+        """Add a note to the report."""
+
+
+def ask_once(
+    program: ExportedProgram,
+    partitioner: Partitioner,
+    fingerprint: str,
+    cache: Kept,
+    ask: Callable[[], PartitionResult],
+) -> PartitionResult:
+    """The answer of ``partitioner`` about ``program``: from ``cache``, or else from ``ask``, which is then kept.
+
+    In both cases the program's nodes then have the tags and the metadata that the partitioner gave them.
+    ``fingerprint``: what the partitioner says that its answer depends on.
+    """
+    name = type(partitioner).__name__
+    try:
+        form = write(program)
+    except Unsupported as e:
+        cache.say(f"an answer of {name} is not cached: {e.message}")
+        return ask()
+    kind = type(partitioner)
+    code = code_of(kind), code_of(Kept)  # of the partitioner, and of this module, which writes and reads the entry
+    key = key_of(kind, ["answer", code, form.key, form.names, fingerprint])
+    found = cache.fetch(key, lambda data: _read(key, data, program))
+    if found is not None:
+        cache.say(f"an answer of {name} is from the cache")
+        return found
+    before = [set(node.meta) for node in program.graph.nodes]
+    result = ask()
+    try:
+        rows = _rows(program, before, result)
+    except (ContractViolation, KeyError, TypeError, AttributeError) as e:
+        # The answer may be wrong, which the caller checks, or right and no JSON. Neither is cached.
+        cache.say(f"an answer of {name} is not cached: {e}")
         return result
-
-    def _keep(
-        self, key: str, name: str, program: ExportedProgram, before: list[set[str]], result: PartitionResult
-    ) -> None:
-        """Store the answer ``result`` of the partitioner called ``name``. ``before``: as in ``_rows``."""
-        try:
-            rows = _rows(program, before, result)
-        except (ContractViolation, KeyError, TypeError, AttributeError) as e:
-            # The answer may be wrong, which the caller checks, or right and no JSON. Neither is cached.
-            self._lookups.say(f"an answer of {name} is not cached: {e}")
-            return
-        header = [{"partitioner": name, "torch": torch.__version__}, *rows]
-        self._lookups.keep(key, packed(key, header, ()))  # an entry may also have parts of bytes; an answer has none
-
-    def _key(self, partitioner: Partitioner, program: ExportedProgram) -> str | None:
-        """The key of the answer about ``program``; None if it cannot be cached."""
-        with AtWork(partitioner, "fingerprint"):
-            fingerprint = partitioner.fingerprint(program)
-        if fingerprint is None:
-            return None
-        try:
-            form = write(program)
-        except Unsupported as e:
-            self._lookups.say(f"an answer of {type(partitioner).__name__} is not cached: {e.message}")
-            return None
-        return key_of(type(partitioner), ["answer", code_of(type(partitioner)), form.key, form.names, fingerprint])
-
-
-def _asked(partitioner: Partitioner, program: ExportedProgram) -> PartitionResult:
-    """The partitioner's answer; errors name the plugin."""
-    with AtWork(partitioner, "partition"):
-        return partitioner(program)
+    header = [{"partitioner": name, "torch": torch.__version__}, *rows]
+    cache.keep(key, packed(key, header, ()))  # an entry may also have parts of bytes; an answer has none
+    return result
 
 
 def _rows(program: ExportedProgram, before: list[set[str]], result: PartitionResult) -> list[Any]:

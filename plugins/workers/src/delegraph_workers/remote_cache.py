@@ -1,4 +1,4 @@
-"""The remote folder of a cache. If it does not answer or is full, the report has a note, and nothing fails."""
+"""The remote folder of a cache: what a team shares, in any store that fsspec opens."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ class Away(Exception):
     """The folder does not answer, or answers with an error; the message says which."""
 
 
-class Remote:
-    """Entries in a folder that fsspec opens; ``url`` is its URL."""
+class RemoteFolder:
+    """Entries in the folder at ``url``, for ``delegraph.Cache(remote=...)``; the package for its scheme is installed.
+
+    A folder that does not answer or is full raises ``Away``, which the cache makes a note of its report.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")

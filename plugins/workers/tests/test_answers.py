@@ -1,0 +1,84 @@
+"""Answers of slow partitioners, kept in a cache."""
+
+from typing import ClassVar
+
+import delegraph
+import pytest
+from delegraph.discovery.registry import Registry
+from delegraph.partitioner import CapabilityPartitioner, Reason
+
+from core.tests.engine.test_cache import Blocks, CountingBackend, X, contents, entries, entry, model
+
+
+@pytest.fixture
+def registry():
+    made = Registry(discover=False)
+    made.register(CountingBackend)
+    CountingBackend.calls.clear()
+    return made
+
+
+class Slow(CapabilityPartitioner):
+    """A partitioner that says what its answer depends on, and leaves marks for its backend."""
+
+    asked: ClassVar[list] = []
+
+    def __init__(self, refused="cos", knows=True):
+        why = Reason("none of these", hint="none", cause="x")
+        super().__init__(lambda node: why if refused in str(node.target) else None, "CountingBackend")
+        self.told = refused if knows else None
+
+    def fingerprint(self, exported_program):
+        return self.told
+
+    def partition(self, exported_program):
+        self.asked.append(exported_program)
+        result = super().partition(exported_program)
+        for k, node in enumerate(n for n in exported_program.graph.nodes if n.meta.get("delegation_tag")):
+            node.meta |= {"mark": [k, (0.5, None)], "local:mark": object()}
+        return result
+
+
+def answered(folder, registry, partitioner=None, module=None):
+    Slow.asked.clear()
+    given = [partitioner or Slow()]
+    return delegraph.lower(module or model(), X, backends=given, registry=registry, cache=folder)
+
+
+def test_an_answer_of_a_partitioner_is_found_again(registry, tmp_path):
+    wanted = answered(tmp_path, registry)
+    assert Slow.asked
+    program = answered(tmp_path, registry)
+    assert not Slow.asked
+    assert "an answer of Slow is from the cache" in program.report.notes
+    assert contents(program) == contents(wanted)
+    assert len(CountingBackend.calls) == 2  # the marks are in the keys of partitions, and were put back
+    assert [str(cause) for cause in program.report.causes] == [str(cause) for cause in wanted.report.causes]
+    assert program.report.causes[0].hint == "none"
+    marks = [n.meta["mark"] for d in program.delegates for n in d.nodes]
+    assert marks == [n.meta["mark"] for d in wanted.delegates for n in d.nodes] and isinstance(marks[0][1], tuple)
+
+
+def test_an_answer_belongs_to_one_program_its_names_and_what_the_partitioner_says(registry, tmp_path):
+    class Renamed(Blocks):
+        def forward(self, x):
+            return super().forward(x.reshape(1, 64))
+
+    answered(tmp_path, registry)
+    for others in ({"partitioner": Slow("relu")}, {"module": model(seed=1)}, {"module": Renamed().eval()}):
+        answered(tmp_path, registry, **others)
+        assert Slow.asked
+    answered(tmp_path, registry, Slow(knows=False))
+    assert Slow.asked
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b'[{}, [["t", "B", []]], [], [], []]', b'[{}, [], [], [[999, "", false, null]], []]', b"[]"]
+)
+def test_a_damaged_answer_is_a_miss(damage, registry, tmp_path):
+    wanted = contents(answered(tmp_path, registry))
+    for path in entries(tmp_path):
+        path.write_bytes(entry(path, damage) if damage else b"")
+    program = answered(tmp_path, registry)
+    assert Slow.asked and contents(program) == wanted
+    assert sum("is not used: " in note for note in program.report.notes) == len(entries(tmp_path))

@@ -1,0 +1,86 @@
+"""The folder that a team shares: any URL of fsspec, away, slow or full."""
+
+import time
+
+import delegraph
+import pytest
+from delegraph.discovery.registry import Registry
+from delegraph_workers import remote_cache
+
+from core.tests.engine.test_cache import CountingBackend, contents, entries, lowered, model, said
+
+
+@pytest.fixture
+def registry():
+    made = Registry(discover=False)
+    made.register(CountingBackend)
+    CountingBackend.calls.clear()
+    return made
+
+
+REMOTES = {"memory": lambda path: f"memory://{path.name}", "file": lambda path: f"file://{path}/far"}
+
+
+@pytest.mark.parametrize("kind", REMOTES)
+def test_a_remote_folder_is_read_through_and_written_back(kind, registry, tmp_path):
+    pytest.importorskip("fsspec")
+    url = REMOTES[kind](tmp_path)
+    wanted = contents(lowered(model(), registry, delegraph.Cache(tmp_path / "one", remote=url)))
+    program = lowered(model(), registry, delegraph.Cache(tmp_path / "two", remote=url))
+    assert len(CountingBackend.calls) == 2
+    assert contents(program) == wanted
+    assert [row.compiled for row in program.report.delegates] == ["from the cache"] * 2
+    assert [p.name for p in entries(tmp_path / "one")] == [p.name for p in entries(tmp_path / "two")]
+    lowered(model(), registry, tmp_path / "two")
+    assert len(CountingBackend.calls) == 2
+
+
+def test_entries_of_a_remote_folder_are_checked(registry, tmp_path):
+    url = f"file://{tmp_path}/far"
+    wanted = contents(lowered(model(), registry, delegraph.Cache(tmp_path / "one", remote=url)))
+    for path in entries(tmp_path / "far"):
+        path.write_bytes(path.read_bytes()[:-1])
+    program = lowered(model(), registry, delegraph.Cache(tmp_path / "two", remote=url))
+    assert contents(program) == wanted
+    assert sum("remote cache entry" in note and "is not used" in note for note in said(program)) == 2
+    assert len(CountingBackend.calls) == 4
+    lowered(model(), registry, delegraph.Cache(tmp_path / "three", remote=url))
+    assert len(CountingBackend.calls) == 4  # they were written anew
+
+
+def slow(*args):
+    time.sleep(10)
+
+
+def full(*args):
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(("system", "why"), [(slow, "no answer in 0.05 s"), (full, "No space left on device")])
+def test_a_remote_folder_that_is_slow_or_full_is_one_line(system, why, registry, tmp_path, monkeypatch):
+    monkeypatch.setattr(remote_cache, "_PATIENCE", 0.05)
+    monkeypatch.setattr(remote_cache.RemoteFolder, "_open", system)
+    program = lowered(model(), registry, delegraph.Cache(tmp_path / "one", remote="memory://x"))
+    assert len(program.delegates) == 2
+    _, note = said(program)
+    assert note.startswith("the remote cache memory://x is not used: ") and why in note
+
+
+@pytest.mark.parametrize("url", ["nosuch://user:secret@host/folder?token=secret", "file:///proc/nowhere/x"])
+def test_a_remote_folder_that_is_away_is_one_line_without_its_password(url, registry, tmp_path):
+    program = lowered(model(), registry, delegraph.Cache(tmp_path / "one", remote=url))
+    assert len(program.delegates) == len(entries(tmp_path / "one")) == 2
+    _, note = said(program)
+    assert "is not used: " in note
+    assert "secret" not in note
+
+
+def test_the_environment_names_a_remote_folder(registry, tmp_path, monkeypatch):
+    monkeypatch.setenv("DELEGRAPH_CACHE_REMOTE", f"file://{tmp_path}/far")
+    lowered(model(), registry, tmp_path / "near")
+    assert len(entries(tmp_path / "far")) == len(entries(tmp_path / "near")) == 2
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    monkeypatch.setattr("delegraph.engine.cache.sys.platform", "linux")
+    lowered(model(), registry, None)
+    assert len(CountingBackend.calls) == 2
+    assert len(entries(tmp_path / "user/delegraph")) == 2
