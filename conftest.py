@@ -14,6 +14,8 @@ import hypothesis
 import pytest
 import torch
 
+from core.tests.support import warm
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start: one thread each, beside other workers
 torch.set_num_threads(1)
 
@@ -26,6 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)  # before hypothesis reads --hypothesis-profile, which is stronger
 def pytest_configure(config: pytest.Config) -> None:
     """The default suite draws the same examples each time: what fails in it is the change's. Slow sweeps draw anew."""
+    warm.open_session()  # in the process that starts the workers, so that they share it
     if config.getoption("markexpr") == "not slow":
         hypothesis.settings.load_profile("ci")
 
@@ -51,6 +54,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """What was collected stays to the end, so the garbage collector need not walk through it again and again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _warm_kit() -> None:
+    """The kit's processes need not export the common programs again in each worker."""
+    from delegraph_devkit.subprocesses import ForkServer
+
+    ForkServer.python = warm.kit_python()
 
 
 @pytest.hookimpl(optionalhook=True)

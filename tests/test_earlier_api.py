@@ -13,7 +13,7 @@ from delegraph.plugin import API_VERSION
 from delegraph_devkit import scaffold
 from delegraph_devkit.scaffold.names import Names
 
-from core.tests.support.warm import warm_python
+from core.tests.support.warm import warm_python, with_warm_kit
 
 OWN = '''
     def {name}(self, mine):
@@ -33,7 +33,7 @@ print(json.dumps({r.name: [r.status, r.message] for r in delegraph_devkit.run_ch
 
 def run(site, *arguments):
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("DELEGRAPH", "PYTEST"))}
-    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(site)}
+    environment |= {**with_warm_kit(), "PYTHONPATH": str(site)}
     done = subprocess.run([warm_python(), *arguments], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from core.tests.support.warm import warm_python
+from core.tests.support.warm import warm_python, with_warm_kit
 
 NAME = "my-npu"
 PAGE = Path(__file__).parent.parent / "docs" / "backend-authors.md"
@@ -28,7 +28,7 @@ def guide(beginning):
 def run(site, module, *arguments, folder):
     """``python -m module`` in ``folder`` with ``site`` on the path; what it printed."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("DELEGRAPH", "PYTEST"))}
-    environment |= {"OMP_NUM_THREADS": "1", **({"PYTHONPATH": str(site)} if site else {})}
+    environment |= {**with_warm_kit(), **({"PYTHONPATH": str(site)} if site else {})}
     command = [warm_python(), "-m", module, *arguments]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -7,6 +7,7 @@ What such a process cannot show: which modules a command imports, and what depen
 
 import atexit
 import ctypes
+import fcntl
 import functools
 import gc
 import importlib
@@ -14,24 +15,31 @@ import json
 import os
 import runpy
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import types
 import warnings
+import zlib
 from pathlib import Path
 from typing import NoReturn
 
 SHIM = """#!{python} -ISB
-import json, os, signal, socket, sys
+import json, os, signal, socket, subprocess, sys
 words = sys.argv[1:]
 plain = words and (words[0] in ("-c", "-m", "-W") or words[0][0] != "-")
-if plain and os.environ.get("PYTHONHASHSEED", {seed!r}) == {seed!r}:
+seed = os.environ.get("PYTHONHASHSEED", {unset!r})
+if plain and seed in {seeds!r}:
+    address = {address!r} + seed
+    if not os.path.exists(address):
+        subprocess.run([{python!r}, "-ISB", {file!r}, "start", address, seed, {prepare!r}], check=True)
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    server.connect({address!r})
+    server.connect(address)
     request = json.dumps([words, os.getcwd(), dict(os.environ)]).encode()
     socket.send_fds(server, [len(request).to_bytes(8, "little")], [0, 1, 2])
     server.sendall(request)
@@ -45,44 +53,92 @@ if plain and os.environ.get("PYTHONHASHSEED", {seed!r}) == {seed!r}:
 os.execv({python!r}, [{python!r}, *words])
 """
 """Is called as if it were Python: it hands a command to the process that has imported torch, and ends as that does."""
+FOLDER, OWNER, EXECUTABLE = "WARM_FOLDER", "WARM_OWNER", "WARM_EXECUTABLE"
+"""Variables: where warm processes listen, who they end with, and what ``sys.executable`` is in them."""
+
+
+def open_session() -> None:
+    """Let this process and all that it starts share their warm processes, until it ends."""
+    if FOLDER not in os.environ:
+        os.environ[FOLDER], os.environ[OWNER] = tempfile.mkdtemp(prefix="warm-"), str(os.getpid())
+        atexit.register(
+            lambda folder, owner: os.getpid() == owner and shutil.rmtree(folder), os.environ[FOLDER], os.getpid()
+        )
 
 
 @functools.cache
-def warm_python(seed: str = "random") -> str:
-    """The path of a Python that has imported torch already, where hashes have this seed.
+def warm_python(*seeds: str, prepare: str = "") -> str:
+    """The path of a Python that has imported torch already, where hashes have one of these seeds, "random" by default.
 
-    With options other than -c, -m and -W, or another PYTHONHASHSEED, it is the usual Python.
+    With options other than -c, -m and -W, or another PYTHONHASHSEED, it is the usual Python. The process that it is
+    forked from has run ``prepare``, code, and starts when it is first needed.
     """
-    folder = tempfile.TemporaryDirectory(prefix="warm-")
-    address = os.path.join(folder.name, "socket")
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    server = subprocess.Popen(
-        [sys.executable, "-P", __file__, address],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=variables | {"PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"},
+    open_session()
+    seeds = seeds or ("random",)
+    name = "-".join(("python", *seeds, f"{zlib.crc32(prepare.encode()):x}"))
+    shim = Path(os.environ[FOLDER], name)
+    text = SHIM.format(
+        **{"python": sys.executable, "file": __file__, "seeds": seeds},
+        **{"address": f"{shim}.", "prepare": prepare, "unset": seeds[0] if len(seeds) == 1 else "random"},
     )
-    assert server.stdout is not None and server.stdout.readline() == b"ready\n"
-    atexit.register(lambda: (server.communicate(), folder.cleanup()))
-    shim = Path(folder.name) / "python"
-    shim.write_text(SHIM.format(python=sys.executable, address=address, seed=seed))
-    shim.chmod(0o700)
+    with tempfile.NamedTemporaryFile("w", dir=shim.parent, delete=False) as file:
+        file.write(text)
+    os.chmod(file.name, 0o700)
+    os.rename(file.name, shim)
     return str(shim)
 
 
+KIT = """
+from delegraph_devkit.sweep import export_fixed
+from delegraph_devkit.warm_up import warm_up
+warm_up()
+export_fixed()
+"""
+
+
+def kit_python() -> str:
+    """A Python for the processes that the kit's checks run in: the common programs are exported there already."""
+    return warm_python("1", "2", prepare=KIT)
+
+
+def with_warm_kit() -> dict[str, str]:
+    """Variables for a command of ``warm_python``, that its kit may start processes with ``kit_python``."""
+    return {EXECUTABLE: kit_python(), "OMP_NUM_THREADS": "1"}
+
+
+def start(address: str, seed: str, prepare: str) -> None:
+    """Start the process that listens at ``address`` unless somebody did, and wait until it does."""
+    with open(f"{address}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.path.exists(address):
+            return
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        with open(f"{address}.log", "wb") as log:  # whoever needed it first waits for the end of its own streams
+            server = subprocess.Popen(
+                [sys.executable, "-P", __file__, "serve", address, prepare],
+                **{"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log},
+                env=variables | {"PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+        while not os.path.exists(address):
+            if server.poll() is not None:
+                sys.exit(f"no process could import torch beforehand: {Path(log.name).read_text()[-2000:]}")
+            time.sleep(0.02)
+
+
 def serve(address: str) -> tuple[list[str], str, dict[str, str]]:
-    """Fork for each command that comes to ``address`` until the input ends. Returns in the forked processes only."""
+    """Fork for each command that comes to ``address`` until the owner ends. Returns in the forked processes only."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(address)
+    listener.bind(f"{address}.new")
     listener.listen(64)
     ready = selectors.DefaultSelector()
     ready.register(listener, selectors.EVENT_READ)
-    ready.register(0, selectors.EVENT_READ)
-    print("ready", flush=True)
+    ready.register(os.pidfd_open(int(os.environ[OWNER])), selectors.EVENT_READ, "owner")
+    os.rename(f"{address}.new", address)
     callers: dict[int, tuple[int, socket.socket]] = {}
     while True:
         for key, _ in ready.select():
-            if key.fileobj == 0:
+            if key.data == "owner":
                 os._exit(0)
             if key.fileobj is listener:
                 caller, _ = listener.accept()
@@ -123,6 +179,7 @@ def run(arguments: list[str], folder: str, variables: dict[str, str]) -> None:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)
+    sys.executable = variables.get(EXECUTABLE, sys.executable)
     while arguments[0] == "-W":
         warnings._processoptions([arguments[1]])
         arguments = arguments[2:]
@@ -161,14 +218,21 @@ def end(raised: BaseException | None) -> NoReturn:
     os._exit((code or 0) & 255)
 
 
-if __name__ == "__main__":
+def import_torch(prepare: str) -> None:
     import torch
 
     torch.export.export(torch.nn.ReLU(), (torch.zeros(1),))  # the first export imports more than torch itself
+    exec(prepare)
     gc.collect()
     gc.freeze()
+
+
+if __name__ == "__main__" and sys.argv[1] == "start":
+    start(*sys.argv[2:])
+elif __name__ == "__main__":
+    import_torch(sys.argv[3])
     try:
-        run(*serve(sys.argv[1]))
+        run(*serve(sys.argv[2]))
     except BaseException as raised:
         end(raised)
     end(None)

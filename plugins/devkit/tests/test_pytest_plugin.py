@@ -4,7 +4,7 @@ import os
 import subprocess
 import textwrap
 
-from core.tests.support.warm import warm_python
+from core.tests.support.warm import warm_python, with_warm_kit
 
 CONFTEST = 'pytest_plugins = ["delegraph_devkit.pytest_plugin"]\n'
 TESTS = """
@@ -36,9 +36,7 @@ def run(folder, *arguments):
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_it.py").write_text(textwrap.dedent(TESTS))
     command = [warm_python(), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), *arguments]
-    return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env={**os.environ, **with_warm_kit()})
 
 
 def test_fixtures_and_cases(tmp_path):

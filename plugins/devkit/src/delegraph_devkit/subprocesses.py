@@ -22,7 +22,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 from delegraph.errors import InternalError
 
@@ -58,12 +58,15 @@ class Answer:
 class ForkServer:
     """A process that imports torch once and forks for every job, as seen from this one."""
 
+    python: ClassVar[str] = sys.executable
+    """What a server runs."""
+
     def __init__(self, hash_seed: int) -> None:
         code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve()"
         environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed)}
         self._log = tempfile.TemporaryFile()
         pipe = subprocess.PIPE
-        command = [sys.executable, "-c", code]
+        command = [self.python, "-c", code]
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._log, env=environment)
 
     def run(self, function: str, *args: Any, seconds: float, prepare: str | None = None) -> Answer:

@@ -1,12 +1,7 @@
 """A good backend passes, and for every check there is a backend that fails that one."""
 
-import functools
-
 import delegraph_devkit as devkit
 import pytest
-from delegraph.backend import BackendDetails, PreprocessResult
-from delegraph.partitioner import CapabilityPartitioner
-from delegraph.plugin import BackendSpec
 from delegraph_devkit.check import Status
 from delegraph_devkit.opinfo import call_names
 from delegraph_devkit.special_values import special_programs
@@ -119,11 +114,15 @@ def test_the_check_of_one_operator_finds_what_is_wrong_with_it(name, operator):
     assert SAYS[name] in results[1].message
 
 
-FAILS_NO_OTHER = ("wrong_relu", "trusting")
-"""Bad backends on which the default run tries every check, each of another part of the kit; ``slow`` tries all."""
+ALIKE = {*OPERATORS} - {"relu_loses_nan", "int64_mul_cut"}
+"""Bad backends on which all of a check is tried by ``slow`` only: the operator by itself is tried above."""
 
 
-@pytest.mark.parametrize("name", SAYS)
+def named(names, slow):
+    return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in names]
+
+
+@pytest.mark.parametrize("name", named(SAYS, slow=ALIKE))
 def test_a_bad_backend_fails_its_check(name):
     check = next(c for c, named in backends.BAD.items() if name in named)
     failed = str(failure(name, check))
@@ -133,7 +132,7 @@ def test_a_bad_backend_fails_its_check(name):
         assert "(torch.nn.Module):" in failed, "the program is shown"
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in FAILS_NO_OTHER else pytest.mark.slow) for n in SAYS])
+@pytest.mark.parametrize("name", named(SAYS, slow={*SAYS} - {"trusting"}))
 def test_a_bad_backend_fails_no_other_check(name):
     check = next(c for c, named in backends.BAD.items() if name in named)
     assert set(failures(devkit.run_checks(under_test(backends.BAD[check][name])))) == {check}
@@ -154,22 +153,10 @@ def test_what_a_backend_prints_is_a_warning_with_the_line():
 
 
 def test_what_a_backend_declares_is_excused():
-    """Only for the operator that it names, and only on unusual values."""
-
-    def register(registry, known):
-        spec = BackendSpec(
-            *("good", f"{backends.__name__}:GoodBackend", "GoodBackend"),
-            api=1,
-            known_differences=known,
-        )
-        return registry.register(spec, partitioner=backends.GoodPartitioner, runtime=backends.LosesNaN)
-
-    for known, status in (((("aten.relu.default", "loses NaN"),), Status.PASSED), ((), Status.FAILED)):
-        one = under_test(functools.partial(register, known=known))
-        one.run_elsewhere = lambda *args, **kwargs: (_ for _ in ()).throw(devkit.CheckSkipped("here"))
-        result = devkit.run_check(devkit.CHECKS["numerics"], one)
-        assert result.status is status, result.message
-        assert result.figures.get("excused", 1) == 1
+    """Only for the operator that it names, and only on unusual values; the same fails where nothing is declared."""
+    result = devkit.run_check(devkit.CHECKS["numerics"], under_test(backends.register_excused))
+    assert result.status is Status.PASSED, result.message
+    assert result.figures["excused"] == 1
 
 
 def test_a_delegate_that_hangs_is_ended():
@@ -178,9 +165,8 @@ def test_a_delegate_that_hangs_is_ended():
     assert "loading the first 0 of" in result.message and "did not come to an end in time" in result.message
 
 
-@pytest.mark.parametrize(
-    "name", ["arrays", *(pytest.param(n, marks=pytest.mark.slow) for n in ("weights", "shared_store"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["arrays", "weights", "shared_store"])
 def test_a_worse_backend_fails_several_checks(name):
     checks, register = backends.WORSE[name]
     assert checks <= set(failures(devkit.run_checks(under_test(register))))
@@ -191,24 +177,25 @@ def test_there_is_a_bad_backend_for_every_check():
     assert {name for named in backends.BAD.values() for name in named} == set(SAYS)
 
 
-class NothingBackend(BackendDetails):
-    @staticmethod
-    def preprocess(edge_program, compile_specs):
-        return PreprocessResult(b"")
-
-
 def test_a_backend_that_takes_nothing_is_told_so():
-    refuse = CapabilityPartitioner(lambda node: "no", "NothingBackend")
-
-    def register(registry):
-        return registry.register(NothingBackend, partitioner=refuse, name="n")
-
-    one = devkit.BackendUnderTest("n", register=register, gate=0)
-    named = ("accepted_compiles", "numerics", "deterministic", "debug_handles")
+    one = devkit.BackendUnderTest("n", register=backends.register_that_takes_nothing, gate=0)
+    named = ("accepted_compiles", "numerics", "debug_handles")
     results = {name: devkit.run_check(devkit.CHECKS[name], one) for name in named}
     assert "took nothing of 37 programs" in results["accepted_compiles"].message
     assert " x no\n" in results["accepted_compiles"].message
     assert "--example path.py:function" in results["accepted_compiles"].message
     assert results["numerics"].message == "backend 'n' has no runtime on this host, so nothing can be run"
-    assert "another process cannot import it" in results["deterministic"].message
     assert results["debug_handles"].status is Status.SKIPPED
+
+
+def test_a_backend_that_no_other_process_can_import():
+    """It is tried here, without protection, and the check that needs another process is skipped."""
+
+    def register(registry):
+        return backends.register_that_takes_nothing(registry)
+
+    one = devkit.BackendUnderTest("n", register=register, randoms=0)
+    one.__dict__["programs"] = one.programs[:1]
+    assert [o.program for o in one.rehearsal] == [one.programs[0].name]
+    result = devkit.run_check(devkit.CHECKS["deterministic"], one)
+    assert result.status is Status.SKIPPED and "another process cannot import it" in result.message

@@ -9,7 +9,7 @@ import pytest
 from delegraph_devkit import scaffold
 from delegraph_devkit.scaffold import Names
 
-from core.tests.support.warm import warm_python
+from core.tests.support.warm import warm_python, with_warm_kit
 
 
 @pytest.fixture
@@ -30,7 +30,9 @@ def test_its_own_test_passes(made):
     folder, path = made
     command = [warm_python(), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs", "tests/test_device.py"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("DELEGRAPH", "PYTEST"))}
-    done = subprocess.run(command, cwd=folder, env=environment | {"PYTHONPATH": path}, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=folder, env=environment | {"PYTHONPATH": path, **with_warm_kit()}, capture_output=True, text=True
+    )
     if "no C++ compiler" in done.stdout:
         pytest.skip(done.stdout)
     assert "7 passed" in done.stdout, done.stdout + done.stderr

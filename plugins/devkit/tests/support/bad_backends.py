@@ -18,7 +18,7 @@ from delegraph.backend import BackendDetails, CompileSpec, DelegateMappingBuilde
 from delegraph.errors import FormatError, NoRuntime, OptionError, Unsupported
 from delegraph.exported_program import constant_tensor, placeholders, user_inputs
 from delegraph.partitioner import CapabilityPartitioner
-from delegraph.plugin import OptionSpec
+from delegraph.plugin import BackendSpec, OptionSpec
 from delegraph.runtime import BackendRuntime, Compatibility
 from torch.fx import Node
 
@@ -671,6 +671,24 @@ class ReadsBeyond(GoodRuntime):
 
 def register_good(registry):
     return variant()(registry)
+
+
+def register_excused(registry):
+    """Loses NaN, and declares it."""
+    known = (("aten.relu.default", "loses NaN"),)
+    spec = BackendSpec("good", f"{__name__}:GoodBackend", "GoodBackend", api=1, known_differences=known)
+    return registry.register(spec, partitioner=GoodPartitioner, runtime=LosesNaN)
+
+
+class NothingBackend(BackendDetails):
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        return PreprocessResult(b"")
+
+
+def register_that_takes_nothing(registry):
+    refuse = CapabilityPartitioner(lambda node: "no", "NothingBackend")
+    return registry.register(NothingBackend, partitioner=refuse, name="n")
 
 
 BAD = {
