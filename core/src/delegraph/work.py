@@ -21,13 +21,14 @@ import numpy as np
 
 from .backend import Blob, DataEntry, NamedDataStoreOutput, PreprocessResult, TensorLayout
 from .errors import ContractViolation, FormatError
-from .exported.work import DTYPES, Form, Memory, read, write
+from .exported.work import DTYPES, NOT_IN_FORM, Form, Memory, read, write
 from .io.blob import stream
 from .io.weights import is_written, state_of
 
 __all__ = [
     "DTYPES",
     "MAGIC",
+    "NOT_IN_FORM",
     "Form",
     "Memory",
     "key_of",

@@ -540,6 +540,14 @@ def test_entries_of_a_remote_store_are_checked(registry, tmp_path):
     assert len(CountingBackend.calls) == 4  # they were written anew
 
 
+@pytest.mark.parametrize("answer", ["text", 7, [300], b"", memoryview(b"x" * 99)])
+def test_whatever_a_remote_store_answers_is_a_note(answer, registry, tmp_path, monkeypatch):
+    monkeypatch.setattr(Elsewhere, "read", lambda self, key: answer)
+    program = lowered(model(), registry, delegraph.Cache(tmp_path, remote=Elsewhere()))
+    assert len(program.delegates) == len(entries(tmp_path)) == 2
+    assert any("is not used: " in note for note in said(program))
+
+
 @pytest.mark.parametrize("why", [OSError(28, "No space left on device"), ValueError("its own")])
 def test_a_remote_store_that_fails_is_one_line_and_not_asked_again(why, registry, tmp_path):
     store = Elsewhere()

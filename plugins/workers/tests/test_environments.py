@@ -642,6 +642,36 @@ def test_answers_of_partitioners_are_not_trusted(answer, far, monkeypatch):
         delegraph.lower(Waves().eval(), (torch.ones(3),), backends=["far"], registry=far)
 
 
+class Marking(CapabilityPartitioner):
+    """Takes everything for TOSA, and leaves a mark for its backend."""
+
+    def __init__(self, mark):
+        super().__init__(lambda node: None, "TOSABackend")
+        self.mark = mark
+
+    def partition(self, exported_program):
+        result = super().partition(exported_program)
+        for node in exported_program.graph.nodes:
+            node.meta |= {"mark": self.mark, "local:mark": object(), "torch_fn": object()}
+        return result
+
+
+def test_marks_of_a_partitioner_there_arrive_or_nothing_does(far, monkeypatch):
+    """Some were left out without a word, and the backend then compiled something else."""
+    mark = [0.5, (1, None), {"a": 2}]
+    monkeypatch.setattr(serve, "_partitioner", lambda header: Marking(mark))
+    program = torch.export.export(Waves().eval(), (torch.ones(3),))
+    far.get_partitioner("far").partition(program)
+    found = [node.meta["mark"] for node in program.graph.nodes]
+    assert found == [mark] * len(found) and type(found[0][1]) is tuple
+    assert not any("local:mark" in node.meta for node in program.graph.nodes)
+    monkeypatch.setattr(serve, "_partitioner", lambda header: Marking(object()))
+    program = torch.export.export(Waves().eval(), (torch.ones(3),))
+    result = far.get_partitioner("far").partition(program)
+    assert not result.partition_tags and len(result.refusals) == 5
+    assert "left on x for its backend cannot be sent" in result.refusals[0].reason
+
+
 @pytest.mark.parametrize(
     "rows",
     [

@@ -195,6 +195,7 @@ class Lookups:
             unused, data = f"{'remote ' * (store is not self.cache)}cache entry {key}.entry is not used", None
             with self._noting(store, unused):
                 data = store.read(key)
+                data = None if data is None else bytes(data)  # a store of somebody else's may return anything
             if data is None:
                 continue
             with self._noting(self.cache, unused):  # a damaged entry is no reason to give the remote folder up

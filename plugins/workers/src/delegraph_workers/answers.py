@@ -13,7 +13,7 @@ from delegraph.backend import CompileSpec
 from delegraph.errors import ContractViolation, DelegraphError, Unsupported
 from delegraph.io.installed import code_of
 from delegraph.partitioner import DelegationSpec, Partitioner, PartitionResult, Reason, Refusal
-from delegraph.work import DTYPES, key_of, nonsense, packed, plain, unpacked, unplain, write
+from delegraph.work import DTYPES, NOT_IN_FORM, key_of, nonsense, packed, plain, unpacked, unplain, write
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -95,9 +95,18 @@ def _rows(program: ExportedProgram, before: list[set[str]], result: PartitionRes
         refusals.append([number[refusal.node], str(reason), refusal.final, details])
     metas = []
     for node, keys in zip(nodes, before, strict=True):
-        added = [key for key in node.meta if key not in keys and key != _TAG and not key.startswith("local:")]
-        metas.append([plain(node.meta.get(_TAG)), {key: plain(node.meta[key]) for key in added}])
+        metas.append([plain(node.meta.get(_TAG)), marks_of(node, keys)])
     return [tags, types, refusals, metas]
+
+
+def marks_of(node: Node, before: set[str]) -> dict[str, Any]:
+    """What a partitioner left in the metadata of ``node`` for its backend, as JSON that ``unplain`` reads.
+
+    ``before``: the keys that were there before. The tag is none of it, nor is what no form has. Raises
+    ContractViolation for a mark that JSON has no words for.
+    """
+    added = [key for key in node.meta if key not in before and not key.startswith("local:")]
+    return {key: plain(node.meta[key]) for key in added if key not in NOT_IN_FORM}
 
 
 def _read(key: str, data: bytes, program: ExportedProgram) -> PartitionResult:

@@ -24,7 +24,7 @@ from delegraph.exported_program import (
 )
 from delegraph.partitioner import DelegationSpec, Partitioner, PartitionResult, Reason, Refusal
 from delegraph.runtime import BackendRuntime, BlobHeader, Compatibility, Delegate
-from delegraph.work import Form, write
+from delegraph.work import Form, unplain, write
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
@@ -228,7 +228,7 @@ class RemotePartitioner(Partitioner):
         for name, tag in told["tags"].items():
             nodes[name].meta["delegation_tag"] = tuple(tag) if isinstance(tag, list) else tag
         for name, marks in told["marks"].items():
-            nodes[name].meta.update({str(k): v for k, v in marks.items() if k not in nodes[name].meta})
+            nodes[name].meta.update({str(k): unplain(v) for k, v in marks.items() if k not in nodes[name].meta})
         own = str(environment(self.name).told["backend_id"])
         specs = {}
         for tag, backend_id, given in told["partitions"]:

@@ -12,7 +12,7 @@ from typing import Any
 import delegraph
 import torch
 from delegraph.backend import CompileSpec
-from delegraph.errors import ContractViolation, DelegraphError
+from delegraph.errors import ContractViolation, DelegraphError, Unsupported
 from delegraph.exported import TRACING
 from delegraph.io.installed import code_of
 from delegraph.partitioner import Partitioner
@@ -27,6 +27,7 @@ from . import (
     serve_formats,
     serve_quantizer,
 )
+from .answers import marks_of
 from .constants import fetch_from
 from .operators import register_operators
 from .tensors import read_values, write_values
@@ -53,10 +54,7 @@ def partition(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
     with TRACING:
         result = who(program)
     tags = {n.name: n.meta["delegation_tag"] for n in program.graph.nodes if n.meta.get("delegation_tag") is not None}
-    marks = {
-        node.name: {k: v for k, v in node.meta.items() if k not in known and _is_plain(v) and k != "delegation_tag"}
-        for node, known in before.items()
-    }
+    marks = {node.name: _marks(node, known) for node, known in before.items()}
     return {
         "tags": {name: list(tag) if isinstance(tag, tuple) else tag for name, tag in tags.items()},
         "marks": {name: added for name, added in marks.items() if added},
@@ -77,8 +75,13 @@ def _refusal(node: Node, reason: str, final: bool) -> list[Any]:
     return [node.name, str(reason), final, getattr(reason, "hint", ""), getattr(reason, "cause", ""), of, changed]
 
 
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, str))
+def _marks(node: Node, before: set[str]) -> dict[str, Any]:
+    """``marks_of``. Raises Unsupported for one that cannot be sent: without it another blob might be compiled."""
+    try:
+        return marks_of(node, before)
+    except ContractViolation as e:
+        text = f"what its partitioner left on {node.name} for its backend cannot be sent: {e.message}"
+        raise Unsupported("unsupported", text) from e
 
 
 def keeps(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:

@@ -4,6 +4,6 @@ from .constants import Memory
 from .form import VERSION, Fetch, Form
 from .read import canonical, read
 from .values import DTYPES
-from .write import write
+from .write import NOT_IN_FORM, write
 
-__all__ = ["DTYPES", "VERSION", "Fetch", "Form", "Memory", "canonical", "read", "write"]
+__all__ = ["DTYPES", "NOT_IN_FORM", "VERSION", "Fetch", "Form", "Memory", "canonical", "read", "write"]

@@ -23,7 +23,7 @@ from .sizes import NoForm, SymbolsWritten
 from .values import NAMES, TypesWritten, written
 
 _BESIDE = ("stack_trace", "nn_module_stack")
-_ELSEWHERE = frozenset({
+NOT_IN_FORM = frozenset({
     "val", "debug_handle", *_BESIDE,
     EXPORTED, LEFT, "decomposed_from",  # for reports
     "delegation_tag", "no_copy",  # a partitioner's answer, which has been followed
@@ -115,7 +115,7 @@ class _Writer:
         # 0 for no handle; else handles are numbered from 1 in the order in which they appear
         number = 0 if handle is None else self._handles.setdefault(handle, len(self._handles) + 1)
         row = [*self._action(node, numbers), self._types.index(meta.get("val")), number]
-        extra = {key: meta[key] for key in meta.keys() - _ELSEWHERE if not str(key).startswith("local:")}
+        extra = {key: meta[key] for key in meta.keys() - NOT_IN_FORM if not str(key).startswith("local:")}
         if "custom" in extra:  # delegraph keeps names of layers there
             extra["custom"] = {k: v for k, v in extra["custom"].items() if not str(k).startswith("delegraph.")}
         extra = {key: value for key, value in extra.items() if value is not None and value != {}}
