@@ -131,6 +131,15 @@ def test_text_and_page(found):
     assert "Operators that only one takes" in page and "too large" in page and "<script" not in page
 
 
+def test_on_a_narrow_terminal_lowerings_stand_one_below_the_other(found):
+    _, compared = found
+    assert compared.text(1000) == compared.text() == str(compared)
+    lines = compared.text(40).split("\n")
+    heads = [line for line in lines if not line.startswith(" ")]
+    assert heads[:5] == [*(" + ".join(c.backends) for c in compared.candidates), "eager"]
+    assert max(len(line) for line in lines if line.startswith("  ") and "  error" not in line) <= 40
+
+
 def test_programs_without_inputs_are_lowered_and_not_run(found):
     registry, _ = found
     program = torch.export.export(Net().eval(), (torch.ones(3),))

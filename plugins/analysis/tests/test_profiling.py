@@ -200,6 +200,19 @@ def test_delegates_of_a_format_that_knows_no_steps_are_timed(saved, capsys):
     assert "0% of it on lines of the program" in shown and "TOSABackend" in shown and "by module" not in shown
 
 
+def test_the_operators_of_a_tosa_file_are_on_the_lines_that_it_was_written_with(tmp_path):
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            y = x.dim() and x.sin()
+            return (y + x.cos()).abs()
+
+    lowered = delegraph.lower(Model(), (torch.ones(3),), backends=["tosa"], options={"tosa": {"locations": True}})
+    lowered.save(tmp_path / "m.tosa")
+    found = delegraph.load(tmp_path / "m.tosa").profile(torch.ones(3), repeats=1)
+    lines = {str(line).partition(": ")[2]: part.what for part in found.parts for line in part.lines}
+    assert lines == {"y = x.dim() and x.sin()": "aten.sin.default", "return (y + x.cos()).abs()": "aten.abs.default"}
+
+
 @pytest.mark.parametrize(
     "content, says",
     [

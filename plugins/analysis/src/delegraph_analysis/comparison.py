@@ -15,7 +15,7 @@ from delegraph import LoweredProgram, Registry, default_registry, export, lower
 from delegraph.errors import DelegraphError, InputError, OptionError
 from delegraph.exported import TRACING, ExampleInputs, Program, Transform, all_nodes, operator_name
 from delegraph.host import FileFormat, Verification, call_of_model
-from delegraph.io.escape import table
+from delegraph.io.escape import printable, table
 from delegraph.reports import Report, format_seconds, format_size, left_operators
 from torch.export import ExportedProgram
 
@@ -152,9 +152,15 @@ class Comparison:
         return fragment("Comparison of backends", (), self._sections())
 
     def __str__(self) -> str:
-        rows = [list(map(str.upper, _HEADS)), *self._rows()]
-        only = (f"only {b} takes: {_counts(n)}" for b, n in self.alone.items())
-        return "\n".join([table(rows), self._how(), *only])
+        return self.text()
+
+    def text(self, width: int | None = None) -> str:
+        """A row for each lowering, as a table; one below the other if that is wider than ``width`` columns."""
+        shown = table([list(map(str.upper, _HEADS)), *self._rows()])
+        if width is not None and max(map(len, shown.split("\n"))) > width:
+            shown = "\n".join(map(_block, self._rows()))
+        only = (printable(f"only {b} takes: {_counts(n)}") for b, n in self.alone.items())
+        return "\n".join([shown, self._how(), *only])
 
 
 def compare(
@@ -360,6 +366,13 @@ def _alone(taken: Mapping[str, Handles]) -> dict[str, dict[str, int]]:
     times = Counter(handle for handles in taken.values() for handle in handles)
     found = {b: Counter(op for h, op in handles.items() if times[h] == 1) for b, handles in taken.items()}
     return {b: dict(counts) for b, counts in found.items() if counts} if len(taken) > 1 else {}
+
+
+def _block(row: Sequence[str]) -> str:
+    """A row of the table as lines, under what it is of; those of which nothing is known are left out."""
+    first, *facts = zip(_HEADS, row, strict=True)
+    known = [[f"  {head or 'error'}", cell] for head, cell in facts if cell not in ("-", "")]
+    return "\n".join([printable(first[1]), *filter(None, [table(known)])])
 
 
 def _counts(counts: Mapping[str, int]) -> str:

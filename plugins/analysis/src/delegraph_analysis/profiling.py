@@ -29,6 +29,8 @@ from torch.fx import Node
 
 _LISTED = 20
 """Rows of a table that the text has."""
+_NAME = 1000
+"""Characters of a name in it."""
 OVERLAPS = 1.05
 """How many times a call its parts may take before that is said to be because they ran at the same time."""
 
@@ -173,9 +175,14 @@ class ProgramProfile:
         lines = self.facts()
         for title, table in self.tables():
             lines.append(f"by {title}:")
-            lines += [f"  {_ms(s):>10}  {s / self.total:4.0%}  {name}" for name, s in table[:_LISTED]]
+            lines += [f"  {_ms(s):>10}  {s / self.total:4.0%}  {_short(name)}" for name, s in table[:_LISTED]]
             lines += [f"  and {len(table) - _LISTED} more"] if len(table) > _LISTED else []
         return "\n".join(map(printable, lines))  # a line end in a name begins no line here
+
+
+def _short(name: str) -> str:
+    """A name of a table: those of a file may have any length."""
+    return name if len(name) <= _NAME else f"{name[:_NAME]}… ({len(name)} characters)"
 
 
 def _ms(seconds: float) -> str:

@@ -10,6 +10,7 @@ import torch
 from delegraph.cli import main
 from delegraph.discovery.registry import Registry
 from delegraph.errors import FormatError
+from delegraph.formats import Verdict
 
 from core.tests.cli.test_main import echo, fails
 from core.tests.cli.test_terminal import EVIL, HOSTILE, LONG, PROGRESS_BAR
@@ -112,6 +113,16 @@ def test_no_text_of_a_file_reaches_the_terminal_with_control_characters(command,
     told = shown.out + shown.err.replace(PROGRESS_BAR, "")
     assert not [c for c in told if not (c.isprintable() or c in "\n\t")]
     assert (code == 0) == works and (not works or "x1b" in told or "u001b" in told)
+
+
+def test_what_a_judge_says_is_one_line(hostile, monkeypatch, capsys):
+    """It quotes names of the file, which would otherwise write verdicts of their own."""
+    said = f"no rule for n{EVIL}\n\naccepted by judge: all of it\x85{'x' * 100_000}"
+    judged = [Verdict("judge", False, said)]
+    monkeypatch.setattr("delegraph.host.FileFormat.verify", lambda file, path: judged, raising=False)
+    assert main(["inspect", hostile, "--verify"]) == 1
+    shown = capsys.readouterr().out
+    assert shown.count("\nrefused by judge: no rule") == 1 and "\naccepted" not in shown and len(shown) < 3000
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -15,8 +16,10 @@ from delegraph.formats import (
     Blob,
     DelegateFormat,
     LoadDelegate,
+    Origin,
     ProgramContents,
     Quantization,
+    Step,
     StoredBlob,
     Summary,
     Verdict,
@@ -28,7 +31,7 @@ from .evaluate.specialize import is_dynamic
 from .ir.graph import Array, Graph, Value
 from .ir.types import BLOCK_SCALED, DType
 from .options import Options
-from .serialize import joined, producer_of, producer_record, quantization, read, target_of
+from .serialize import joined, producer_of, producer_record, quantization, read, read_numbered, target_of
 from .serialize.trailer import Followed
 from .text import render
 from .tools import figures, sample, summarize, verdicts
@@ -44,6 +47,10 @@ _VERSIONS = {"1.1": " (TOSA 1.1, a draft)", "0.80": " (TOSA 0.80)"}
 """What is said of a version that is not 1.0."""
 _LISTED = 8
 """Names of inputs in an error."""
+_NEXT_SOURCE = re.compile(r" and (?=\w+ = )")
+"""What stands between the sources of an operator that several became."""
+_SOURCE = re.compile(r"\w+ = (?P<operator>\S+)(?: in (?P<module>\S+))?(?: at (?P<line>.+))?", re.DOTALL)
+"""``relu_1 = aten.relu.default in layers.0 at model.py:7, in forward: x = self.relu(x)``"""
 MAPPED = 1 << 28
 """Bytes from which on a file is mapped into memory."""
 
@@ -153,6 +160,22 @@ class TosaFormat(DelegateFormat):
         return {"forward": lambda *args, **kwargs: delegate(*_in_order(names, args, kwargs))}
 
     @classmethod
+    def profile(
+        cls, path: Path, load_delegate: LoadDelegate, see: Callable[[Step], None]
+    ) -> Mapping[str, Callable[..., Any]]:
+        """As ``read``; operators are of the lines that the file says, if it was written with ``locations``."""
+        forward = cls.read(path, load_delegate)["forward"]
+        _, numbers = read_numbered(_content(path))
+        inside = {str(number): _origin(operator.name, operator.source) for operator, number in numbers.items()}
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            results = forward(*args, **kwargs)
+            see(Step(cls.backend_id, inside=inside))
+            return results
+
+        return {"forward": call}
+
+    @classmethod
     def blobs(cls, path: Path) -> Sequence[StoredBlob]:
         """The one blob that the file is, with what made it."""
         (blob,) = super().blobs(path)
@@ -234,6 +257,15 @@ def _in_order(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, An
     if missing and kwargs:
         raise InputError("input-invalid", f"the input {missing[0]!r} is not given")
     return [*args, *(kwargs[name] for name in rest if name in kwargs)]
+
+
+def _origin(name: str, location: str | None) -> Origin:
+    """What an operator was made from, by the location in its file, which other writers word otherwise."""
+    sources = [_SOURCE.fullmatch(source) for source in _NEXT_SOURCE.split(location or "")]
+    if not location or None in sources:
+        return Origin((name,), (location,) if location else ())
+    operators, lines = ([match[part] for match in sources if match and match[part]] for part in ("operator", "line"))
+    return Origin(tuple(dict.fromkeys(operators)), tuple(dict.fromkeys(lines)))
 
 
 def _graph(path: Path) -> Graph:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import shutil
+import sys
 
 from delegraph import default_registry
 from delegraph.command import (
@@ -39,10 +41,11 @@ class Compare:
             from ..comparison import compare
 
             found = compare(**read_model(args.model).arguments(), backends=backends, options=options)
-        outcome = Outcome("delegraph.compare/1", found.to_json(), str(found))
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        outcome = Outcome("delegraph.compare/1", found.to_json(), found.text(width))
         if args.report:
             suffix = args.report.suffix.lower()
             html = suffix in (".html", ".htm")
-            text = found.to_html() if html else as_json(outcome) if suffix == ".json" else outcome.text
+            text = found.to_html() if html else as_json(outcome) if suffix == ".json" else str(found)
             write_whole(args.report, f"{text}\n".encode())
         return outcome

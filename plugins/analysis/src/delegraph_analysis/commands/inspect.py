@@ -11,6 +11,7 @@ from delegraph.command import Outcome, expect_file, expect_places, output_path, 
 from delegraph.errors import UsageError
 from delegraph.host import FileFormat
 from delegraph.io.atomic_write import write_whole
+from delegraph.io.escape import LONGEST, printable
 
 from ..summaries import summary_text
 
@@ -47,7 +48,7 @@ class Inspect:
         verdicts = file_format.verify(args.file) if args.verify else []
         if args.verify:
             content["verdicts"] = [verdict._asdict() for verdict in verdicts]
-            texts += [f"{_VERDICTS[v.accepted]} {v.judge}: {v.detail}" for v in verdicts]
+            texts += [_line_of(f"{_VERDICTS[v.accepted]} {v.judge}: {v.detail}") for v in verdicts]
         refused = any(verdict.accepted is False for verdict in verdicts)
         refused = refused or (answer is not None and answer.verdict == "cannot")
         return Outcome("delegraph.inspect/1", content, "\n".join(texts), int(refused))
@@ -64,6 +65,12 @@ def _inspect(file_format: FileFormat, args: argparse.Namespace) -> tuple[dict[st
         return content, text
     inspection = file_format.inspect(args.file)
     return {**content, **inspection.to_json()}, str(inspection)
+
+
+def _line_of(text: str) -> str:
+    """A text as one line: what a judge says may quote names of the file, which have any letters and any length."""
+    shown = printable("; ".join(filter(None, map(str.strip, text.splitlines()))))
+    return shown if len(shown) <= LONGEST else f"{shown[:LONGEST]}… ({len(shown)} characters)"
 
 
 _VERDICTS = {True: "accepted by", False: "refused by", None: "not asked:"}
