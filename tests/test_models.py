@@ -70,10 +70,11 @@ def test_the_strict_validator_accepts(name):
     reference_tools.check_strictly(lowered(name)[2].delegates[0].processed_bytes, profiles="pro_fp")
 
 
-LARGE = pytest.param("resnet50", marks=pytest.mark.slow)  # 20 s in the reference model
+LARGE = ("resnet18", "resnet50")
+"""7 and 20 s in the reference model."""
 
 
-@pytest.mark.parametrize("name", [LARGE if name == "resnet50" else name for name in MODELS])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LARGE else n for n in MODELS])
 def test_the_reference_model_agrees_with_eager(name):
     module, inputs, program = lowered(name)
     arrays = [x.numpy() for x in inputs]

@@ -283,7 +283,10 @@ def test_constants_without_dimensions(tmp_path: Any) -> None:
     check_both_runtimes(lowered, module, [call], tmp_path / "m.pte")
 
 
-@pytest.mark.parametrize("name", ["mobilenet-v2", *(pytest.param(n, marks=pytest.mark.slow) for n in ("resnet-18",))])
+LARGE = [pytest.param(name, marks=pytest.mark.slow) for name in ("mobilenet-v2", "resnet-18")]
+
+
+@pytest.mark.parametrize("name", ["u-net", *LARGE])
 def test_no_fewer_operators_than_executorch_delegates(name: str, tmp_path: Any) -> None:
     torch.manual_seed(0)
     module, calls, shapes = MODELS[name]()
