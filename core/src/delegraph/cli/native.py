@@ -36,6 +36,7 @@ def stdout_kept(to_the_end: bool) -> Iterator[None]:
         if not to_the_end:
             import ctypes  # imported late: it takes milliseconds, which most commands save
 
-            ctypes.CDLL(None).fflush(None)
+            # Windows has no name for "what this process has loaded", but one library of C
+            ctypes.CDLL(None if os.name == "posix" else "ucrtbase").fflush(None)
             os.dup2(original, 1)
         os.close(original)

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any, ClassVar
 
-from delegraph.errors import InternalError
+from delegraph.errors import DelegraphError, InternalError
 
 MEMORY = 3 << 30
 """Bytes that a job may use beyond what its process has when it starts."""
@@ -62,6 +62,11 @@ class ForkServer:
     """What a server runs."""
 
     def __init__(self, hash_seed: int) -> None:
+        if not hasattr(os, "fork"):
+            hint = "Linux and macOS have forks, and so has the Windows Subsystem for Linux"
+            raise DelegraphError(
+                "devkit/no-fork", "the checks run in forks, which this system does not have", hint=hint
+            )
         code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve()"
         environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed)}
         self._log = tempfile.TemporaryFile()
@@ -226,5 +231,6 @@ def _limit_memory(beyond: int) -> None:
 
     with open("/proc/self/statm") if os.path.exists("/proc/self/statm") else contextlib.nullcontext() as file:
         used = int(file.read().split()[0]) * resource.getpagesize() if file is not None else 1 << 34
-    resource.setrlimit(resource.RLIMIT_AS, (used + beyond, used + beyond))
+    if sys.platform == "linux":  # macOS has the name, and refuses the limit
+        resource.setrlimit(resource.RLIMIT_AS, (used + beyond, used + beyond))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +39,13 @@ class Generate:
         tokenizer: Any = _tokenizer(args.tokenizer) if args.tokenizer else None
         prompt = args.prompt_tokens or tokenizer.encode(args.prompt).ids
         with progress(f"generating {args.max_new_tokens} tokens"):
-            import resource
-
             import delegraph
 
             from .generation import generate
 
             loaded = [delegraph.load(path, runtime=args.runtime) for path in args.files]
             done = generate(loaded if len(loaded) > 1 else loaded[0], prompt, args.max_new_tokens, stop=args.stop)
-            memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts kilobytes
+            memory = _peak_memory()
         first, rest = done.rates
         text = tokenizer.decode(done.tokens) if tokenizer else None
         content = {
@@ -57,9 +56,21 @@ class Generate:
             "tokens_per_second": rest,
             "peak_memory": memory,
         }
-        speed = f"prompt {first:.4g} tokens/s, then {rest:.4g} tokens/s; peak memory {memory / 1e6:.4g} MB"
+        speed = f"prompt {first:.4g} tokens/s, then {rest:.4g} tokens/s"
+        if memory is not None:
+            speed += f"; peak memory {memory / 1e6:.4g} MB"
         shown = " ".join(map(str, done.tokens)) if text is None else text
         return Outcome("delegraph.generate/1", content, f"{shown}\n{speed}")
+
+
+def _peak_memory() -> int | None:
+    """The most bytes that this process had in memory; None on Windows, which does not say."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024  # Linux counts kilobytes, macOS bytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _tokenizer(path: Path) -> Any:

@@ -51,6 +51,9 @@ class WorkerProcess:
     """
 
     def __init__(self, folder: Path, python: str | None = None) -> None:
+        if os.name != "posix":
+            hint = "Linux and macOS can, and so can the Windows Subsystem for Linux; in this process: without isolation"
+            raise DelegraphError("workers/not-started", "workers cannot be started on this system", hint=hint)
         self._folder, self.python = folder, python
         (requests, asks), (tells, answers), (lifeline, self._lifeline) = os.pipe(), os.pipe(), os.pipe()
         self._output = tempfile.TemporaryFile(dir=folder)

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from typing import Any
 
 
@@ -48,9 +49,17 @@ def _die_with(lifeline: int) -> None:
     """End this process when the other end of ``lifeline`` is closed, also in the middle of native code."""
     import fcntl
 
+    if not hasattr(fcntl, "F_SETSIG"):  # only Linux sends a signal; elsewhere a thread waits, as long as it gets a turn
+        threading.Thread(target=_end_after, args=(lifeline,), daemon=True).start()
+        return
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def _end_after(lifeline: int) -> None:
+    os.read(lifeline, 1)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,75 @@
+"""Without what only POSIX has: a model is lowered, saved, read and verified, and commands run as on Windows.
+
+The names that Windows lacks are taken away in a process. That shows what a missing name breaks; it is not Windows.
+"""
+
+import subprocess
+
+import pytest
+
+from core.tests.support.warm import warm_python
+
+HIDING = """
+import os, signal, sys
+
+for name in ("fork", "register_at_fork", "O_TMPFILE", "getloadavg", "pread", "killpg", "mkfifo"):
+    if hasattr(os, name):
+        delattr(os, name)
+for name in ("SIGKILL", "SIGCHLD", "SIGHUP", "SIGQUIT", "SIGPROF", "setitimer", "sigtimedwait", "pthread_sigmask"):
+    if hasattr(signal, name):
+        delattr(signal, name)
+for name in ("fcntl", "resource", "pwd", "grp"):
+    sys.modules[name] = None
+sys.platform = "win32"  # os.name stays: pathlib would make paths of Windows
+"""
+USING = """
+import delegraph, torch
+from delegraph.cli import main
+from pathlib import Path
+
+model, x = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).eval(), torch.ones(1, 4)
+cache = delegraph.Cache("cache")
+for _ in range(2):
+    lowered = delegraph.lower(model, (x,), backends=["tosa"], cache=cache)
+assert lowered.verify(x).agrees()
+lowered.save("model.tosa")
+lowered.save("model.tosa")
+assert torch.equal(delegraph.load("model.tosa")(x)[0], lowered(x))
+torch.export.save(torch.export.export(model, (x,)), "model.pt2")
+assert main(["backends"]) == 0
+assert main(["lower", "model.pt2", "--backend", "tosa", "-o", "again.tosa", "--verify", "--report", "report.html"]) == 0
+assert main(["inspect", "again.tosa"]) == 0
+print(sorted(p.name for p in Path.cwd().iterdir()))
+"""
+NEEDING_FORKS = """
+from delegraph.errors import DelegraphError
+from delegraph_devkit.subprocesses import ForkServer
+
+try:
+    ForkServer(0)
+except DelegraphError as error:
+    print(error)
+"""
+
+
+def without_posix(code, folder):
+    """What ``code`` prints where these names are missing. The last lines of an error are in the failure."""
+    # imported before: the standard library has looked for them by then, as that of Windows knows not to
+    begin = "import subprocess, tempfile, multiprocessing, torch, socket\n"
+    done = subprocess.run([warm_python(), "-c", begin + HIDING + code], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("not hasattr(__import__('os'), 'fork')")
+def test_lowering_files_cache_and_commands(tmp_path):
+    printed = without_posix(USING, tmp_path)
+    assert printed.splitlines()[-1] == "['again.tosa', 'cache', 'model.pt2', 'model.tosa', 'report.html']"
+
+
+@pytest.mark.skipif("not hasattr(__import__('os'), 'fork')")
+def test_what_needs_forks_says_so(tmp_path):
+    assert "the checks run in forks, which this system does not have\n  hint: Linux" in without_posix(
+        NEEDING_FORKS, tmp_path
+    )
