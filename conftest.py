@@ -18,6 +18,7 @@ from core.tests.support import warm
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start: one thread each, beside other workers
 torch.set_num_threads(1)
+gc.set_threshold(20_000, 20, 50)  # an export makes many objects: by default a tenth of the time goes to collecting them
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
