@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult
+from delegraph.discovery.doctor.report import report
 from delegraph.discovery.registry import Registry
 from delegraph.errors import FormatError, InputError, PluginConflict, PluginUnavailable
 from delegraph.formats import Quantization, QuantizationParameters
@@ -483,6 +484,13 @@ def test_an_environment_of_the_first_workers_serves_what_it_has(far, tmp_path, m
     assert any("gives no fingerprint" in note for note in lowered.report.notes)
     assert not far.backends()[0].has_quantizer and not far.backends()[0].formats
     assert far.runtime_for("far").compatible(BlobHeader("TOSABackend", 9, b"something", ""), []) is None
+
+
+def test_doctor_names_the_environments(far):
+    (row,) = report(far.plugins(), (), {}).plugins
+    place = f"[backends.far] of {config.path_of_settings()}: {sys.executable}"
+    assert row.environments == {"far": place}
+    assert f"\n  far is in {place}" in str(row)
 
 
 def test_services_are_listed_and_others_refused():

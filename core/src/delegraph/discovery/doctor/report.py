@@ -33,6 +33,8 @@ class PluginRow:
     status: Status
     offers: Mapping[str, tuple[str, ...]]
     """``backends``, ``commands``, ``formats`` and so on -> the names under which the plugin offers them."""
+    environments: Mapping[str, str]
+    """Name of a backend that is in an environment of its own -> where that is, and what names it."""
     problems: tuple[Fault, ...]
     warnings: tuple[Fault, ...]
 
@@ -40,6 +42,7 @@ class PluginRow:
         """The plugin in lines of text: name and status, what it offers, problems, warnings."""
         head = f"[{self.status}] {self.name} ({self.distribution} {self.version}".rstrip() + f") {self.location}"
         offers = [f"  {kind}: {', '.join(names)}" for kind, names in self.offers.items() if names]
+        offers += [f"  {name} is in {place}" for name, place in self.environments.items()]
         problems = [line for p in self.problems for line in _lines("problem", p)]
         warnings = [line for w in self.warnings for line in _lines("warning", w)]
         return "\n".join(map(printable, [head, *offers, *problems, *warnings]))
@@ -129,6 +132,7 @@ def _row(
             for hook, kind in DECLARATION_OF.items()
             if kind.alone or kind is BackendSpec
         },
+        environments={d.key: d.location for d in record.declarations if isinstance(d, BackendSpec) and d.location},
         problems=problems,
         warnings=tuple(dict.fromkeys(warnings)),
     )
