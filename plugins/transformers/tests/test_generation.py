@@ -25,6 +25,13 @@ def small(kind="Llama", **more):
     return model
 
 
+def mamba():
+    sizes = {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 2, "chunk_size": 8}
+    config = transformers.Mamba2Config(hidden_size=32, num_hidden_layers=1, vocab_size=50, pad_token_id=0, **sizes)
+    torch.manual_seed(0)
+    return transformers.Mamba2ForCausalLM(config).eval()
+
+
 def greedy(model, count):
     with torch.no_grad():
         made = model.generate(torch.tensor([PROMPT]), max_new_tokens=count, do_sample=False, eos_token_id=None)
@@ -81,6 +88,25 @@ def test_lower_takes_a_model_with_its_generation_config_and_leaves_it_alone():
     assert {tuple(n.meta["val"].shape) for n in caches} == {(1, 1, 30, 16)}
 
 
+def test_a_model_with_states_goes_on_from_those_that_it_is_given():
+    from delegraph_transformers import generation_steps
+
+    model = mamba()
+    step = generation_steps(model)["program"]["decode"]
+    tokens = [*PROMPT, *greedy(model, 20)]
+    scores, states, made = torch.empty(0), step.empty_caches, []
+    with torch.no_grad():
+        # pieces of 3, 3 and 1 tokens, and then each token that eager made
+        for begin, end in [(0, 3), (3, 6), *((k, k + 1) for k in range(6, len(tokens) - 1))]:
+            kept = [state.clone() for state in states]
+            scores, after = step(torch.tensor([tokens[begin:end]]), torch.tensor([begin]), states)
+            assert all(map(torch.equal, states, kept)), "what the caller passed stays as it is"
+            states = after
+            made += [int(scores.argmax())] if end >= len(PROMPT) else []
+    assert made == tokens[len(PROMPT) :]
+    assert not any(state.any() for state in step.empty_caches)
+
+
 def test_what_does_not_fit_is_said(llama):
     from delegraph_transformers import generate, generation_steps
     from delegraph_transformers.models import read
@@ -102,7 +128,7 @@ def test_what_does_not_fit_is_said(llama):
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", ["float", "int8", "int4"])
 @pytest.mark.parametrize("backend", ["tosa", "xnnpack"])
-@pytest.mark.parametrize("kind", ["Llama", "Qwen3", "Gemma3", "Phi3", "Mixtral"])
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3", "Gemma3", "Phi3", "Mixtral", "Mamba2"])
 def test_families(kind, backend, weights, tmp_path):
     from delegraph_transformers import generate, generation_steps
     from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, PerGroup, quantize_
@@ -112,7 +138,7 @@ def test_families(kind, backend, weights, tmp_path):
         "Gemma3": {"head_dim": 16, "sliding_window": 8},
         "Mixtral": {"num_local_experts": 4},
     }
-    model = small(kind, **more.get(kind, {}))
+    model = mamba() if kind == "Mamba2" else small(kind, **more.get(kind, {}))
     if weights == "int8":
         quantize_(model, Int8WeightOnlyConfig())
     elif weights == "int4":
@@ -124,3 +150,8 @@ def test_families(kind, backend, weights, tmp_path):
     wanted = greedy(model, 20)
     assert generate(lowered, PROMPT, 20).tokens == wanted
     assert generate(delegraph.load(tmp_path / "m.pte"), PROMPT, 20).tokens == wanted
+    if backend == "tosa" and len(lowered.delegates) == 2:
+        files = [tmp_path / "prefill.tosa", tmp_path / "decode.tosa"]
+        for file, delegate in zip(files, lowered.delegates, strict=True):
+            delegate.save(file)
+        assert generate([delegraph.load(file) for file in files], PROMPT, 20).tokens == wanted

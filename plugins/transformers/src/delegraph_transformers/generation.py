@@ -12,8 +12,11 @@ import torch
 from delegraph.errors import InputError
 from delegraph.exported_program import user_inputs
 
-_CACHE = re.compile(r"caches\D*(\d+)\D*")
-"""The name of a cache: ``caches_0`` in programs and ``.tosa`` files, ``caches[0]`` in ``.pte`` files."""
+_CACHE = re.compile(r"(?:caches|states)\D*(\d+)\D*")
+"""The name of a cache: ``caches_0`` in programs and ``.tosa`` files, ``caches[0]`` in ``.pte`` files.
+
+``states`` are those of models that remember tokens in states of one size.
+"""
 
 
 @dataclass
@@ -74,9 +77,9 @@ def _expect_fitting(step: _Step, prompt: Sequence[int], max_new_tokens: int) -> 
         raise InputError(
             "input-invalid", f"{len(prompt)} tokens are given and {max_new_tokens} wanted: at least 1 each"
         )
-    room = step.caches[0][0][2]
+    room = step.room
     # the last token is not given to the model any more
-    if len(prompt) + max_new_tokens - 1 > room:
+    if room is not None and len(prompt) + max_new_tokens - 1 > room:
         text = f"a prompt of {len(prompt)} tokens and {max_new_tokens} more do not fit into the cache, which has {room}"
         hint = "lower the model with a longer one: generation_steps(model, cache_length=...)"
         raise InputError("input-invalid", text, hint=hint)
@@ -89,7 +92,7 @@ class _Step:
     """A method of a program: ``step(tokens, position, caches)`` returns scores and new caches.
 
     ``length``: how many tokens a call takes. ``caches``: (shape, dtype) of each. ``vocabulary``: how many tokens there
-    are, 0 if the file does not say.
+    are, 0 if the file does not say. ``room``: how many tokens the caches hold, None if there is no limit.
     """
 
     def __init__(
@@ -99,12 +102,17 @@ class _Step:
         self._call, self._names, self.vocabulary = call, list(inputs), scores
         numbered = {int(match[1]): given for key, given in inputs.items() if (match := _CACHE.fullmatch(key))}
         self.caches = [numbered[k] for k in sorted(numbered)]
-        if not self.caches or {"input_ids", "position"} - inputs.keys():
+        # keys and values are [B, heads, room, head size]; states do not grow with the tokens
+        rooms = (shape[2] for key, (shape, _) in inputs.items() if key.startswith("caches") and len(shape) == 4)
+        self.room = next(rooms, None)
+        # a file of a model with states may leave out the position, which such a model does not read
+        needed = {"input_ids", "position"} if self.room is not None else {"input_ids"}
+        if not self.caches or needed - inputs.keys():
             hint = "lower a language model: delegraph.lower(model) or delegraph_transformers.generation_steps"
             text = f"{name} takes ({', '.join(inputs)}), and a step takes input_ids, position and caches"
             raise InputError("input-invalid", text, hint=hint)
         (batch, self.length), self._tokens = inputs["input_ids"]
-        self._position = inputs["position"][1]
+        self._position = inputs["position"][1] if "position" in inputs else torch.long
         if batch != 1:
             raise InputError("input-invalid", f"{name} takes {batch} sequences at once; generate makes one")
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from delegraph.errors import InputError
 
-from .steps import Step
+from .steps import RecurrentStep, Step, is_recurrent
 
 _PROMPT = 32
 """How many tokens ``prefill`` takes, unless the caller says so."""
@@ -31,9 +31,11 @@ def generation_steps(
     told = getattr(settings, "cache_config", None) or {}
     batch = batch or told.get("batch_size") or 1
     cache_length = cache_length or told.get("max_cache_len") or getattr(settings, "max_length", None)
-    cache_length = cache_length or min(_CACHE, model.config.get_text_config().max_position_embeddings)
+    # models with states have as many positions as anybody wants
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", _CACHE)
+    cache_length = cache_length or min(_CACHE, positions)
     prompt_length = min(prompt_length or _PROMPT, cache_length)
-    step = Step(model, batch, cache_length)
+    step = RecurrentStep(model, batch) if is_recurrent(model) else Step(model, batch, cache_length)
     lengths = {"prefill": prompt_length, "decode": 1}
     inputs = {
         method: (torch.zeros(batch, length, dtype=torch.long), torch.zeros(1, dtype=torch.long), step.empty_caches)

@@ -1,4 +1,4 @@
-"""A language model as steps over one static cache, which is an argument and a result: no step hides a state.
+"""A language model as steps over its caches or states, which are arguments and results: no step hides a state.
 
 Each method, ``prefill`` for a piece of the prompt and ``decode`` for one token, takes what the other returned. So they
 work in formats whose methods do not share memory, and in two files as well.
@@ -6,6 +6,7 @@ work in formats whose methods do not share memory, and in two files as well.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -56,15 +57,73 @@ class Step(torch.nn.Module):
                 layer.keys, layer.values, layer.cumulative_length = keys, values, length
 
 
+class RecurrentStep(torch.nn.Module):
+    """A call of a causal language model that remembers all tokens in states of one size, such as Mamba.
+
+    ``input_ids``: int64 [B, L], the next L tokens. ``position`` is what ``Step`` takes, and is not read. ``states``: of
+    each layer in turn the last inputs of its convolution [B, channels, kernel size] and what its recurrence keeps, such
+    as [B, heads, head size, state size]. Returns the logits of the last token [B, vocabulary], and the new ``states``.
+    """
+
+    def __init__(self, model: Any, batch: int) -> None:
+        """``model``: one for which ``is_recurrent`` holds. Raises InputError if it has states of another kind."""
+        super().__init__()
+        from transformers import DynamicCache
+
+        self.model, self.cache = model, DynamicCache(config=model.config)
+        self.training = model.training
+        with torch.no_grad():  # the layers make their states in the first call
+            self._call(torch.zeros(batch, 1, dtype=torch.long, device=model.device))
+        if unknown := [layer for layer in self.cache.layers if not hasattr(layer, "recurrent_states")]:
+            text = f"{type(model).__name__} keeps its tokens in a {type(unknown[0]).__name__}, beside its states"
+            raise InputError("input-invalid", text, hint=_HINT)
+
+    @property
+    def empty_caches(self) -> list[torch.Tensor]:
+        """States before the first token."""
+        return [torch.zeros_like(kept[0]) for kept in self._kept]
+
+    @property
+    def _kept(self) -> list[dict[int, torch.Tensor]]:
+        """The dictionaries in which the layers keep their states, each under the key 0."""
+        cache: Any = self.cache
+        return [kept for layer in cache.layers for kept in (layer.conv_states, layer.recurrent_states)]
+
+    def forward(
+        self, input_ids: torch.Tensor, position: torch.Tensor, states: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        before = [kept[0] for kept in self._kept]
+        try:
+            # the layers write in place: into copies, so that what the caller passed stays as it is
+            for kept, state in zip(self._kept, states, strict=True):
+                kept[0] = state.clone()
+            return self._call(input_ids)[:, -1], [kept[0] for kept in self._kept]
+        finally:
+            for kept, state in zip(self._kept, before, strict=True):
+                kept[0] = state
+
+    def _call(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The logits of each token [B, L, vocabulary]; the layers go on from the states that they have."""
+        model: Any = self.model
+        return model(input_ids=tokens, cache_params=self.cache, use_cache=True).logits
+
+
+def is_recurrent(model: Any) -> bool:
+    """Whether ``model`` takes ``cache_params``, transformers' name for states instead of keys and values."""
+    return model.can_generate() and "cache_params" in inspect.signature(model.forward).parameters
+
+
+_HINT = "give example inputs: delegraph.lower(model, example_kwargs={...}) lowers a call without a cache"
+
+
 def _exportable(model: Any, batch: int, cache_length: int) -> torch.nn.Module:
     """transformers' own recipe for a model with a static cache. Raises InputError where it has none for the model."""
     from transformers import GenerationConfig
     from transformers.integrations.executorch import TorchExportableModuleForDecoderOnlyLM
 
-    hint = "give example inputs: delegraph.lower(model, example_kwargs={...}) lowers a call without a cache"
     if not model.can_generate():
         text = f"{type(model).__name__} does not generate: what it is called with is not known"
-        raise InputError("input-invalid", text, hint=hint)
+        raise InputError("input-invalid", text, hint=_HINT)
     given = model.generation_config
     settings = given.to_dict() if given is not None else {}
     make: Any = GenerationConfig
@@ -73,6 +132,6 @@ def _exportable(model: Any, batch: int, cache_length: int) -> torch.nn.Module:
         return TorchExportableModuleForDecoderOnlyLM(model, batch, cache_length, model.device).model
     except (AttributeError, AssertionError, ValueError, TypeError) as e:  # what the recipe meets first in other models
         text = f"transformers has no static cache for {type(model).__name__}: {e}"
-        raise InputError("input-invalid", text, hint=hint) from e
+        raise InputError("input-invalid", text, hint=_HINT) from e
     finally:
         model.generation_config = given
