@@ -45,71 +45,66 @@ CAUSES = {
 """Model -> the code at which the one cause begins, and what to do about it."""
 
 
-def lower(folder, models, *options):
-    """One process for all: its exit code, and what ``--json`` printed."""
-    command = [warm_python(), "-m", "delegraph", "lower", *models, "--backend", "tosa", "--json", *options]
-    command += ["--verify", "--require-full", "--max-delegates", "1", "--rows", str(folder / "rows.jsonl")]
+def matrix(store, models, *options):
+    """One command for all: its exit code, and model -> its row with its report."""
+    command = [warm_python(), "-m", "delegraph", "matrix", *models, "--backends", "tosa", "--json", *options]
+    command += ["--require-full", "--max-delegates", "1", "--files", ".tosa", "--runs", "0", "--store", str(store)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=900)
     assert done.stdout, done.stderr
     found = json.loads(done.stdout)
     jsonschema.validate(found, SCHEMA)
-    return done.returncode, found
-
-
-def written(folder):
-    """The flags that have a report and a file of each MODEL written."""
-    return "--report", str(folder / "{}.txt"), "-o", str(folder / "{}.tosa")
+    reports = [json.loads((store / row["measured"]["report"]).read_text()) for row in found["rows"]]
+    return done.returncode, {row["model"]: row | {"report": r} for row, r in zip(found["rows"], reports, strict=True)}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def store(tmp_path_factory):
     return tmp_path_factory.mktemp("fifteen")
 
 
 @pytest.fixture(scope="module")
-def rows(folder):
-    """Model -> its row; a text report and, of one delegate, a .tosa file of each are in ``folder``."""
+def rows(store):
+    """Model -> its row; the .tosa files of what is one delegate are in the store."""
     models = [*WHOLE, *CAUSES, *(f"{name}_changed" for name in CAUSES)]
     assert len(WHOLE) + len(CAUSES) == 15
-    code, found = lower(folder, models, *written(folder))
-    assert code == 1 and found["failed"] == len(CAUSES), [row["error"] for row in found["models"]]
-    return {row["model"]: row for row in found["models"]}
+    code, found = matrix(store, models)
+    failed = [row["error"] for row in found.values() if row["error"] is not None]
+    assert code == 1 and len(failed) == len(CAUSES), failed
+    return found
 
 
 @pytest.mark.parametrize("model", [*WHOLE, *(f"{name}_changed" for name in CAUSES)])
-def test_a_single_file(rows, folder, model):
+def test_a_single_file(rows, store, model):
     report = rows[model]["report"]
     assert rows[model]["error"] is None and not report["causes"] and not report["host_operators"]
-    assert len(report["delegates"]) == 1 and rows[model]["verification"]["relative_error"] < 1e-5
-    reference_tools.judge(Path(rows[model]["output"]["path"]).read_bytes(), TosaSpec.parse("TOSA-1.0+FP+INT"))
-    text = (folder / f"{model.split(':')[1]}.txt").read_text("utf-8")
-    assert " operators delegated, in 1 delegate; 0 on the host" in text and "hint:" not in text
+    assert len(report["delegates"]) == 1 and rows[model]["methods"]["forward"]["relative_error"] < 1e-5
+    (file,) = rows[model]["files"]
+    reference_tools.judge((store / file["path"]).read_bytes(), TosaSpec.parse("TOSA-1.0+FP+INT"))
 
 
 @pytest.mark.parametrize("model", CAUSES)
-def test_the_report_names_the_one_change(rows, folder, model):
+def test_the_report_names_the_one_change(rows, store, model):
     row, (code, hint) = rows[model], CAUSES[model]
-    assert row["error"]["code"] == "not-fully-delegated" and row["output"] is None
+    assert row["error"]["code"] == "not-fully-delegated" and row["gates"]["require-full"] is False
     (cause,) = row["report"]["causes"]
     assert cause["count"] == row["report"]["host_operators"] > 0
     assert hint in cause["hint"] and code in cause["source"]["code"]
-    text = (folder / f"{model.split(':')[1]}.txt").read_text("utf-8")
-    assert text.count("hint: ") == 1 and f"hint: {cause['hint']}" in text
-    assert f"first at {model.split(':')[0]}:{cause['source']['line']}" in text
-    assert row["verification"]["relative_error"] < 1e-5
+    assert {told["hint"] for told in row["causes"]} == {cause["hint"]}
+    assert cause["source"]["file"].endswith(model.split(":")[0])
+    assert row["methods"]["forward"]["relative_error"] < 1e-5
 
 
 def test_dynamic_sizes_for_the_target_that_the_hint_names(rows, tmp_path):
     assert all(f"spec={SHAPE}" in rows[model]["report"]["causes"][0]["hint"] for model in DYNAMIC)
-    code, found = lower(tmp_path, DYNAMIC, "--option", f"tosa.spec={SHAPE}")
+    code, found = matrix(tmp_path, DYNAMIC, "--option", f"tosa.spec={SHAPE}")
     assert code == 0, found
-    assert [len(row["report"]["delegates"]) for row in found["models"]] == [1, 1, 1]
+    assert [row["delegates"] for row in found.values()] == [1, 1, 1]
 
 
-def test_nothing_failed_of_those_that_were_changed(rows, folder):
-    """The rows of such a call are there already: nothing is lowered again."""
-    before = (folder / "rows.jsonl").read_bytes()
-    code, found = lower(folder, [*WHOLE, *(f"{name}_changed" for name in CAUSES)], *written(folder))
-    assert code == 0 and found["failed"] == 0
-    assert (folder / "rows.jsonl").read_bytes() == before
+def test_nothing_failed_of_those_that_were_changed(rows, store):
+    """Their rows are there already: nothing is lowered again."""
+    before = (store / "rows.jsonl").read_bytes()
+    code, found = matrix(store, [*WHOLE, *(f"{name}_changed" for name in CAUSES)])
+    assert code == 0 and len(found) == len(WHOLE) + len(CAUSES)
+    assert (store / "rows.jsonl").read_bytes() == before

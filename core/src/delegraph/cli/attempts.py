@@ -1,4 +1,4 @@
-"""The result of ``delegraph lower`` for one MODEL, as JSON and as text."""
+"""The result of ``delegraph lower``, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..command.outcome import defect, describe_error
+from ..command.outcome import defect
 from ..errors import DelegraphError
 from ..report.formats import LoweringResult, TextReport, verification_content
 
 
 @dataclass
 class Attempt(LoweringResult):
-    """The results for one MODEL so far.
+    """The results so far.
 
     ``bytes``: size of the saved program ``output``. ``reports``: paths of the reports.
     """
@@ -32,13 +32,8 @@ class Attempt(LoweringResult):
         outcome = {"report": report, "verification": verification, "gates": gates}
         return {**outcome, "output": written, "reports": self.reports}
 
-    def row(self) -> dict[str, Any]:
-        """The row for this MODEL in a table of several: ``content`` with the model's name, error and duration."""
-        error = None if self.error is None else describe_error(self.error)
-        return {"model": self.model, "error": error, **self.content(), "seconds": round(self.seconds, 3)}
-
     def text(self) -> str:
-        """The text that is printed for a single MODEL: its report, and the names of the files written."""
+        """The text that is printed: its report, and the names of the files written."""
         lines = [] if self.report is None else [TextReport.render(self).rstrip()]
         lines += [] if self.output is None else [f"wrote {self.output} ({self.bytes} bytes)"]
         # a single report is at the path that the user gave
@@ -57,7 +52,7 @@ def attempt(result: Attempt) -> Iterator[None]:
         yield
     except DelegraphError as e:
         result.error = e
-    except (Exception, SystemExit) as e:  # a defect, which must not keep other MODELs from being lowered
+    except (Exception, SystemExit) as e:  # a defect; reports that tell failures are written all the same
         result.error = defect(e)
         result.error.__cause__ = e
     result.seconds = time.perf_counter() - start

@@ -61,19 +61,19 @@ class Lower:
         add("--memory-limit", type=_amount, metavar="MB", help="the same for memory that compiling a partition takes")
         add("--min-delegated", type=_share, metavar="SHARE", help="fail if fewer operators are delegated, such as 0.95")
         add("--max-delegates", type=natural_number, metavar="N", help="fail if there are more delegates")
-        rows = "with several MODELs: add a line of JSON for each; a MODEL that has one is not lowered again"
-        add("--rows", type=Path, metavar="FILE", help=rows)
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
-        """Check all arguments, then lower one MODEL, or a list of them by ``delegraph-analysis``."""
+        """Check all arguments, then lower the MODEL."""
         registry = default_registry()
-        # everything that can be wrong with the arguments, before ``_lower_one`` imports torch
-        models = [check_model(model) for model in args.model]  # their files; None for a MODEL that is not a file
-        several = None  # what lowers a list of MODELs
-        if len(args.model) > 1 or args.rows:
-            of_several = provided("delegraph_analysis.commands.several:Several", "a table of several MODELs")
-            several = of_several(args, [_name_of(model) for model in args.model])
+        # everything that can be wrong with the arguments, before ``_lower`` imports torch
+        if len(args.model) > 1:
+            hint = (
+                f"delegraph matrix {' '.join(args.model)} --backends NAME (delegraph-analysis) makes a table of several"
+            )
+            raise UsageError("usage-invalid", "delegraph lower takes one MODEL", hint=hint)
+        (model,) = args.model
+        file = check_model(model)  # None for a MODEL that is not a file
         for path in args.input:
             expect_file(path)
         chosen = _choose_backends(registry, args)
@@ -82,17 +82,12 @@ class Lower:
             provided(f"{_QUANTIZING}:check_calibration", "--quantize")(args.quantize, args.model, chosen.names)
         if args.output:
             _check_output(registry, chosen.names, args.output)
-        outputs = [*args.report, *filter(None, [args.output])]
-        written = [_path_for_model(path, model) for path in outputs for model in args.model]
-        read = [*filter(None, models), *args.input, *filter(None, [args.quantize])]
-        expect_places([*written, *filter(None, [args.rows])], read)
+        written = [*args.report, *filter(None, [args.output])]
+        expect_places(written, [*filter(None, [file, args.quantize]), *args.input])
         for path in args.report:
             registry.find(ReportSpec, declared_for(path))
         # the work
-        if several is None:
-            return _outcome(_lower_one(args.model[0], args, chosen, options))
-        table: Outcome = several.lower(chosen.names, options, lambda m: _lower_one(m, args, chosen, options).row())
-        return table
+        return _outcome(_lower(model, args, chosen, options))
 
 
 _QUANTIZING = "delegraph_quantize.command"
@@ -105,7 +100,7 @@ def _is_given(value: Any) -> bool:
 
 
 def _outcome(result: Attempt) -> Outcome:
-    """The outcome of the command for a single MODEL. Raises Failed if ``result`` has an error."""
+    """The outcome of the command. Raises Failed if ``result`` has an error."""
     if result.error is not None:
         explains_itself = isinstance(result.error, NotFullyDelegated) or result.error.code == "verification-failed"
         if result.report is not None and not explains_itself:
@@ -114,10 +109,10 @@ def _outcome(result: Attempt) -> Outcome:
     return Outcome("delegraph.lower/1", result.content(), result.text())
 
 
-def _lower_one(
+def _lower(
     model: str, args: argparse.Namespace, chosen: DefaultBackends, options: dict[str, dict[str, Any]]
 ) -> Attempt:
-    """Load, lower, verify and save one MODEL as ``args`` say, and write its reports.
+    """Load, lower, verify and save the MODEL as ``args`` say, and write its reports.
 
     ``chosen``: the backends, and the note for the report if the user named none. ``options``: backend -> its options.
     An error ends the work and is kept in the result. Reports are still written: by formats that report failures, and by
@@ -153,12 +148,11 @@ def _lower_one(
         result.report.notes += notes
         _check(result, lowered, loaded, args)
         if args.output:
-            output = _path_for_model(args.output, model)
-            with progress(f"writing {output}"):
-                size = FileFormat(output, default_registry()).save(lowered, {})
-            result.output, result.bytes = output, size
+            with progress(f"writing {args.output}"):
+                result.bytes = FileFormat(args.output, default_registry()).save(lowered, {})
+            result.output = args.output
     for path in args.report:
-        result.reports += map(str, write_report(result, _path_for_model(path, model)))
+        result.reports += map(str, write_report(result, path))
     return result
 
 
@@ -259,20 +253,6 @@ def _amount(text: str) -> float:
 
 
 _amount.__name__ = "number above 0"  # argparse shows this name in errors
-
-
-def _path_for_model(path: Path, model: str) -> Path:
-    """``path`` with ``{}`` in the file's name replaced by the model's name."""
-    return path.with_name(path.name.replace("{}", _name_of(model))) if "{}" in path.name else path
-
-
-def _name_of(model: str) -> str:
-    """A short name of a MODEL: ``resnet18`` for ``models.py:resnet18`` and for ``resnet18.pt2``.
-
-    ``timm:resnet18``, a MODEL with a scheme, stays as it is.
-    """
-    head, colon, function = model.rpartition(":")
-    return function if colon and head.endswith(".py") else Path(model).stem
 
 
 def _choose_backends(registry: Registry, args: argparse.Namespace) -> DefaultBackends:
