@@ -60,7 +60,14 @@ DISTRIBUTIONS += [
     "plugins/dynamo",
     "plugins/vision",
 ]
-GUIDES = ["README.md", "docs/user-guide.md", "docs/recipes.md", "docs/backend-authors.md", "docs/compatibility.md"]
+GUIDES = [
+    "README.md",
+    "docs/tutorial.md",
+    "docs/user-guide.md",
+    "docs/recipes.md",
+    "docs/backend-authors.md",
+    "docs/compatibility.md",
+]
 GUIDES += [f"{distribution}/README.md" for distribution in DISTRIBUTIONS]
 COMMANDS = ("delegraph", "python3?", "pip", "pytest", "cd", "cat", r"eval .\$\(delegraph completion bash\)")
 """What a shell block may call."""

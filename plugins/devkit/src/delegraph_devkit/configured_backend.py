@@ -33,7 +33,8 @@ TOLERANCE = 1e-4
 """Largest accepted difference from eager, relative to the largest value of an output."""
 DEVICE = "executorch"
 """The runtime in which device halves run."""
-GATE, QUICK_GATE = 600, 100
+GATE = 600
+QUICK_GATE = 100
 """How many operators and random programs are tried besides the small ones that every backend is tried on."""
 Register = Callable[[Registry], Any]
 _FIELDS = ("name", "options", "tolerance", "gate", "seconds", "operators", "randoms", "device", "may_refuse")
