@@ -51,6 +51,45 @@ def test_delegated_as_by_executorch(
     assert stored < weights, "weights are kept as int8"
 
 
+class Rescaled(nn.Module):
+    """A quantized layer whose result has a scale far from that of its operands."""
+
+    def __init__(self, scale: float, by_channel: bool) -> None:
+        super().__init__()
+        self.scale, self.by_channel = scale, by_channel
+        weight = torch.randint(-127, 128, (8, 3, 3, 3) if by_channel else (8, 16), dtype=torch.int8)
+        self.register_buffer("weight", weight)
+        self.register_buffer("scales", torch.linspace(0.001, 0.01, 8))
+        self.register_buffer("zeros", torch.zeros(8, dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ops = torch.ops.quantized_decomposed
+        given, made = (0.05, 0, -128, 127, torch.int8), (self.scale, 3, -128, 127, torch.int8)
+        x = ops.dequantize_per_tensor(ops.quantize_per_tensor(x, *given), *given)
+        if self.by_channel:
+            weight = ops.dequantize_per_channel(self.weight, self.scales, self.zeros, 0, -127, 127, torch.int8)
+            y = nn.functional.conv2d(x, weight).relu()
+        else:
+            weight = ops.dequantize_per_tensor(self.weight, 0.01, 0, -127, 127, torch.int8)
+            y = nn.functional.linear(x, weight)
+        result: torch.Tensor = ops.dequantize_per_tensor(ops.quantize_per_tensor(y, *made), *made)
+        return result
+
+
+@pytest.mark.parametrize("by_channel", [True, False], ids=["convolution", "linear"])
+def test_a_rescaling_that_xnnpack_does_not_load_is_refused(by_channel: bool) -> None:
+    stock_runtime()
+    x = torch.randn((1, 3, 8, 8) if by_channel else (2, 16), generator=torch.Generator().manual_seed(0))
+    limit = 0.05 * 0.01 / 256
+    for scale, is_taken in ((2 * limit, True), (limit / 2, False)):
+        module = Rescaled(scale, by_channel)
+        lowered = delegraph.lower(torch.export.export(module, (x,)), backends=["xnnpack"])
+        refused = {row.operator for row in lowered.report.refusals}
+        assert bool(refused & {"aten.conv2d.default", "aten.mm.default"}) != is_taken
+        off = (lowered(x) - module(x)).abs() / scale
+        assert off.max() < 1.5
+
+
 def _quantize(module: nn.Module, x: torch.Tensor, settings: dict[str, bool]) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -6,6 +6,7 @@ integers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,9 +15,12 @@ from torch.fx import Node
 
 with quietly():
     from executorch.backends.xnnpack.utils.quant_utils import IS_IMPLICIT_Q_DQ_TAG, is_dequant, is_quant
+    from executorch.backends.xnnpack.utils.utils import get_param_tensor
 
 _MOVES = ("cat.default", "max_pool2d.default", "permute_copy.default", "view_copy.default")
 """Operators whose integers XNNPACK moves as they are: their operands and results have one scale and zero point."""
+_RESCALES_BELOW = 256
+"""XNNPACK's runtime loads no product whose integers it would have to multiply by this or more to rescale them."""
 
 
 def correct(configs: Iterable[tuple[str, Any]]) -> None:
@@ -38,11 +42,35 @@ def _marking_what_is_taken(get_deps: Callable[..., Any]) -> Callable[..., Any]:
     def corrected(node: Node, program: Any) -> Any:
         before = [n for n in _around(node) if IS_IMPLICIT_Q_DQ_TAG not in n.meta]
         is_taken, deps = get_deps(node, program)
+        is_taken = is_taken and _rescaling(node, program) < _RESCALES_BELOW
         for unmarked in () if is_taken else before:
             unmarked.meta.pop(IS_IMPLICIT_Q_DQ_TAG, None)
         return is_taken, deps
 
     return corrected
+
+
+def _rescaling(node: Node, program: Any) -> float:
+    """The scales of the operands of a product by that of its result, the largest of its channels; 0 if not known."""
+    operands = [n if is_dequant(n) else n.all_input_nodes[0] for n in node.all_input_nodes[:3] if n.all_input_nodes]
+    given = [_scale(n, program) for n in operands if is_dequant(n)]
+    made = [_scale(n, program) for n in _around(node) & _behind(node) if is_quant(n)]
+    if len(given) < 2 or not made or None in (*given[-2:], *made):
+        return 0.0
+    return math.prod(filter(None, given[-2:])) / min(filter(None, made), default=math.inf)
+
+
+def _behind(node: Node) -> set[Node]:
+    return {*node.users, *(after for user in node.users for after in user.users)}
+
+
+def _scale(node: Node, program: Any) -> float | None:
+    """The scale of a quantize or dequantize, the largest of its channels; None if it is computed at run time."""
+    scale = node.args[1] if "quantize_per" in str(node.target) else None
+    if isinstance(scale, Node):
+        values = get_param_tensor(program, scale)
+        return None if values is None else float(values.max())
+    return float(scale) if isinstance(scale, (int, float)) else None
 
 
 def _around(node: Node) -> set[Node]:
