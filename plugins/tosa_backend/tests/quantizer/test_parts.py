@@ -125,3 +125,22 @@ class Loss(nn.Module):
 def test_an_operator_of_which_a_part_stays_in_floats_stays_whole():
     given = [(torch.randn(3, 4), torch.randn(3, 4))]
     assert calls(delegraph.quantize(Loss().eval(), given), "binary_cross_entropy")
+
+
+class Divided(nn.Module):
+    def forward(self, x, y):
+        floors = torch.div(x, y, rounding_mode="floor"), x // y, torch.remainder(x, y), torch.fmod(x, y)
+        return *floors, torch.div(x, y, rounding_mode="trunc"), x // 0.3, aten.copy(x, y[0]) * 2
+
+
+def test_quotients_that_are_rounded_are_written_out(batches):
+    batches = [(y, 1 + y.roll(1).abs()) for _, y in batches]
+    program = delegraph.quantize(Divided(), batches)
+    lowered = delegraph.lower(program, options=INT, transforms=[integer_borders])
+    assert not lowered.report.refusals
+    inputs = program.graph.find_nodes(op="placeholder")
+    integers = [in_steps(x, next(iter(node.users))) for x, node in zip(batches[0], inputs, strict=True)]
+    with torch.no_grad():
+        found, wanted = lowered(*integers), program.module(check_guards=False)(*batches[0])
+    for ours, real, node in zip(found, wanted, program.graph.output_node().args[0], strict=True):
+        check(ours.numpy(), in_steps(real, node))

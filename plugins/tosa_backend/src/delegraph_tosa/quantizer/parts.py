@@ -55,16 +55,57 @@ def _cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) 
     return torch.sum(first * second, dim)
 
 
+def _copy(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
+    """``src`` in the shape of ``self``; torch's own parts allocate that."""
+    return src.expand(self.shape)
+
+
 _OWN: dict[OpOverload, Callable[..., Tensor]] = {
     aten.lerp.Scalar: _lerp,
     aten.cosine_similarity.default: _cosine_similarity,
 }
 
 
+def _div_mode(self: Tensor, other: Tensor, rounding_mode: str | None) -> Tensor:
+    quotient = torch.div(self, other)
+    if rounding_mode is None:
+        return quotient
+    return torch.floor(quotient) if rounding_mode == "floor" else torch.trunc(quotient)
+
+
+def _floor_divide(self: Tensor, other: Tensor) -> Tensor:
+    return torch.floor(torch.div(self, other))
+
+
+def _remainder(self: Tensor, other: Tensor) -> Tensor:
+    return self - torch.floor(torch.div(self, other)) * other
+
+
+def _fmod(self: Tensor, other: Tensor) -> Tensor:
+    return self - torch.trunc(torch.div(self, other)) * other
+
+
+_OF_TWO: dict[OpOverload, Callable[..., Tensor]] = {
+    aten.div.Tensor_mode: _div_mode,
+    aten.divide.Tensor_mode: _div_mode,
+    aten.floor_divide.default: _floor_divide,
+    aten.remainder.Tensor: _remainder,
+    aten.fmod.Tensor: _fmod,
+    aten.copy.default: _copy,
+}
+"""Operators of two tensors that integers compute in parts; of one tensor and a number they are a table."""
+
+
+def _is_of_two(node: Node) -> bool:
+    return node.target in _OF_TWO and len([n for n in node.all_input_nodes if is_float(n)]) == 2
+
+
 def write_out(model: GraphModule, chosen: Callable[[Node], bool]) -> None:
-    """Replace the ``chosen`` calls of operators without a rule by their parts, if integers compute all of these."""
+    """Replace the ``chosen`` calls that no rule takes whole by their parts, if integers compute all of these."""
     for node in list(model.graph.nodes):
-        if node.op == "call_function" and is_decomposed(node.target) and is_float(node) and chosen(node):
+        if node.op != "call_function" or not (is_decomposed(node.target) or _is_of_two(node)):
+            continue
+        if is_float(node) and chosen(node):
             parts = _parts(node)
             if parts is not None:
                 _inline(node, parts)
@@ -76,7 +117,7 @@ def _parts(call: Node) -> Graph | None:
     leaves, structure = pytree.tree_flatten((call.args, call.kwargs))
     places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Node)]
     target: Any = call.target
-    step = _OWN.get(target, target)
+    step = _OWN.get(target) or _OF_TWO.get(target, target)
 
     def compute(*operands: Any) -> Any:
         given = dict(zip(places, operands, strict=True))

@@ -16,6 +16,7 @@ FAMILY.cases("feature-dropout", nn.Dropout2d(0.5), randn(1, 2, 3, 3))
 FAMILY.cases(
     "copies", lambda x: (x.detach().clone().contiguous() + aten.alias(x)) * aten.lift_fresh_copy(x), randn(2, 3)
 )
+FAMILY.cases("copies-by-name", lambda x: aten.detach_copy(x) * aten.alias_copy(x), randn(2, 3))
 FAMILY.cases("asserted-metadata", lambda x: x.to(torch.float32) + 1, randn(2))
 FAMILY.cases("positive", lambda x: +x, randn(2))
 FAMILY.cases("returned-as-it-is", lambda x, y: (y, x * 1, x, y), (randn(2), randn(3)))

@@ -46,6 +46,10 @@ moves = {
     "tile": lambda x: x.tile((2, 1)),
     "view-copy": lambda x: aten.unsqueeze_copy(aten.permute_copy(aten.view_copy(x, [6, 4, 5]), [1, 0, 2]), 1),
     "slice-copy": lambda x: aten.expand_copy(aten.squeeze_copy(aten.slice_copy(x, 1, 1, 2), [1]), [3, 2, 4, 5]),
+    "split-copy": lambda x: [y + 1 for y in (*aten.split_copy(x, 2, 1), *aten.split_with_sizes_copy(x, [1, 2], 1))],
+    "unbind-copy": lambda x: aten.unbind_copy(x, 1)[2] * 2,
+    "transpose-copy": lambda x: aten.t_copy(aten.squeeze_copy(aten.transpose_copy(x[:1], 1, 2))[0]) * 2,
+    "squeeze-copy": lambda x: aten.squeeze_copy(x[:, :1], 1) * 2,
     "select-copy": lambda x: aten.select_copy(x, 1, -1),
 }
 for name, move in moves.items():

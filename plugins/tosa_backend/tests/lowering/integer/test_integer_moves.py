@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from ...support.quantized_cases import IntegerFamily
 from ...support.rule_cases import WithConstant
 
+aten = torch.ops.aten
 FAMILY = IntegerFamily()
 IMAGE = (2, 6, 9, 9)
 BYTES = [torch.int8]
@@ -45,6 +46,13 @@ FAMILY.case("bilinear-odd", lambda x: F.interpolate(x, scale_factor=1.7, mode="b
 FAMILY.case("bicubic", lambda x: F.interpolate(x, size=(7, 20), mode="bicubic"), IMAGE)
 FAMILY.case("bilinear-smooth", lambda x: F.interpolate(x, size=(4, 5), mode="bilinear", antialias=True), IMAGE)
 FAMILY.case("trilinear", lambda x: F.interpolate(x[None], scale_factor=2, mode="trilinear"), IMAGE, dtypes=BYTES)
+FAMILY.case(
+    "copies-by-name",
+    lambda x: aten.detach_copy(aten.unfold_copy(aten.split_copy(aten.t_copy(x), 4)[1], 1, 3, 2)),
+    (16, 9),
+    dtypes=BYTES,
+)
+FAMILY.case("as-strided-copy", lambda x: aten.as_strided_copy(x, (3, 4), (1, 5)), (4, 9), dtypes=BYTES)
 PLACES = torch.tensor([4, 0, 4])
 ROWS = (7, 5), (3, 5)
 FAMILY.case("argsort", lambda x: x.gather(1, x.argsort(1)), (2, 16, 9), dtypes=BYTES)

@@ -10,6 +10,7 @@ from ...ir.graph import Value
 from ...ir.types import BYTES, DType
 from ..builder import Operand, Tosa
 from ..promotion import converted, promoted
+from ..ranges.ranges import inside, range_of
 from ..registry import lowers
 
 aten = torch.ops.aten
@@ -53,12 +54,12 @@ def bitwise_xor(t: Tosa, self: Operand, other: Operand) -> Value:
 class _Shift(NamedTuple):
     """``x``, the ``amount`` to shift it by, clamped to what TOSA takes, and the bool tensor ``within``.
 
-    ``within`` is true where clamping did not change the amount.
+    ``within`` is true where clamping did not change the amount; None if the amount is known to need no clamping.
     """
 
     x: Value
     amount: Value
-    within: Value
+    within: Value | None
 
 
 def _limited_shift(t: Tosa, left: Operand, right: Operand) -> _Shift:
@@ -66,7 +67,10 @@ def _limited_shift(t: Tosa, left: Operand, right: Operand) -> _Shift:
     a, b = promoted(t, left, right)
     x = a if isinstance(a, Value) else t.like(a, b)  # type: ignore[arg-type]
     requested = converted(t, b if isinstance(b, Value) else t.like(b, x), DType.INT32)
-    amount = t.minimum(t.maximum(requested, 0), 8 * BYTES[x.dtype] - 1)
+    most = 8 * BYTES[x.dtype] - 1
+    if inside(range_of(requested), (0, most)):
+        return _Shift(x, requested, None)
+    amount = t.minimum(t.maximum(requested, 0), most)
     return _Shift(x, amount, t.equal(requested, amount))
 
 
@@ -75,7 +79,8 @@ def _limited_shift(t: Tosa, left: Operand, right: Operand) -> _Shift:
 def bitwise_left_shift(t: Tosa, self: Operand, other: Operand) -> Value:
     """[*S], [*S] -> [*S]; 0 where the amount is negative or at least the number of bits"""
     x, amount, within = _limited_shift(t, self, other)
-    return t.select(within, t.left_shift(x, converted(t, amount, x.dtype)), 0)
+    shifted = t.left_shift(x, converted(t, amount, x.dtype))
+    return shifted if within is None else t.select(within, shifted, 0)
 
 
 @lowers(aten.bitwise_right_shift.Tensor, aten.bitwise_right_shift.Tensor_Scalar, aten.bitwise_right_shift.Scalar_Tensor)
@@ -83,8 +88,22 @@ def bitwise_left_shift(t: Tosa, self: Operand, other: Operand) -> Value:
 def bitwise_right_shift(t: Tosa, self: Operand, other: Operand) -> Value:
     """[*S], [*S] -> [*S]; 0 or -1, the sign, where the amount is negative or at least the number of bits"""
     x, amount, within = _limited_shift(t, self, other)
-    amount = t.select(within, amount, 8 * BYTES[x.dtype] - 1)
+    if within is not None:
+        amount = t.select(within, amount, 8 * BYTES[x.dtype] - 1)
+    elif "INT" not in t.spec.profiles and x.dtype is DType.INT32 and range_of(amount)[0] > 0:
+        return _without_arithmetic_shift(t, x, amount)
     if x.dtype is DType.INT64 and x.constant is None and not t.has_int64:
         # computed as int32: for a number of 32 bits, a shift by more than 31 gives the same as one by 31
         amount = t.minimum(amount, 31)
     return t.right_shift(x, converted(t, amount, x.dtype))
+
+
+def _without_arithmetic_shift(t: Tosa, x: Value, amount: Value) -> Value:
+    """x int32 shifted right by 1 to 31 bits, for targets whose only right shift takes the sign for a bit.
+
+    The bits of a negative x are those of x + 2^32, which become 2^(32 - amount) too many. That may be 2^31, which is no
+    int32: half of it is subtracted twice.
+    """
+    bits = t.right_shift_of_bits(x, amount)
+    half = t.left_shift(t.right_shift_of_bits(x, 31), t.sub(31, amount))
+    return t.sub(t.sub(bits, half), half)

@@ -15,7 +15,9 @@ aten = torch.ops.aten
 
 @lowers(
     aten.alias.default,
+    aten.alias_copy.default,
     aten.detach.default,
+    aten.detach_copy.default,
     aten.lift_fresh_copy.default,
     aten.positive.default,
 )

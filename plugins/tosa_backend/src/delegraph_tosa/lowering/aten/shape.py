@@ -79,13 +79,13 @@ def without(t: Tosa, x: Value, axes: Sequence[int]) -> Value:
     return t.reshape(x, [n for axis, n in enumerate(x.shape) if axis not in axes or n != 1])
 
 
-@lowers(aten.squeeze.default)
+@lowers(aten.squeeze.default, aten.squeeze_copy.default)
 def squeeze(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S'] without the axes of size 1"""
     return without(t, self, range(self.rank))
 
 
-@lowers(aten.squeeze.dim)
+@lowers(aten.squeeze.dim, aten.squeeze_copy.dim)
 def squeeze_dim(t: Tosa, self: Value, dim: int) -> Value:
     """[*A,1,*B] -> [*A,*B]
 
@@ -109,7 +109,7 @@ def permute(t: Tosa, self: Value, dims: Sequence[int]) -> Value:
     return t.transpose(self, [axis_of(d, self.rank) for d in dims])
 
 
-@lowers(aten.transpose.int)
+@lowers(aten.transpose.int, aten.transpose_copy.int)
 def transpose(t: Tosa, self: Value, dim0: int, dim1: int) -> Value:
     """[..,A,..,B,..] -> [..,B,..,A,..]"""
     return _swapped(t, self, dim0, dim1)
@@ -127,7 +127,7 @@ def swapdims(t: Tosa, self: Value, dim0: int, dim1: int) -> Value:
     return _swapped(t, self, dim0, dim1)
 
 
-@lowers(aten.t.default, aten.numpy_T.default)
+@lowers(aten.t.default, aten.t_copy.default, aten.numpy_T.default)
 def t_(t: Tosa, self: Value) -> Value:
     """[A,B] -> [B,A]; numpy_T reverses any number of axes"""
     return t.transpose(self, range(self.rank)[::-1])
@@ -274,13 +274,13 @@ def _equal_sizes(size: int, step: int) -> list[int]:
     return [min(step, size - start) for start in range(0, size, step)]
 
 
-@lowers(aten.split.Tensor)
+@lowers(aten.split.Tensor, aten.split_copy.Tensor)
 def split(t: Tosa, self: Value, split_size: int, dim: int) -> tuple[Value, ...]:
     """[*A,N,*B] -> [*A,split_size,*B], ..; the last one may be smaller"""
     return pieces(t, self, dim, _equal_sizes(self.shape[axis_of(dim, self.rank)], split_size))
 
 
-@lowers(aten.split_with_sizes.default)
+@lowers(aten.split_with_sizes.default, aten.split_with_sizes_copy.default)
 def split_with_sizes(t: Tosa, self: Value, split_sizes: Sequence[int], dim: int) -> tuple[Value, ...]:
     """[*A,N,*B] -> [*A,n,*B], ..; n of split_sizes"""
     return pieces(t, self, dim, split_sizes)
@@ -299,7 +299,7 @@ def chunk(t: Tosa, self: Value, chunks: int, dim: int) -> tuple[Value, ...]:
     return pieces(t, self, dim, _equal_sizes(size, -(-size // chunks)))
 
 
-@lowers(aten.unbind.int)
+@lowers(aten.unbind.int, aten.unbind_copy.int)
 def unbind(t: Tosa, self: Value, dim: int) -> tuple[Value, ...]:
     """[*A,N,*B] -> [*A,*B], ..; N of them"""
     return tuple([select(t, self, dim, index) for index in range(self.shape[axis_of(dim, self.rank)])])

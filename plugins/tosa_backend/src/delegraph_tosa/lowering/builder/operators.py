@@ -217,6 +217,10 @@ class Operators(IntegerWidths, Regions):
         """left << right, for ``right`` from 0 to one less than the number of bits."""
         return self._binary(tosa.LOGICAL_LEFT_SHIFT, left, right)
 
+    def right_shift_of_bits(self, left: Operand, right: Operand) -> Value:
+        """left shifted right by ``right`` bits, with zeros from the left: the sign is a bit as any other."""
+        return self.emit(tosa.LOGICAL_RIGHT_SHIFT, self._pair(left, right))
+
     def right_shift(self, left: Operand, right: Operand) -> Value:
         """left >> right with the sign kept, rounded down, for ``right`` from 0 to one less than the number of bits."""
         return self._binary(tosa.ARITHMETIC_RIGHT_SHIFT, left, right, round=False)

@@ -28,7 +28,8 @@ MOVES = (
     " feature_dropout flatten flip fliplr flipud lift_fresh_copy mH mT matrix_H movedim moveaxis narrow numpy_T permute"
     " pixel_unshuffle positive repeat reshape roll rot90 select slice split split_with_sizes squeeze swapaxes swapdims"
     " t tile transpose unbind unflatten unfold unsqueeze view view_as"
-    " expand_copy permute_copy select_copy slice_copy squeeze_copy unsqueeze_copy view_copy"
+    " alias_copy as_strided_copy detach_copy diagonal_copy expand_copy permute_copy select_copy slice_copy split_copy"
+    " split_with_sizes_copy squeeze_copy t_copy transpose_copy unbind_copy unfold_copy unsqueeze_copy view_copy"
     " embedding index_select index gather take take_along_dim"
     " reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d"
     " amax amin max min argmax argmin argsort sort topk msort kthvalue median cummax cummin"
@@ -82,9 +83,9 @@ def _moved_weight(t: Tosa, x: Scaled, overload: Any, move: Any, settings: Sequen
     ``settings`` are the operator's arguments after the tensor. Raises Unsupported for operators that do not transpose.
     """
     axes = list(range(x.rank))
-    if overload in (aten.t.default, aten.numpy_T.default):
+    if overload in (aten.t.default, aten.t_copy.default, aten.numpy_T.default):
         axes.reverse()
-    elif overload in (aten.transpose.int, aten.swapaxes.default, aten.swapdims.default):
+    elif overload in (aten.transpose.int, aten.transpose_copy.int, aten.swapaxes.default, aten.swapdims.default):
         first, second = settings
         axes[first], axes[second] = axes[second], axes[first]
     else:

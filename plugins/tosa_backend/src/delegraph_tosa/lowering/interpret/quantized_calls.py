@@ -17,7 +17,9 @@ from ..registry import RULES, Result, Rule, apply, checked, has_rule
 from ..torch_values.hints import neither
 from ..torch_values.types import refused
 
-POINTWISE = frozenset({"elementwise", "exponential", "activation", "power", "special_values", "trigonometry"})
+POINTWISE = frozenset(
+    {"elementwise", "exponential", "activation", "power", "rounding", "special_values", "trigonometry"}
+)
 """Families of rules that compute each element of the result from the operands' elements at the same position."""
 
 

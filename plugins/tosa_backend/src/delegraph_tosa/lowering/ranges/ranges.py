@@ -198,6 +198,13 @@ def _inverted(operator: Operator) -> Range:
     return ~high, ~low
 
 
+def _bits_shifted(operator: Operator) -> Range:
+    """LOGICAL_RIGHT_SHIFT by at least one bit leaves no sign; the range of the type for other amounts."""
+    x, (fewest, most) = operator.inputs[0], range_of(operator.inputs[1])
+    low, high = range_of_type(x.dtype)
+    return (0, (high - low) >> fewest) if fewest > 0 and most < 32 else (low, high)
+
+
 def _shifted(combine: Callable[[int, int], int]) -> Callable[[Operator], Range]:
     """The rule for a shift, computed by ``combine`` if the amount is 0 to 31 bits; else the range of the type.
 
@@ -234,6 +241,7 @@ RANGES: dict[type[Operator], Callable[..., Range]] = {
     tosa.CAST: _cast,
     tosa.LOGICAL_LEFT_SHIFT: _shifted(lambda x, y: x << y),
     tosa.ARITHMETIC_RIGHT_SHIFT: _shifted(lambda x, y: x >> y),
+    tosa.LOGICAL_RIGHT_SHIFT: _bits_shifted,
     tosa.BITWISE_NOT: _inverted,
     tosa.BITWISE_AND: _masked,
     **dict.fromkeys((tosa.BITWISE_OR, tosa.BITWISE_XOR), _bits),
