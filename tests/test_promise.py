@@ -68,14 +68,6 @@ def test_it_is_found_and_lowers_and_runs(installed, tmp_path):
     ]
 
 
-def test_the_kit_still_accepts_it(installed, tmp_path):
-    """Its short checks; all of them are slow."""
-    names = ("light_declaration", "options_validated")
-    only = [part for name in names for part in ("--only", name)]
-    code, printed, errors = run(installed, tmp_path, "-m", "delegraph", "check", "kept-npu", "--quick", *only, "--json")
-    assert code == 0, printed + errors
-
-
 @pytest.mark.slow
 def test_the_whole_kit_still_accepts_it(installed, tmp_path):
     code, printed, errors = run(installed, tmp_path, "-m", "delegraph", "check", "kept-npu", "--quick", "--json")

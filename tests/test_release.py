@@ -57,6 +57,13 @@ def test_workflows_name_their_actions_by_commit_and_give_no_rights_away():
             assert (ROOT / script).exists(), script
 
 
+def test_what_the_next_release_says_is_of_a_known_type():
+    types = re.findall(r'^directory = "(\w+)"\nname', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    files = [p.name for p in (ROOT / "changes").iterdir() if p.name not in ("README.md", "template.md.jinja")]
+    assert types == ["added", "changed", "fixed", "removed"]
+    assert [name for name in files if not re.fullmatch(rf"[\w-]+\.({'|'.join(types)})\.md", name)] == []
+
+
 @pytest.mark.slow
 def test_archives_are_the_same_each_time(tmp_path):
     code, said = release("build", tmp_path, "--twice")
