@@ -114,3 +114,11 @@ def test_help_imports_no_torch(capsys):
     )
     shown = python("-c", program)
     assert shown.returncode == 0 and "--executor NAME" in shown.stdout, shown.stderr
+
+
+def test_where_there_are_no_forks_it_is_said(folder, finished, capsys, monkeypatch):
+    monkeypatch.delattr("os.pidfd_open")
+    assert "which this system does not have" in fails(
+        capsys, "matrix", "zoo.py:small", "--backends", "tosa", error="matrix/no-forks"
+    )
+    assert run(capsys, "matrix", "diff", finished, finished)[0] == 0

@@ -20,7 +20,7 @@ from delegraph.command import (
     parse_options,
     progress,
 )
-from delegraph.errors import UsageError
+from delegraph.errors import DelegraphError, UsageError
 from delegraph.io.atomic_write import write_whole
 
 if TYPE_CHECKING:
@@ -137,6 +137,10 @@ def _run(args: argparse.Namespace) -> Outcome:
     store = Store(args.store)
     if args.list:
         return _list(listed, store)
+    if not hasattr(os, "fork") or not hasattr(os, "pidfd_open"):
+        text = "cells are done in forks that are waited for by pidfd, which this system does not have"
+        hint = "Linux has them; delegraph matrix show and diff read elsewhere what was done there"
+        raise DelegraphError("matrix/no-forks", text, hint=hint)
     store.create()
     text = f"{len(listed)} cells of {len(matrix.models)} models"
     with executors.engine_of(args.executor, store.folder, matrix.settings.time_limit) as engine, progress(text):

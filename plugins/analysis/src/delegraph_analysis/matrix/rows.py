@@ -28,7 +28,7 @@ _UNKNOWN: Mapping[str, Any] = {
     "stage": None,
 }
 """The fields that only doing a cell can tell, before it was done."""
-_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
+_FROM_OUTSIDE = ("SIGKILL", "SIGTERM")
 """Signals by which others end a process, such as a system without memory; one of these is worth another attempt."""
 _LINES = 8
 
@@ -61,7 +61,17 @@ def _last_lines(printed: str) -> list[str]:
 
 def is_worth_another(told: Mapping[str, Any]) -> bool:
     """Whether it was lost, or ended from outside, before it gave an answer."""
-    return not told.get("answer") and ("lost" in told or (not told["stopped"] and -told["exit"] in _FROM_OUTSIDE))
+    if told.get("answer") or "lost" in told:
+        return not told.get("answer")
+    return not told["stopped"] and _signal(told["exit"]) in _FROM_OUTSIDE
+
+
+def _signal(code: int) -> str:
+    """The name of the signal that an exit code is; "" for others."""
+    try:
+        return signal.Signals(-code).name if code < 0 else ""
+    except ValueError:
+        return f"signal {-code}"
 
 
 def _ended(told: Mapping[str, Any], cell: Cell) -> dict[str, Any]:
@@ -74,10 +84,7 @@ def _ended(told: Mapping[str, Any], cell: Cell) -> dict[str, Any]:
     code = told["exit"]
     if code >= 0:
         return _error("matrix/process-ended", f"its process ended with exit code {code}", None)
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
+    name = _signal(code)
     hint = "the system may have had no memory left; --memory-limit lets allocations fail before"
     return _error("matrix/process-ended", f"its process was killed by {name}", hint if name == "SIGKILL" else None)
 

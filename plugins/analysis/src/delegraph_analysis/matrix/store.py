@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
 import secrets
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,9 @@ from typing import Any
 from delegraph.errors import InputError, WriteError
 from delegraph.io.atomic_write import write_whole
 from delegraph.io.blob import Blob, join
+
+if sys.platform != "win32":  # where rows are read, but no cells are done
+    import fcntl
 
 Row = dict[str, Any]
 SCHEMA = "delegraph.matrix-row/1"
