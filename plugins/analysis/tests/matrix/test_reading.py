@@ -74,6 +74,14 @@ def test_csv_has_numbers_in_full(rows):
     assert next(r for r in read if r["model"] == "wrong")["ms"] == ""
 
 
+def test_markdown_without_what_differs_from_run_to_run(rows):
+    text = tables.markdown(rows, times=False)
+    assert " ms" not in text and "peak MB" not in text
+    assert "| 100%, 1e-07 |" in text and "| 0%, equal |" in text and "&#38;#" not in text
+    slow = changed(rows, slower(50.0))[1]
+    assert tables.markdown(slow, times=False) == text != tables.markdown(rows)
+
+
 def test_refusals_of_all_models(rows):
     found = next(r for r in refusals.refusals_of(rows) if r.backend == "tosa" and "inv_ex" in r.operator)
     assert (found.operator, found.count, found.models) == ("aten.linalg_inv_ex.default", 1, ["inverse"])

@@ -94,6 +94,7 @@ def _add_work(add: Callable[..., Any]) -> None:
     add("--list", action="store_true", help="say which cells there are and which have a row, and do none")
     form = "also write a table: .md, .csv, .html, .json, or .junit.xml; may be given several times"
     add("--report", action="append", default=[], type=output_path, metavar="FILE", help=form)
+    add("--no-times", action="store_true", help="leave out of .md what differs from run to run, as in a busy machine")
     add("--refusals", action="store_true", help="print all that is left to hosts, not only the most frequent")
     add("--width", type=_width, default="auto", metavar="N", help="characters of a line (default: the terminal's)")
 
@@ -252,7 +253,7 @@ def _outcome(args: argparse.Namespace, rows: Sequence[Mapping[str, Any]], total:
         "reports": [str(path) for path in written],
     }
     for path in args.report:
-        write_whole(path, _as_file(path, content, store))
+        write_whole(path, _as_file(path, content, store, not args.no_times))
     if index is not None:
         write_whole(index, _as_file(index, {"rows": latest(store.rows())}, store))
     refused = refusals.refusals_text(rows, None if args.refusals else _REFUSALS)
@@ -272,7 +273,7 @@ def _expect_reports(paths: Sequence[Path]) -> None:
         raise UsageError("usage-invalid", f"--report writes {', '.join(_FORMS)}, not {wrong.name!r}")
 
 
-def _as_file(path: Path, content: dict[str, Any], store: Any) -> bytes:
+def _as_file(path: Path, content: dict[str, Any], store: Any, times: bool = True) -> bytes:
     from ..matrix import changes, page, tables
 
     name, rows = path.name.lower(), content["rows"]
@@ -283,7 +284,7 @@ def _as_file(path: Path, content: dict[str, Any], store: Any) -> bytes:
     if name.endswith(".json"):
         return f"{as_json(Outcome(SCHEMA, content, ''))}\n".encode()
     if name.endswith(".md"):
-        return tables.markdown(rows).encode()
+        return tables.markdown(rows, times=times).encode()
     place = store.folder if store is not None else path.parent
     between = os.path.relpath(place.resolve(), path.resolve().parent)
     return page.page(rows, "Matrix", "" if between == "." else f"{between}/").encode()

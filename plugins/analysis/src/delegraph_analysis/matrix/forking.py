@@ -50,18 +50,11 @@ class ForkingProcess:
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._asks, self._tells = self._process.stdin, self._process.stdout
-        self._rest, self._ready = b"", False
+        self._rest, self._ready, self.pid = b"", False, self._process.pid
 
     def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Do a cell: see ``process``. Raises Lost if the process ends, DelegraphError if it cannot be started."""
-        if not self._ready:
-            try:
-                self._line(START_LIMIT)
-            except Lost:
-                text = f"a process for cells ended while it started, with exit code {self._process.wait()}"
-                hint = f"{sys.executable} -c 'import torch, delegraph_analysis' says more"
-                raise DelegraphError("matrix/not-started", text, hint=hint) from None
-            self._ready = True
+        self.await_ready()
         pid = None
         try:
             self._asks.write(json.dumps(request).encode() + b"\n")
@@ -73,6 +66,18 @@ class ForkingProcess:
                     os.killpg(pid, signal.SIGKILL)
             self.close()
             raise Lost from None
+
+    def await_ready(self) -> None:
+        """Wait until it has imported what cells need. Raises DelegraphError if it ends before that."""
+        if self._ready:
+            return
+        try:
+            self._line(START_LIMIT)
+        except Lost:
+            text = f"a process for cells ended while it started, with exit code {self._process.wait()}"
+            hint = f"{sys.executable} -c 'import torch, delegraph_analysis' says more"
+            raise DelegraphError("matrix/not-started", text, hint=hint) from None
+        self._ready = True
 
     def _line(self, seconds: float) -> dict[str, Any]:
         """The next line that it tells. Raises Lost at its end, or if none comes in time."""
@@ -147,8 +152,13 @@ def run_in_fork(request: Mapping[str, Any], threads: int) -> dict[str, Any]:
     except BaseException:  # such as KeyboardInterrupt: what it says later is no answer to the next cell
         process.close()
         raise
-    _IDLE.give_back(process, threads)
+    give_back(process, threads)
     return told
+
+
+def give_back(process: ForkingProcess, threads: int) -> None:
+    """Let a process of so many threads of PyTorch wait for a cell."""
+    _IDLE.give_back(process, threads)
 
 
 def close_idle() -> None:

@@ -82,6 +82,7 @@ COLUMNS = (
     Column("why", why, 10),
 )
 _MISSING = "-"
+_MEASURED = ("ms", "eager ms", "lower s", "peak MB")
 
 
 def cells(row: Mapping[str, Any], columns: Sequence[Column] = COLUMNS) -> list[str]:
@@ -137,22 +138,22 @@ def summary(rows: Sequence[Mapping[str, Any]], total: int) -> str:
     return f"{total} cell{'s' if total != 1 else ''}: {', '.join([*counts, *missing]) or 'none'}"
 
 
-def by_model(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+def by_model(rows: Sequence[Mapping[str, Any]], times: bool = True) -> tuple[list[str], list[list[str]]]:
     """Heads and rows of a table with a row for each model and quantization, and a column for each target."""
     found = {key_of(row): row for row in rows}
     targets = list(dict.fromkeys(row["target"] for row in rows))
     listed = list(dict.fromkeys((name, kind) for name, _, kind in found))
-    body = [[n, kind, *(in_short(found.get((n, target, kind))) for target in targets)] for n, kind in listed]
+    body = [[n, kind, *(in_short(found.get((n, t, kind)), times) for t in targets)] for n, kind in listed]
     return ["model", "type", *targets], body
 
 
-def in_short(row: Mapping[str, Any] | None) -> str:
+def in_short(row: Mapping[str, Any] | None, times: bool = True) -> str:
     """A row in one cell: ``100 %, 2e-06, 3.1 ms``."""
     if row is None:
         return ""
     if row["error"] is not None and row["operators"] is None:
         return f"failed: {row['error']['code']}"
-    error, time = worst_error(row), milliseconds(row, "latency")
+    error, time = worst_error(row), milliseconds(row, "latency") if times else None
     parts = [f"{share(row) or 0:.0%}"]
     parts += [] if error is None else ["equal" if error == 0 else f"{error:.0e}"]
     parts += ["differs"] if agrees(row) is False else []
@@ -161,11 +162,12 @@ def in_short(row: Mapping[str, Any] | None) -> str:
     return ", ".join(parts + ([f"failed: {row['error']['code']}"] if row["error"] else []))
 
 
-def markdown(rows: Sequence[Mapping[str, Any]], title: str = "Matrix") -> str:
-    """Three tables: by model, all rows, and what was refused."""
-    heads, body = by_model(rows)
+def markdown(rows: Sequence[Mapping[str, Any]], title: str = "Matrix", times: bool = True) -> str:
+    """Three tables: by model, all rows, and what was refused. ``times``: whether what was measured is in them."""
+    heads, body = by_model(rows, times)
+    columns = [column for column in COLUMNS if times or column.head not in _MEASURED]
     parts = [f"# {_escaped(title)}", summary(rows, len(rows)), markdown_table(heads, body), "## Cells"]
-    parts += [markdown_table([column.head for column in COLUMNS], map(cells, rows))]
+    parts += [markdown_table([column.head for column in columns], (cells(row, columns) for row in rows))]
     refused = [[str(r.count), r.backend, r.operator, r.reason, ", ".join(r.models)] for r in refusals_of(rows)]
     if refused:
         parts += ["## What stays on the host", markdown_table(REFUSED, refused)]
@@ -181,11 +183,12 @@ def markdown_table(heads: Sequence[str], rows: Any) -> str:
     return "\n".join([lines[0], "|" + "---|" * len(heads), *lines[1:]])
 
 
+_MARKS = {ord(mark): f"&#{ord(mark)};" for mark in "\\`*_[]<>|&"}
+
+
 def _escaped(text: str) -> str:
-    shown = printable(text)
-    for mark in "\\`*_[]<>|&#~$!":
-        shown = shown.replace(mark, f"&#{ord(mark)};") if mark in "<>&|`[]\\" else shown
-    return shown.replace("*", "\\*").replace("_", "\\_")
+    """Text of which no character is markup."""
+    return printable(text).translate(_MARKS)
 
 
 def comma_separated(rows: Sequence[Mapping[str, Any]]) -> str:
