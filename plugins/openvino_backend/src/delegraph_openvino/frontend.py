@@ -104,7 +104,11 @@ def dequantized_parts(node: Node) -> list[Node]:
     if node.target is not torch.ops.aten.cat.default:
         return []
     parts: Any = node.args[0]
-    return list(parts) if all("quantized_decomposed.dequantize" in str(part.target) for part in parts) else []
+    return list(parts) if all(map(is_dequantized, parts)) else []
+
+
+def is_dequantized(node: Node) -> bool:
+    return "quantized_decomposed.dequantize" in str(node.target)
 
 
 class _Nodes(list[Node]):

@@ -10,12 +10,13 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
-from .frontend import TYPES, Draft, dequantized_parts
+from .frontend import TYPES, Draft, dequantized_parts, is_dequantized
 from .options import Options
 from .quantized import RULES
 
 INDEX_AT = {"embedding": 1, "gather": 2, "index_select": 2, "index": 1, "index_put": 1, "scatter": 2}
 """Where an operator takes indices."""
+COMPARES = ("eq", "ne", "lt", "le", "gt", "ge")
 CASTS = ("_to_copy", "to", "type_as")
 MOVES = frozenset(
     "view reshape _unsafe_view permute transpose t squeeze unsqueeze expand slice select cat stack unbind clone split "
@@ -49,6 +50,8 @@ def why_not(node: Node) -> str | None:
     if str(node.target) in RULES:
         scales = [value for value in node.all_input_nodes[1:] if value.op == "call_function"]
         return f"OpenVINO has fixed scales, and {scales[0].name} is computed" if scales else None
+    if _name(node) in COMPARES and any(map(is_dequantized, node.all_input_nodes)):
+        return "OpenVINO computes a dequantized 0 as a number that is nearly 0, which a comparison tells apart"
     parts = dequantized_parts(node)
     if parts and ("channel" in str(parts[0].target) or len({part.args[1:] for part in parts}) > 1):
         return "OpenVINO concatenates quantized tensors right if they have one scale and one zero point"
