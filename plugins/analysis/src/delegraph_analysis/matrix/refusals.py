@@ -8,6 +8,9 @@ from typing import Any
 
 from delegraph.io.escape import printable
 
+_LISTED = 4
+"""Models of a refusal that texts name."""
+
 
 @dataclass
 class Refusal:
@@ -19,6 +22,11 @@ class Refusal:
     hint: str
     count: int = 0
     models: list[str] = field(default_factory=list)
+
+    def some_models(self) -> str:
+        """The first of its models, and how many more there are."""
+        more = len(self.models) - _LISTED
+        return ", ".join(self.models[:_LISTED]) + (f", and {more} more" if more > 0 else "")
 
     def to_json(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -48,18 +56,14 @@ def refusals_of(rows: Sequence[Mapping[str, Any]]) -> list[Refusal]:
     return sorted(found.values(), key=lambda r: (-len(r.models), -r.count, r.backend, r.operator, r.reason))
 
 
-_LISTED = 5
-
-
 def refusals_text(rows: Sequence[Mapping[str, Any]], most: int | None = None) -> str:
     """A line for each, with what to do about it."""
     listed = refusals_of(rows)
     lines = []
     for refusal in listed[:most]:
-        models = ", ".join(refusal.models[:_LISTED]) + (", ..." if len(refusal.models) > _LISTED else "")
         number = f"{len(refusal.models)} model{'s' if len(refusal.models) > 1 else ''}"
         lines.append(f"{refusal.count} x {refusal.operator}  {refusal.backend}: {refusal.reason}")
-        lines.append(f"  in {number}: {models}")
+        lines.append(f"  in {number}: {refusal.some_models()}")
         lines += [f"  hint: {refusal.hint}"] if refusal.hint else []
     if most is not None and len(listed) > most:
         lines.append(f"and {len(listed) - most} more: --refusals lists all")

@@ -168,7 +168,7 @@ def markdown(rows: Sequence[Mapping[str, Any]], title: str = "Matrix", times: bo
     columns = [column for column in COLUMNS if times or column.head not in _MEASURED]
     parts = [f"# {_escaped(title)}", summary(rows, len(rows)), markdown_table(heads, body), "## Cells"]
     parts += [markdown_table([column.head for column in columns], (cells(row, columns) for row in rows))]
-    refused = [[str(r.count), r.backend, r.operator, r.reason, ", ".join(r.models)] for r in refusals_of(rows)]
+    refused = [[str(r.count), r.backend, r.operator, r.reason, r.some_models()] for r in refusals_of(rows)]
     if refused:
         parts += ["## What stays on the host", markdown_table(REFUSED, refused)]
     return "\n\n".join(parts) + "\n"
@@ -183,7 +183,7 @@ def markdown_table(heads: Sequence[str], rows: Any) -> str:
     return "\n".join([lines[0], "|" + "---|" * len(heads), *lines[1:]])
 
 
-_MARKS = {ord(mark): f"&#{ord(mark)};" for mark in "\\`*_[]<>|&"}
+_MARKS = {ord(mark): f"&#{ord(mark)};" for mark in "\\`*[]<>|&"}
 
 
 def _escaped(text: str) -> str:
