@@ -91,10 +91,8 @@ def test_a_file_of_another_model_or_none(timm, tmp_path):
 
 
 def test_an_unknown_name_and_what_is_like_it(timm, torchvision):
-    with pytest.raises(
-        delegraph.InputError,
-        match=r"timm has no model 'smal_net'\n  raised by reading of models of from_timm \(deleg[^?]*hint: did you mean small",
-    ):
+    said = r"timm has no model 'smal_net'\n  raised by reading of models of from_timm [^?]*hint: did you mean small_net"
+    with pytest.raises(delegraph.InputError, match=said):
         forward("timm:smal_net")
     with pytest.raises(delegraph.InputError, match=r"torchvision has 5 models"):
         forward("torchvision:zzz")
