@@ -105,7 +105,8 @@ class RecurrentStep(torch.nn.Module):
     def _call(self, tokens: torch.Tensor) -> torch.Tensor:
         """The logits of each token [B, L, vocabulary]; the layers go on from the states that they have."""
         model: Any = self.model
-        return model(input_ids=tokens, cache_params=self.cache, use_cache=True).logits
+        logits: torch.Tensor = model(input_ids=tokens, cache_params=self.cache, use_cache=True).logits
+        return logits
 
 
 def is_recurrent(model: Any) -> bool:
