@@ -72,6 +72,36 @@ def test_weights_stay_integers_beside_xnnpack(kind, size, tolerance, tmp_path):
         assert any("XNNPACK does not convert torch.int8 to torch.float32" in reason for reason in refusals)
 
 
+class Cached(nn.Module):
+    """Attention over a cache that is written in place, as decoders have it, with a layer on what it returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
+
+    def forward(self, x, cache, position):
+        cache = cache.clone()
+        cache.index_copy_(2, position, self.inner(x).view(1, 1, 2, 32).transpose(1, 2))
+        query, keys = x.view(1, 1, 2, 32).transpose(1, 2), cache.expand(1, 2, 5, 32)
+        seen = (query @ keys.mT).softmax(-1) @ keys
+        return self.outer(seen.transpose(1, 2).reshape(1, 1, 64) * 1.0), cache
+
+
+def test_a_layer_behind_a_write_in_place_is_still_a_layer_of_quantized_values():
+    pytest.importorskip("executorch")
+    from torchao.quantization import Int8DynamicActivationIntxWeightConfig, PerGroup, quantize_
+
+    torch.manual_seed(0)
+    net = Cached().eval()
+    quantize_(net, Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=PerGroup(32)))
+    inputs = (torch.randn(1, 1, 64), torch.randn(1, 2, 5, 32), torch.tensor([3]))
+    lowered = delegraph.lower(net, inputs, backends=["xnnpack"])
+    for ours, eager in zip(lowered(*inputs), net(*inputs), strict=True):
+        assert torch.allclose(ours, eager, atol=0.02)
+    blobs = sum(len(delegate.blob) for delegate in lowered.delegates)
+    assert blobs < 10_000, "no weight became floats, of which each has 16 kB"
+
+
 TABLE = 1000 * 64 + 5 * 1000
 
 

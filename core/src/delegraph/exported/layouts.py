@@ -33,8 +33,11 @@ READ_MEMORY = WINDOWS | COPIES_BY_PLACE | overloads("sym_stride.int sym_storage_
 """Operators whose results depend on the strides of their operands."""
 NEED_PACKED = overloads("view.dtype view_as_complex.default")
 """Views that need the elements of the last dimension side by side in memory, and so refuse some strides."""
-_VALUES_ONLY = frozenset({"aten", "prims", "quantized_decomposed"})
-"""Namespaces whose other operators compute the same for all strides; operators of users may read memory."""
+_VALUES_ONLY = frozenset({"aten", "prims", "quantized_decomposed", "torchao"})
+"""Namespaces whose other operators compute the same for all strides; operators of users may read memory.
+
+Copies before those of torchao would hide from backends that a layer has quantized operands.
+"""
 
 
 @dataclass(frozen=True)
