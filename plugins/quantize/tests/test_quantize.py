@@ -486,7 +486,8 @@ class Nested(nn.Module):
 
 
 def test_branches_in_branches_and_loops():
-    module, given = Nested().eval(), batches()
+    module, some = Nested().eval(), [x.abs() for (x,) in batches()]
+    given = [(scale * x,) for scale in (0.1, 1, -0.1) for x in some]  # each branch has its turn
     program = delegraph.quantize(module, given)
     for (x,) in given:
         for found, wanted in zip(program.module(check_guards=False)(x), module(x), strict=True):

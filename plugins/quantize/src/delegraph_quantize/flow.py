@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from itertools import chain, repeat
 from operator import attrgetter
@@ -20,7 +20,9 @@ from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
+from .borders import agree
 from .calibration import Batch, Progress, calibrate, checked
+from .unscaled import bodies
 
 LAYER = "delegraph.layer"
 """Key in the ``custom`` metadata of a node of a quantized program: its name in the program before."""
@@ -64,6 +66,7 @@ def quantize(
         prepared = _prepared(exported, quantizer, registry)
         unscaled = calibrate(prepared, chain([first], batches), total, progress)
         converted = _converted(prepared)
+        agree(converted)
         _restore_buffers(converted, exported)
         with torch.no_grad():
             quantized = torch.export.export(converted, *first, dynamic_shapes=dynamic_shapes)
@@ -132,10 +135,21 @@ def _prepared(exported: ExportedProgram, quantizer: Any, registry: Registry) -> 
     _keep_batch_norms(module)
     with quietly(), registry.attributing(quantizer, "annotation"):
         prepared: GraphModule = prepare_pt2e(module, quantizer)
-    if not prepared.graph.find_nodes(op="call_module"):  # observers
+        _prepare_branches(prepared, lambda branch: prepare_pt2e(branch, quantizer))
+    if not any(body.graph.find_nodes(op="call_module") for body in bodies(prepared)):  # observers
         text = "nothing of the program is quantized: the quantizer takes none of its calls"
         raise InputError("input-invalid", text, hint="are there settings that leave all in floats?")
     return prepared
+
+
+def _prepare_branches(module: GraphModule, prepare: Callable[[GraphModule], GraphModule]) -> None:
+    """Put observers into the branches of ``cond``, at any depth; torchao does so for bodies of loops alone."""
+    for call in module.graph.find_nodes(op="call_function", target=_cond):
+        for owner in call.args[1:3]:
+            setattr(module, owner.target, prepare(getattr(module, owner.target)))
+    for _, body in module.named_children():
+        if isinstance(body, GraphModule):
+            _prepare_branches(body, prepare)
 
 
 def _name_layers(module: GraphModule) -> None:
@@ -252,7 +266,8 @@ def _hold_bodies(prepared: GraphModule) -> dict[str, GraphModule]:
     names = {str(node.target) for node in prepared.graph.find_nodes(op="get_attr")}
     loops = [node.args[1] for node in prepared.graph.find_nodes(op="call_function", target=_while)]
     scans = [node.args[0] for node in prepared.graph.find_nodes(op="call_function", target=_scanning)]
-    observed = {str(body.target) for body in (*loops, *scans)}
+    conds = [b for node in prepared.graph.find_nodes(op="call_function", target=_cond) for b in node.args[1:3]]
+    observed = {str(body.target) for body in (*loops, *scans, *conds)}
     held = dict[str, GraphModule]()
     for name, body in list(prepared.named_children()):
         if name in names and isinstance(body, GraphModule):
@@ -267,6 +282,7 @@ def _batch_norm(*args: Any) -> torch.Tensor:
 
 
 _while, _scanning = torch.ops.higher_order.while_loop, torch.ops.higher_order.scan
+_cond = torch.ops.higher_order.cond
 
 
 def _while_loop(*args: Any) -> Any:

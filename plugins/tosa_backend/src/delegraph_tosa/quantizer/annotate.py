@@ -54,6 +54,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]
         self._qat = qat
         self._inputs = self._outputs = True
         self._hiding: set[Node] = set()
+        self._bodies: set[GraphModule] = set()
 
     def set_global(self, setting: Setting) -> TOSAQuantizer:
         """For everything that nothing else is set for."""
@@ -91,8 +92,14 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]
         return model
 
     def annotate(self, model: GraphModule) -> GraphModule:
-        """Called by ``prepare_pt2e``. Raises OptionError for settings of a module that is not there."""
-        self._settings.expect_names(model.graph)
+        """Called by ``prepare_pt2e``, also for bodies of branches and loops, after the program that calls them.
+
+        Raises OptionError for settings of a module that is not there.
+        """
+        if model not in self._bodies:
+            parts = [part for part in model.modules() if isinstance(part, GraphModule)]
+            self._settings.expect_names([part.graph for part in parts])
+            self._bodies = set(parts[1:])
         self._hiding = hiding(model.graph.nodes)
         chosen = {n: precision for n in model.graph.nodes if (precision := self._precision(n)) is not None}
         for node, precision in chosen.items():

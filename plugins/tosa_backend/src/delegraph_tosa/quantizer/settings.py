@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
@@ -66,9 +66,9 @@ class Settings:
                 return self.module_types[kind]
         return self.operators.get(node.meta.get(WHOLE), self.operators.get(target, self.overall))
 
-    def expect_names(self, graph: Graph) -> None:
-        """Raise OptionError for the name of a module that no call of the graph belongs to."""
-        known = sorted({path for node in graph.nodes for path, _ in _modules(node)} - {""})
+    def expect_names(self, graphs: Sequence[Graph]) -> None:
+        """Raise OptionError for the name of a module that no call of the graphs belongs to."""
+        known = sorted({path for graph in graphs for node in graph.nodes for path, _ in _modules(node)} - {""})
         for name in self.module_names:
             if name not in known:
                 near = ", ".join(get_close_matches(name, known, 3, 0) or ["none"])

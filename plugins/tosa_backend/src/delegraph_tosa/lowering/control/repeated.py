@@ -21,13 +21,25 @@ from ...ir.sizes import range_of as size_range
 from ...ir.types import INTEGERS, DType
 from ...ir.witnesses import sizes_of, untold
 from ..aten.index import movable
-from ..lazy.values import real
+from ..lazy.values import Scaled, real
 from ..promotion import converted
 from ..ranges.ranges import range_of, range_of_type
 from ..registry import lowers_control
 from ..torch_values.hints import int64_carried, other_target
 from ..torch_values.types import refused, type_of
-from .subgraphs import Key, expect_taken, lower_calls, module_of, operands_of, own, results_of, value_in
+from .subgraphs import (
+    Key,
+    expect_taken,
+    held,
+    is_alike,
+    is_quantized,
+    lower_calls,
+    module_of,
+    operands_of,
+    own,
+    results_of,
+    value_in,
+)
 
 if TYPE_CHECKING:
     from ..interpret.interpreter import Interpreter
@@ -93,8 +105,9 @@ class _Steps:
         steps.
         """
         t, source = self.outer.t, self.outer.t.source
-        rows = [t.slice(x, (step, *[0] * (x.rank - 1)), (1, *x.shape[1:])) for x in self.xs]
-        slices = [t.reshape(row, row.shape[1:]) for row in rows]
+        rows = [t.slice(held(x), (step, *[0] * (x.rank - 1)), (1, *x.shape[1:])) for x in self.xs]
+        # a row of what is quantized has its quantization
+        slices = [_in_steps_of(x, t.reshape(row, row.shape[1:])) for x, row in zip(self.xs, rows, strict=True)]
         # the body's placeholders are the carried values, the slices for this step, then the additional operands
         of_this_step = [*carried, *slices]
         of_all_steps = operands_of(self.outer, additional)
@@ -116,8 +129,16 @@ class _Steps:
         """
         t, stacks = self.outer.t, []
         for values in zip(*rows, strict=True):  # those of one result, in the order of steps
-            stacks.append(t.concat([t.reshape(v, (1, *v.shape)) for v in values], 0))
+            if not all(is_alike(v, values[0]) for v in values):
+                values = tuple([real(t, v) for v in values])
+            joined = t.concat([t.reshape(held(v), (1, *v.shape)) for v in values], 0)
+            stacks.append(_in_steps_of(values[0], joined))
         return tuple(stacks)
+
+
+def _in_steps_of(like: Value, held: Value) -> Value:
+    """The tensor ``held`` as rules see it: in the quantization of ``like`` if that is quantized."""
+    return Scaled(held, like.scale, like.zero_point) if is_quantized(like) else held
 
 
 class _Loop:

@@ -1,0 +1,84 @@
+"""Branches and loops whose bodies are quantized: integers cross their borders, and all is one graph of integers."""
+
+from __future__ import annotations
+
+import delegraph
+import numpy as np
+import pytest
+import torch
+from delegraph.errors import OptionError
+from delegraph_tosa.borders import integer_borders
+from torch import nn
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
+
+from ..support import reference_tools
+from ..support.quantized_cases import check
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+INT = {"tosa": {"spec": "TOSA-1.0+INT+controlflow"}}
+
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(8, 8)
+
+    def forward(self, x):
+        inner = lambda v: torch.cond(v.amax() > 1, lambda u: u * 0.5, lambda u: u + 1, (v,))  # noqa: E731
+        return torch.cond(x.sum() > 0, lambda v: torch.relu(self.line(v)), inner, (x,)) * 2
+
+
+class Loop(Branches):
+    def forward(self, x):
+        steps = torch.zeros((), dtype=torch.int32)
+        return while_loop(lambda k, v: k < 3, lambda k, v: (k + 1, torch.tanh(self.line(v))), (steps, x))[1]
+
+
+class Scan(Branches):
+    def forward(self, x):
+        return scan(lambda c, row: (torch.tanh(self.line(c) + row), c * row), torch.zeros(8), x)
+
+
+@pytest.mark.parametrize("kind", [Branches, Loop, Scan])
+def test_bodies_become_integers(kind):
+    torch.manual_seed(0)
+    module, given = kind().eval(), [(scale * torch.rand(4, 8),) for scale in (0.2, 1, 2, -0.2, -1)]
+    given += [(torch.rand(4, 8) - 0.9,)]
+    given[-1][0][0, 0] = 1.5  # the sum is negative, and the maximum above 1
+    program = delegraph.quantize(module, given)
+    lowered = delegraph.lower(program, options=INT, transforms=[integer_borders])
+    (delegate,) = lowered.delegates
+    assert not lowered.report.refusals, str(lowered.report)
+    reference_tools.check_strictly(delegate.processed_bytes, "pro_int", "controlflow")
+    taking = next(iter(program.graph.find_nodes(op="placeholder")[-1].users))
+    returned = program.graph.output_node().args[0]
+    for (x,) in (given[1], given[-2], given[-1]):
+        integers = torch.ops.quantized_decomposed.quantize_per_tensor.default(x, *taking.args[1:])
+        found, wanted = lowered(integers), program.module(check_guards=False)(x)
+        found, wanted = ((v if isinstance(v, tuple) else (v,)) for v in (found, wanted))
+        for ours, real, node in zip(found, wanted, returned, strict=True):
+            steps = torch.ops.quantized_decomposed.quantize_per_tensor.default(real, *node.args[1:6])
+            check(ours.numpy(), steps)
+        official = reference_tools.run(bytes(delegate.processed_bytes), [integers.numpy()])
+        assert all(np.array_equal(a, b.numpy()) for a, b in zip(official, found, strict=True))
+        floats = module(x)
+        for real, exact in zip(wanted, floats if isinstance(floats, tuple) else (floats,), strict=True):
+            assert (real - exact).abs().max() < 0.1
+
+
+def test_a_setting_names_a_module_that_no_body_calls():
+    from delegraph_tosa.quantizer import TOSAQuantizer
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return torch.cond(x.sum() > 0, lambda v: self.second(v), lambda v: v * 2, (self.first(x),))
+
+    given = [(torch.rand(4, 8),), (-torch.rand(4, 8),)]
+    delegraph.quantize(Both().eval(), given, quantizer=TOSAQuantizer().set_module_name("first", None))
+    with pytest.raises(OptionError, match="no call of the program belongs to a module 'third'"):
+        delegraph.quantize(Both().eval(), given, quantizer=TOSAQuantizer().set_module_name("third", None))
