@@ -189,13 +189,3 @@ def test_what_integers_leave_at_the_border():
     (cause,) = lowered(sigmoid, torch.randn(3), options=options).report.causes
     assert cause.count == 2 and "transforms=[delegraph_tosa.borders.integer_borders]" in cause.hint
     assert not lowered(sigmoid, torch.randn(3), options=options, transforms=[integer_borders]).report.causes
-
-
-def test_experts_whose_tokens_the_data_chooses():
-    def experts(x, weights, ends):
-        return torch.ops.aten._grouped_mm.default(x, weights, ends)
-
-    tokens, weights = torch.ones(8, 16, dtype=torch.bfloat16), torch.ones(2, 16, 16, dtype=torch.bfloat16)
-    report = str(lowered(experts, tokens, weights, torch.tensor([3, 8], dtype=torch.int32)).report)
-    assert "whose groups the data chooses" in report
-    assert 'set_experts_implementation("batched_mm")' in report

@@ -21,6 +21,7 @@ FAMILIES = (
     "create",
     "distance",
     "elementwise",
+    "experts",
     "exponential",
     "fourier",
     "grid_sample",
@@ -50,23 +51,27 @@ FAMILIES = (
 )
 """The modules of the families, in the order in which the operator pages list them."""
 
-_REGISTERS_QUANTIZE = "torch.ao.quantization.fx._decomposed"
-"""The module of torch that defines the operators of the family ``quantize``.
+_REGISTERED_BY = {
+    "quantize": "torch.ao.quantization.fx._decomposed",
+    "experts_of_transformers": "transformers.integrations.moe",
+}
+"""Family -> the module that defines its operators.
 
-Importing it takes nearly as long as all other families together.
+Importing it takes nearly as long as all other families together, or it need not be installed.
 """
 
 
-def import_quantize() -> None:
-    """Import the rules for the ``quantized_decomposed`` operators if torch has defined these operators.
+def import_late() -> None:
+    """Import the rules for operators of other namespaces if these operators are defined by now.
 
-    A program can only call them after ``_REGISTERS_QUANTIZE`` was imported. Until then the slow import is skipped.
+    A program can only call them after the module in ``_REGISTERED_BY`` was imported. Until then it is not.
     """
-    if _REGISTERS_QUANTIZE in sys.modules:
-        import_module(".quantize", __name__)
+    for family, registers in _REGISTERED_BY.items():
+        if registers in sys.modules:
+            import_module(f".{family}", __name__)
 
 
 for _family in FAMILIES:
-    if _family != "quantize":
+    if _family not in _REGISTERED_BY:
         import_module(f".{_family}", __name__)
-import_quantize()
+import_late()

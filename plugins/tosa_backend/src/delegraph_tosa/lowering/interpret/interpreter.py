@@ -25,7 +25,7 @@ from torch.fx import Node
 from ...ir.graph import Graph, Value
 from ...ir.types import Type
 from ...spec.target import value_alternatives
-from ..aten import import_quantize
+from ..aten import import_late
 from ..builder import Tosa
 from ..lazy.unsigned import Bytes, constant_bytes, is_bytes, type_of_bytes
 from ..lazy.values import any_lazy, real
@@ -91,7 +91,7 @@ class Interpreter:
         for, and None for other nodes. ``bounds`` maps nodes to the ranges of integers that their uses prove; None finds
         them from ``nodes``.
         """
-        import_quantize()
+        import_late()
         self.t, self.constant = t, constant
         self.bounds = bounds_of(nodes, indexes_of) if bounds is None else bounds
         self.casts = saturating_casts(nodes, self.bounds)

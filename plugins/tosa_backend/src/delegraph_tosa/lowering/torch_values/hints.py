@@ -259,9 +259,6 @@ def no_rule(target: Any) -> Reason:
     """The reason for an operator without a rule; its tags tell why TOSA cannot have one."""
     if _chooses_scale(target):
         return scale_at_run_time()
-    if "grouped_mm" in str(target):  # torch's operator, and what transformers has in its place on CPUs
-        hint = 'of a model of transformers: model.set_experts_implementation("batched_mm"), before it is exported'
-        return Reason("TOSA has no product whose groups the data chooses", hint=hint, cause="experts")
     tags = getattr(target, "tags", ())
     if torch.Tag.nondeterministic_seeded in tags:
         return Reason(

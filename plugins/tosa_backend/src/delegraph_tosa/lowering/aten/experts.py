@@ -1,0 +1,115 @@
+"""Mixtures of experts: products of rows with the matrix of their group, and the histogram that counts the groups.
+
+How many rows a group has is known at run time only, and TOSA wants every shape beforehand. So a product is dense: for
+few rows, each row's matrix is read for it; for many, each row is multiplied by all matrices and one result is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...ir.graph import Value, literal
+from ...ir.sizes import exceeds, is_dynamic
+from ...ir.types import DType
+from ..builder import Tosa
+from ..promotion import converted
+from ..registry import lowers
+from ..torch_values.hints import too_many_comparisons
+from .index import counted, taken
+from .linear import affine
+from .order import COMPARISONS
+
+aten = torch.ops.aten
+
+
+def grouped_product(t: Tosa, x: Value, matrices: Value, ends: Value) -> Value:
+    """x [S,K], matrices [E,K,N], ends [E] -> [S,N]: each row times the matrix of its group.
+
+    Group e has the rows from ``ends[e - 1]`` (0 for the first) to ``ends[e]``, and may be empty. Rows behind the last
+    group give 0.
+    """
+    t.expect_one_type("a matrix product", x, matrices)
+    (rows, depth), (groups, _, width) = x.shape, matrices.shape
+    position = converted(t, counted(t, rows, (rows, 1)), ends.dtype)
+    is_behind = t.greater_equal(position, t.reshape(ends, (1, groups)))
+    group = t.reduce_sum(t.cast(is_behind, DType.INT32), 1)
+    chosen = converted(t, t.minimum(group, groups - 1), DType.INT64)
+    if not is_dynamic(rows) and rows <= groups:
+        # no more is read than all matrices together are
+        table = t.reshape(matrices, (1, groups, depth * width))
+        own = t.reshape(taken(t, table, t.reshape(chosen, (1, rows))), (rows, depth, width))
+        y = t.reshape(t.matmul(t.reshape(x, (rows, 1, depth)), own), (rows, width))
+    else:
+        flat = t.reshape(t.transpose(matrices, (0, 2, 1)), (groups * width, depth))
+        every = t.reshape(affine(t, x, flat, None), (rows, groups, width))
+        # taken, not masked and summed: NaN and infinity of another group's matrix do not come in
+        y = t.reshape(taken(t, every, chosen), (rows, width))
+    return t.select(t.greater(groups, group), y, t.like(0.0, y))
+
+
+@lowers(aten._grouped_mm.default)
+def _grouped_mm(
+    t: Tosa, self: Value, mat2: Value, offs: Value | None, bias: Value | None, out_dtype: torch.dtype | None
+) -> Value:
+    """[S,K], mat2 [E,K,N], offs [E] -> [S,N]; without ``offs`` [E,S,K], mat2 [E,K,N] -> [E,S,N]"""
+    t.require(bias is None and out_dtype is None, "a grouped product with a bias or another dtype is not lowered")
+    if offs is None and self.rank == mat2.rank == 3:
+        t.expect_one_type("a matrix product", self, mat2)
+        return t.matmul(self, mat2)
+    t.require(
+        offs is not None and self.rank == 2 and mat2.rank == 3,
+        "a grouped product is lowered if its rows are in groups, not if its columns or what it sums over are",
+    )
+    assert offs is not None
+    return grouped_product(t, self, mat2, offs)
+
+
+@lowers(aten.histc.default)
+def histc(t: Tosa, self: Value, bins: int, min: float, max: float) -> Value:
+    """[*S] -> [bins]; how many elements each bin from ``min`` to ``max`` has; NaN and others outside are left out"""
+    size = math.prod(self.shape)
+    t.require(self.dtype is DType.FP32, f"a histogram of {self.dtype} is not lowered")
+    t.require(min < max or bins == 1, "a histogram whose ends the data chooses is not lowered: give it min and max")
+    t.require(not exceeds(size * bins, COMPARISONS), too_many_comparisons(f"{size} elements in {bins} bins"))
+    if not min < max:
+        # one bin between the least and the largest element has all of them, and others than finite ones raise in eager
+        return t.constant(size, DType.FP32, (1,))
+    flat = t.reshape(self, (1, size))
+    begins = literal(_beginnings(bins, min, max).reshape(bins, 1), DType.FP32, np.float32)
+    inside = t.greater_equal(t.constant(max, DType.FP32, (1, 1)), flat)
+    reached = t.logical_and(t.greater_equal(flat, begins), inside)
+    # how many reach a bin's beginning, less how many reach the next one's
+    count = t.reshape(t.reduce_sum(t.cast(reached, DType.INT32), 1), (bins,))
+    following = t.concat([t.slice(count, (1,), (bins - 1,)), t.constant(0, DType.INT32, (1,))], 0) if bins > 1 else 0
+    return t.cast(t.sub(count, following), DType.FP32)
+
+
+def _beginnings(bins: int, least: float, most: float) -> np.ndarray[Any, Any]:
+    """The smallest float32 of each bin, floor((x - least) * bins / (most - least)) as eager rounds it.
+
+    The last bin has ``most`` as well. Found by halving: the bin does not fall where x grows.
+    """
+    low, high = np.float32(least), np.float32(most)
+    begin, end = (np.full(bins, _order(v), np.int64) for v in (low, high))
+    wanted = np.arange(bins)
+    while (begin < end).any():
+        middle = (begin + end) // 2
+        reaches = (_float(middle) - low) * np.float32(bins) / (high - low) >= wanted
+        begin, end = np.where(reaches, begin, middle + 1), np.where(reaches, middle, end)
+    return _float(begin)
+
+
+def _order(number: np.float32) -> int:
+    """The place of a float32 among all: neighbours differ by 1, and 0.0 and -0.0 are 0."""
+    bits = int(number.view(np.int32))
+    return bits if bits >= 0 else -(bits & 0x7FFFFFFF)
+
+
+def _float(order: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The float32 at each place of ``_order``."""
+    size = np.abs(order).astype(np.int32).view(np.float32)
+    return np.where(order < 0, -size, size)

@@ -1,0 +1,16 @@
+"""The operator that transformers exports for experts. Imported once transformers has registered it."""
+
+from __future__ import annotations
+
+import torch
+
+from ...ir.graph import Value
+from ..builder import Tosa
+from ..registry import lowers
+from .experts import grouped_product
+
+
+@lowers(torch.ops.transformers.grouped_mm_fallback.default)
+def grouped_mm_fallback(t: Tosa, input: Value, weight: Value, offs: Value) -> Value:
+    """input [S,K], weight [E,K,N], offs [E] -> [S,N]"""
+    return grouped_product(t, input, weight, offs)
