@@ -147,7 +147,9 @@ def _class_row(cls: type[Exception]) -> str:
 def support_page() -> str:
     """What delegraph-tosa takes for which profile: operators with a rule by family, decomposed ones, and the others."""
     record, notes = _asked(), Notes()
-    rules = {str(overload): rule for (overload, kind), rule in RULES.items() if kind is Value}
+    # without operators of others, such as transformers', which are there if something imported their package
+    own = {str(overload): rule for (overload, kind), rule in RULES.items() if kind is Value}
+    rules = {op: rule for op, rule in own.items() if op.startswith(("aten.", "quantized_decomposed."))}
     sections: dict[str, list[str]] = {}
     for family, name in sorted((rule.function.__module__.rpartition(".")[2], name) for name, rule in rules.items()):
         sections.setdefault(family, []).append(_support_row(name, record, notes, rules[name]))
