@@ -44,6 +44,7 @@ OPERATORS = {
     ),
     "LOGICAL_LEFT_SHIFT": lambda t, x, y: t.left_shift(x, t.minimum(t.maximum(y, 0), 9)),
     "ARITHMETIC_RIGHT_SHIFT": lambda t, x, y: t.right_shift(x, t.minimum(t.maximum(y, 0), 9)),
+    "LOGICAL_RIGHT_SHIFT": lambda t, x, y: t.right_shift_of_bits(x, t.minimum(t.maximum(y, 0), 9)),
     "CLZ": lambda t, x, y: t.clz(x),
     "BITWISE_NOT": lambda t, x, y: t.bitwise_not(x),
     "BITWISE_AND": lambda t, x, y: t.emit(tosa.BITWISE_AND, (x, y)),
