@@ -143,30 +143,6 @@ def test_each_distribution_carries_the_licence(distribution, document):
     assert (ROOT / distribution / document).read_bytes() == (ROOT / document).read_bytes()
 
 
-def test_the_figures_of_the_readme_are_those_of_the_benchmarks():
-    results = (ROOT / "benchmarks" / "RESULTS.md").read_text()
-    rows = [r.strip("| ").split(" | ") for r in results.splitlines() if r.startswith("| ")]
-    cells = {row[0]: row[1:] for row in reversed(rows)}  # the first row of a name counts
-    shares = [round(float(cells[m][2].split()[0])) for m in ("MobileNetV2", "ResNet-50")]
-    size, memory = (float(cells["ResNet-50"][k]) for k in (7, 8))
-    warm, cold = cells["MobileNetV2, warm"], cells["MobileNetV2, cold"]
-    partitions = [
-        float(cells[step][0]) for step in ("delegraph, `lower`", "ExecuTorch, `to_edge`", "ExecuTorch, `to_backend`")
-    ]
-    weights = [float(cells[blob][2]) for blob in ("bytes", "tosa")]
-    wanted = [
-        f"costs {shares[0]} % of what",
-        f"ResNet-50 {shares[1]} %",
-        f"takes {warm[4]} times as long",
-        f"({warm[0]} s against {float(warm[2]):.3f} s), {cold[4]} times when cold",
-        f"its file of {size:.0f} MB raises peak memory by {memory:.0f} MB",
-        f"in 250 partitions take {partitions[0]:.2f} s, where ExecuTorch takes {sum(partitions[1:]):.0f} s",
-        f"raises peak memory by {weights[0]:.0f} MB, or by {weights[1]:.0f} MB if",
-    ]
-    text = " ".join((ROOT / "README.md").read_text().split())
-    assert [w for w in wanted if w not in text] == []
-
-
 def test_the_distributions_share_one_version():
     projects = [ROOT / d / "pyproject.toml" for d in DISTRIBUTIONS]
     assert len({re.search(r'^version = "(.+)"$', p.read_text(), flags=re.MULTILINE)[1] for p in projects}) == 1

@@ -1,0 +1,194 @@
+"""RESULTS.md and README have the figures that were published, and each script can publish its own."""
+
+import argparse
+import importlib
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "benchmarks"
+sys.path.insert(0, str(FOLDER))
+page, publishing = (importlib.import_module(name) for name in ("page", "publishing"))
+sys.path.remove(str(FOLDER))
+RUN = {
+    "command": "python benchmarks/b.py",
+    "date": "2026-11-22",
+    "versions": ["a 1"],
+    "machine": "m",
+    "load": "",
+    "remark": "",
+}
+LATER = {**RUN, "date": "2026-11-25"}
+
+
+def test_the_pages_have_the_figures_that_are_published():
+    assert page.stale() == [], "run python -m benchmarks page"
+
+
+def test_readme_has_its_blocks():
+    assert [found[2] for found in page.BLOCK.finditer((ROOT / "README.md").read_text())] == ["some-models", "compares"]
+
+
+@pytest.mark.parametrize("path", sorted((FOLDER / "results").glob("*.json")), ids=lambda p: p.stem)
+def test_what_is_published_can_be_read(path):
+    published = json.loads(path.read_text())
+    assert {row[0] for table in published["tables"] for row in table["rows"]} == {*range(len(published["runs"]))}
+    for table in published["tables"]:
+        assert len({*table["columns"]}) == len(table["columns"])
+        assert {len(row) - 1 for row in table["rows"]} <= {len(table["columns"])}
+        keys = [tuple(row[1 : 1 + table["keys"]]) for row in table["rows"]]
+        assert len({*keys}) == len(keys)
+    for run in published["runs"]:
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", run["date"])
+        assert not re.search(r"(^|[\s=])/\w", run["command"]), "a folder of one machine"
+
+
+def published(*rows, whole=False, before=None, run=RUN, columns=("model", "us")):
+    table = publishing.Table(columns, rows)
+    return publishing.merged(before or {"runs": [], "tables": []}, run, [table], whole=whole)
+
+
+def test_a_row_is_of_the_newest_run_that_has_it():
+    first = published(["a", "1"], ["b", "2"])
+    second = published(["b", "3"], ["c", "4"], before=first, run=LATER)
+    assert first == published(["a", "1"], ["b", "2"])
+    assert second["tables"][0]["rows"] == [[0, "a", "1"], [1, "b", "3"], [1, "c", "4"]]
+    assert second["runs"] == [RUN, LATER]
+
+
+def test_a_run_without_rows_is_forgotten():
+    again = published(["a", "3"], before=published(["a", "1"]), run=LATER)
+    assert again == published(["a", "3"], run=LATER)
+
+
+def test_a_whole_table_has_the_rows_of_one_run():
+    again = published(["b", "3"], before=published(["a", "1"], ["b", "2"]), run=LATER, whole=True)
+    assert again == published(["b", "3"], run=LATER)
+
+
+def test_rows_of_other_columns_are_not_mixed():
+    with pytest.raises(ValueError, match="other columns"):
+        published(["b", "3"], before=published(["a", "1"]), columns=("model", "ms"))
+    assert published(["a", "3"], before=published(["a", "1"]), columns=("model", "ms"))["runs"] == [RUN]
+    with pytest.raises(ValueError, match="two columns"):
+        published(["a", "1"], columns=("us", "us"))
+
+
+def test_a_table_leaves_the_others_of_its_question():
+    other = publishing.merged(published(["a", "1"]), LATER, [publishing.Table(["m"], [["z"]], "other")], whole=True)
+    assert [(t["name"], t["rows"]) for t in other["tables"]] == [("", [[0, "a", "1"]]), ("other", [[1, "z"]])]
+
+
+def test_a_file_is_written_whole(tmp_path):
+    path = tmp_path / "results" / "q.json"
+    publishing.write(path, published(["a", "µ | 1"]))
+    assert json.loads(path.read_text("utf-8")) == published(["a", "µ | 1"])
+    with pytest.raises(TypeError):
+        publishing.write(path, published(["a", object()]))
+    assert json.loads(path.read_text("utf-8")) == published(["a", "µ | 1"])
+    assert [p.name for p in path.parent.iterdir()] == ["q.json"]
+
+
+def test_a_command_names_no_folder_of_a_machine_and_no_publishing():
+    words = [
+        "/x/benchmarks/b.py",
+        "--publish",
+        "--vela",
+        "/x/bin/vela",
+        "--to=/tmp/y",
+        "--remark",
+        "busy",
+        "U-Net, small",
+    ]
+    assert publishing.command(words) == "python benchmarks/b.py --vela vela --to=y 'U-Net, small'"
+    assert publishing.command(["b.py", "--publish-whole", "--remark=busy"]) == "python benchmarks/b.py"
+
+
+def test_a_script_publishes_when_it_is_asked_to(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(publishing, "RESULTS", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["b.py"])
+    table = publishing.Table(["model", "us"], [("a", "1")])
+    publishing.report(publishing.parser(None).parse_args([]), "q", ["python 3"], table)
+    assert "| a | 1 |" in capsys.readouterr().out
+    assert not [*tmp_path.iterdir()]
+    publishing.report(publishing.parser(None).parse_args(["--publish", "--remark", "r"]), "q", ["python 3"], table)
+    [run] = json.loads((tmp_path / "q.json").read_text())["runs"]
+    assert (run["command"], run["versions"], run["remark"]) == ("python benchmarks/b.py", ["python 3"], "r")
+    assert isinstance(publishing.parser("about"), argparse.ArgumentParser)
+
+
+@pytest.fixture
+def filled(tmp_path):
+    rows = [["a", "x", "1,234.5 s"], ["a", "y", "2"], ["b", "x", "-"]]
+    table = publishing.Table(["model", "type", "us"], rows, keys=2)
+    publishing.write(tmp_path / "q.json", publishing.merged({"runs": [], "tables": []}, RUN, [table], whole=False))
+    return page.Template(tmp_path).fill
+
+
+@pytest.mark.parametrize(
+    "place, text",
+    [
+        ("cell q | a / x | us", "1,234.5 s"),
+        ("cell q | b | us", "-"),
+        ("cell q | a / x | us | .0f", "1234"),
+        ("count q", "3"),
+        ("table q | only b; a / y | bare", "| model | type | us |\n|---|---:|---:|\n| b | x | - |\n| a | y | 2 |"),
+        ("table q | where type = x | first 1 | bare", "| model | type | us |\n|---|---:|---:|\n| a | x | 1,234.5 s |"),
+    ],
+)
+def test_places_are_filled(filled, place, text):
+    assert filled("{{" + place + "}}") == text
+
+
+@pytest.mark.parametrize(
+    "place, why",
+    [
+        ("cell q | c | us", "no rows"),
+        ("cell q | a | us", "too many values"),
+        ("cell q | b | ms", "ms"),
+        ("cell q | b | us | .1f", "no number"),
+        ("cell r | b | us", "FileNotFound"),
+        ("cell q/t | b | us", "no table"),
+        ("table q | some", "not only"),
+        ("tables q", "a place begins with"),
+    ],
+)
+def test_a_place_that_asks_for_what_is_not_there_is_named(filled, place, why):
+    with pytest.raises(ValueError, match=re.escape("{{" + place + "}}") + ".*" + why):
+        filled("{{" + place + "}}")
+
+
+def test_a_table_says_of_which_run_its_rows_are(tmp_path):
+    before = published(["a", "1"], ["b", "2"])
+    publishing.write(tmp_path / "q.json", published(["b", "3"], before=before, run=LATER))
+    text = page.Template(tmp_path).fill("{{table q}}")
+    assert "2026-11-22; a 1; m\n\n" in text and text.endswith("2026-11-25; a 1; m (rows b)")
+    assert page.Template(tmp_path).fill("{{table q | only b}}").endswith("2026-11-25; a 1; m")
+
+
+def test_the_index_has_the_questions_by_part(filled):
+    text = filled("{{index}}\n\n## Time\n\n### Is it fast, then?\n")
+    assert text.startswith("- [Time](#time)\n  - [Is it fast, then?](#is-it-fast-then)\n\n")
+
+
+def test_a_stale_page_and_a_question_that_no_page_shows_are_found(tmp_path):
+    (tmp_path / "docs").mkdir()
+    templates = tmp_path / "benchmarks" / "templates"
+    templates.mkdir(parents=True)
+    publishing.write(tmp_path / "benchmarks/results/q.json", published(["a", "1"]))
+    (templates / "results.md").write_text("{{table q}}\n")
+    (templates / "quote.md").write_text("It takes {{cell q | a | us}} us.\n")
+    readme = tmp_path / "README.md"
+    readme.write_text("Text.\n<!-- figures: quote -->\nIt takes 2 us.\n<!-- end of figures -->\nMore.\n")
+    assert {p.name for p in page.stale(tmp_path)} == {"RESULTS.md", "README.md"}
+    for path, text in page.written(tmp_path).items():
+        path.write_text(text)
+    assert page.stale(tmp_path) == []
+    assert "\nIt takes 1 us.\n" in readme.read_text()
+    publishing.write(tmp_path / "benchmarks/results/unused.json", published(["a", "1"]))
+    with pytest.raises(ValueError, match="unused"):
+        page.stale(tmp_path)
