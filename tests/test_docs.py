@@ -477,7 +477,8 @@ def layered(folder):
             python = f"{warm_python()} -c {shlex.quote(start)}"
         command.write_text(f'#!/bin/sh\nexec {python} "$@"\n')
         command.chmod(0o755)
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("DELEGRAPH", "PYTEST", "PYTHON", "PIP"))}
+    others = ("DELEGRAPH", "PYTEST", "PYTHON", "PIP", "COLUMNS")  # pages show what goes to a pipe, of any width
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(others)}
     path = os.pathsep.join([str(folder / "bin"), kept.get("PATH", os.defpath)])
     pip = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     return {**kept, **pip, "PATH": path, "OMP_NUM_THREADS": "1", "FOLDER": str(folder / "folder")}
