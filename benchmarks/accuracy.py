@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import delegraph
-import measuring
 import numpy as np
+import publishing
 import torch
 import torch.nn.functional as F
 
@@ -87,15 +87,18 @@ def main() -> None:
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    chosen = {name: ROWS[name] for name in sys.argv[1:] or ROWS}
+    parser = publishing.parser(__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    given = parser.parse_args()
+    chosen = {name: ROWS[name] for name in given.names or ROWS}
     work = {name: _compiled(row) for name, row in chosen.items()}
     judged = run_all([(blob, [x.numpy() for x in inputs]) for inputs, _, blob in work.values()])
     lines = [
         (name, *_errors(chosen[name], *work[name], reference)) for name, reference in zip(work, judged, strict=True)
     ]
     lines.sort(key=lambda line: -line[1])
-    print(measuring.heading("python benchmarks/accuracy.py " + " ".join(sys.argv[1:]), ["torch", "tosa-tools"]))
-    print(measuring.table(COLUMNS, [[name, *_shown(chosen[name]), *map(_figure, errors)] for name, *errors in lines]))
+    rows = [[name, *_shown(chosen[name]), *map(_figure, errors)] for name, *errors in lines]
+    publishing.report(given, "accuracy", ["torch", "tosa-tools"], publishing.Table(COLUMNS, rows))
 
 
 def _compiled(row: Row) -> tuple[list[torch.Tensor], Any, bytes]:

@@ -8,13 +8,12 @@ host alone, and saved as a .pte file. "export" and "compile" are the steps of th
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from pathlib import Path
 
 import delegraph
-import measuring
+import publishing
 import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
@@ -29,7 +28,7 @@ CASES = {
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = publishing.parser(__doc__)
     parser.add_argument("--sizes", default="96,160,224")
     given = parser.parse_args()
     model, _ = mobilenet_v2()
@@ -45,8 +44,8 @@ def main() -> None:
         rows.append(
             [name, f"{size:,}", f"{size / weights:.2f}", f"{seconds['export']:.2f}", f"{seconds['compile']:.2f}"]
         )
-    print(measuring.heading(f"python benchmarks/buckets.py --sizes {given.sizes}", ["torch", "delegraph-tosa"]))
-    print(measuring.table(["for", "bytes", "of the weights", "export, s", "compile, s"], rows))
+    table = publishing.Table(["for", "bytes", "of the weights", "export, s", "compile, s"], rows)
+    publishing.report(given, "buckets", ["torch", "delegraph-tosa"], table)
 
 
 if __name__ == "__main__":

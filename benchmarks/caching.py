@@ -9,7 +9,6 @@ of CPU time, and its steps ``decompose-and-partition`` and ``compile``. Each pro
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import delegraph
+import publishing
 import torch
 from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult
 from delegraph.discovery.registry import Registry
@@ -32,6 +32,7 @@ ROWS = [
     ("MobileNetV2", "xnnpack"),
     ("MobileNetV2", "long"),
 ]
+COLUMNS = ("model", "backend", "delegates", "blobs", "lowered, s", "CPU time, s", "partition, s", "compile, s")
 MODELS = {"MobileNetV2": mobilenet_v2.mobilenet_v2}
 
 
@@ -75,7 +76,7 @@ def measure(model: str, backend: str, folder: str | None, seconds: float) -> dic
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = publishing.parser(__doc__)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--one", nargs=3, metavar=("MODEL", "BACKEND", "FOLDER"), help="for its own processes")
     args = parser.parse_args()
@@ -84,17 +85,18 @@ def main() -> None:
         model, backend, folder = args.one
         print(json.dumps(measure(model, backend, folder or None, args.seconds)))
         return
-    print("| model | backend | delegates | blobs | lowered, s | CPU time, s | partition, s | compile, s |")
-    print("|---|---|---|---|---|---|---|---|")
+    rows = []
     for model, backend in ROWS:
         with tempfile.TemporaryDirectory() as folder:
             for place in ("", folder, folder):
                 words = [sys.executable, __file__, "--seconds", str(args.seconds), "--one", model, backend, place]
                 done = subprocess.run(words, capture_output=True, text=True, check=True)
                 row = json.loads(done.stdout.splitlines()[-1])
-                times = " | ".join(f"{row[key]:.2f}" for key in ("wall", "cpu", "partition", "compile"))
-                whence = ", ".join(row["whence"])
-                print(f"| {model} | {backend} | {row['delegates']} | {whence} | {times} |", flush=True)
+                times = [f"{row[key]:.2f}" for key in ("wall", "cpu", "partition", "compile")]
+                cells = [model, backend, str(row["delegates"]), ", ".join(row["whence"]), *times]
+                rows.append(publishing.told(cells))
+    packages = ["torch", "executorch", "delegraph", "delegraph-executorch"]
+    publishing.report(args, "caching", packages, publishing.Table(COLUMNS, rows, keys=4))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import delegraph
+import publishing
 import torch
 from caching import LongBackend
 from delegraph.discovery.registry import Registry
@@ -84,21 +85,23 @@ def measure(kind: str, folder: str, seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = publishing.parser(__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="what a compile takes")
     parser.add_argument("--row", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.row:
         print(json.dumps(measure(*args.row, args.seconds)))
         return
-    print("| what | blobs | lowered, s | CPU time, s |\n|---|---|---:|---:|")
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name, kind in ROWS:
             command = [sys.executable, __file__, "--seconds", str(args.seconds), "--row", kind, folder]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             told = json.loads(done.stdout.splitlines()[-1])
             how = ", ".join(f"{n} {what}" for what, n in told["how"].items())
-            print(f"| {name} | {how} | {told['wall']:.2f} | {told['cpu']:.2f} |", flush=True)
+            rows.append(publishing.told([name, how, f"{told['wall']:.2f}", f"{told['cpu']:.2f}"]))
+    table = publishing.Table(["what", "blobs", "lowered, s", "CPU time, s"], rows)
+    publishing.report(args, "caching_blocks", ["torch", "delegraph"], table)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Any
 
 import delegraph
 import measuring
+import publishing
 import torch
 from delegraph.discovery.registry import default_registry
 
@@ -40,16 +41,15 @@ class Layer(torch.nn.Module):
 
 def main() -> None:
     """Measure each backend and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = publishing.parser(__doc__)
     parser.add_argument("--calls", type=int, default=2000)
     parser.add_argument("--repeats", type=int, default=9)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    command = f"python benchmarks/calling.py --calls {arguments.calls} --repeats {arguments.repeats}"
-    print(measuring.heading(command, ["torch", "delegraph", "delegraph-tosa", "delegraph-demo"]))
     header = ("backend", "host operators", "runtime and operators alone, us", "lowered program, us", "difference, us")
     rows = [_row(b, n, arguments) for b in ("tosa", "compiler-demo") for n in (0, 5)]
-    print(measuring.table(header, rows))
+    packages = ["torch", "delegraph", "delegraph-tosa", "delegraph-demo"]
+    publishing.report(arguments, "calling", packages, publishing.Table(header, rows, keys=2))
 
 
 def _row(backend: str, around: int, arguments: argparse.Namespace) -> list[str]:

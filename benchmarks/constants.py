@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import delegraph
-import measuring
+import publishing
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -103,18 +102,22 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 INPUTS = {"sam": (1, 3, 256, 256), "dinov2": (1, 3, 224, 224), "whisper": (1, 80, 3000)}
 
 
+COLUMNS = (
+    *("model", "weights", "host", "ExecuTorch's host", "ratio"),
+    *("XNNPACK", "ExecuTorch's XNNPACK", "XNNPACK ratio", "TOSA `.pte`", "`.tosa`"),
+)
+
+
 def main() -> None:
     """Measure all models, or those that are named, and print the table."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
-    names = sys.argv[1:] or list(MODELS)
-    print(measuring.heading("python benchmarks/constants.py", ["torch", "executorch", "transformers"]))
-    print(
-        "| model | weights | `.pte`, host | ExecuTorch's | ratio | XNNPACK | ExecuTorch's | ratio | TOSA | `.tosa` | "
-    )
-    print("|---|" + "---:|" * 9)
-    for name in names:
+    parser = publishing.parser(__doc__)
+    parser.add_argument("models", nargs="*", metavar="MODEL")
+    given = parser.parse_args()
+    rows = []
+    for name in given.models or MODELS:
         torch.manual_seed(0)
         module, inputs = MODELS[name](), (torch.randn(INPUTS.get(name, (1, 512, 64))),)
         _scatter(module)
@@ -126,7 +129,8 @@ def main() -> None:
             ours = _ours(exported, backend, ".pte")
             cells += [ours, theirs, f"{ours / theirs:.3f}"]
         cells += [_ours(exported, ["tosa"], suffix) for suffix in (".pte", ".tosa")]
-        print(f"| {name} | {' | '.join(c if isinstance(c, str) else f'{c:,}' for c in cells)} |", flush=True)
+        rows.append(publishing.told([name, *(c if isinstance(c, str) else f"{c:,}" for c in cells)]))
+    publishing.report(given, "constants", ["torch", "executorch", "transformers"], publishing.Table(COLUMNS, rows))
 
 
 def _scatter(module: nn.Module) -> None:

@@ -9,13 +9,13 @@ all of it. CPU milliseconds on one thread, medians of interleaved runs in one pr
 
 from __future__ import annotations
 
-import argparse
 import warnings
 from collections.abc import Callable
 from statistics import median
 from typing import Any
 
 import measuring
+import publishing
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -25,18 +25,16 @@ WIDTH, HEADS, INNER, WORDS, LENGTH = 64, 4, 172, 1000, 64
 
 def main() -> None:
     """Measure decoders of each number of layers and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = publishing.parser(__doc__)
     parser.add_argument("--layers", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its own code
-    layers = " ".join(map(str, arguments.layers))
-    command = f"python benchmarks/decomposing.py --layers {layers} --repeats {arguments.repeats}"
-    print(measuring.heading(command, ["torch", "delegraph"]))
     _runs(1, 1)
     header = ("layers", "nodes", "torch.export, ms", "run_decompositions, ms", "lower, ms", "nodes of core ATen")
-    print(measuring.table(header, [_row(n, arguments.repeats) for n in arguments.layers]))
+    rows = [_row(n, arguments.repeats) for n in arguments.layers]
+    publishing.report(arguments, "decomposing", ["torch", "delegraph"], publishing.Table(header, rows))
 
 
 def _row(layers: int, repeats: int) -> list[str]:

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import measuring
+import publishing
 import torch
 from torch.utils import _pytree as pytree
 
@@ -62,7 +63,7 @@ Case = tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]
 
 def main() -> None:
     """Run the cells that are not known yet, and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = publishing.parser(__doc__)
     parser.add_argument("models", nargs="*", metavar="MODEL")
     parser.add_argument("--engine", action="append", choices=ENGINES)
     parser.add_argument("--kind", action="append", choices=("float", "int8"))
@@ -72,7 +73,7 @@ def main() -> None:
     parser.add_argument("--itself", action="store_true")
     arguments = parser.parse_args()
     if arguments.itself:
-        return _print_itself(arguments.models)
+        return _report_itself(arguments)
     models, engines = _models(), arguments.engine or ENGINES
     names = arguments.models or list(models)
     known = _read(arguments.cells)
@@ -86,7 +87,7 @@ def main() -> None:
         with arguments.cells.open("a") as file:
             file.write(json.dumps({"cell": cell, **known[cell]}) + "\n")
         print(*cell, known[cell], file=sys.stderr, flush=True)
-    _print({cell: known[cell] for cell in cells if cell in known}, engines)
+    _report(arguments, {cell: known[cell] for cell in cells if cell in known}, engines)
 
 
 def _load(engine: str) -> None:
@@ -233,12 +234,12 @@ class _Noisy(torch.fx.Interpreter):
         return result
 
 
-def _print_itself(names: list[str]) -> None:
+def _report_itself(arguments: argparse.Namespace) -> None:
     import delegraph
 
     warnings.simplefilter("ignore")
     rows = []
-    for name in names:
+    for name in arguments.models:
         torch.manual_seed(0)
         module, args, kwargs = _models()[name]()
         floats = _Positional(module.eval(), kwargs)
@@ -251,8 +252,8 @@ def _print_itself(names: list[str]) -> None:
                 pairs = [(noisy.run(*pytree.tree_leaves(call)), eager(*call)) for call in calls[:SAMPLES]]
                 cells.append(_decibels(pairs))
         rows.append([name, *cells])
-    print(measuring.heading(" ".join(["python benchmarks/engines.py", *sys.argv[1:]]), PACKAGES))
-    print(measuring.table(["int8 in eager, dB", "to floats", *(f"noise {noise:.0e}" for noise in NOISES)], rows))
+    columns = ("model", "to floats", *(f"noise {noise:.0e}" for noise in NOISES))
+    publishing.report(arguments, "engines", PACKAGES, publishing.Table(columns, rows, "itself"))
 
 
 def _decibels(pairs: list[tuple[Any, Any]]) -> str:
@@ -304,10 +305,12 @@ def _in_own_process(work: Callable[[], dict[str, Any]], seconds: float) -> dict[
 # --- the tables -------------------------------------------------------------------------------------------------------
 
 
-def _print(cells: dict[tuple[str, ...], dict[str, Any]], engines: tuple[str, ...]) -> None:
-    print(measuring.heading(" ".join(["python benchmarks/engines.py", *sys.argv[1:]]), PACKAGES))
-    for kind in ("float", "int8"):
-        rows, refused = [], []
+def _report(
+    arguments: argparse.Namespace, cells: dict[tuple[str, ...], dict[str, Any]], engines: tuple[str, ...]
+) -> None:
+    tables, refused = [], []
+    for kind in arguments.kind or ("float", "int8"):
+        rows = []
         for name in dict.fromkeys(name for name, of, _ in cells if of == kind):
             row = {engine: cells[name, kind, engine] for engine in engines if (name, kind, engine) in cells}
             whys = [cell.get("not quantized") for cell in row.values()]
@@ -317,8 +320,9 @@ def _print(cells: dict[tuple[str, ...], dict[str, Any]], engines: tuple[str, ...
             operators = {str(cell["operators"]) for cell in row.values() if "operators" in cell}
             figures = [_figure(row, engine, kind) for engine in engines]
             rows.append([name, " or ".join(sorted(operators)), *figures])
-        print(measuring.table([kind, "operators", *engines], rows))
-        print("\n".join(refused))
+        tables.append(publishing.Table(["model", "operators", *engines], rows, kind))
+    publishing.report(arguments, "engines", PACKAGES, *tables)
+    print("\n".join(refused))
 
 
 def _figure(row: dict[str, dict[str, Any]], engine: str, kind: str) -> str:

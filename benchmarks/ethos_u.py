@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import measuring
+import publishing
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -40,8 +40,8 @@ from plugins.tosa_backend.tests.models.vision import InvertedResidual, YOLOHead,
 
 warnings.simplefilter("ignore")
 COLUMNS = (
-    *("network", "accelerator", "cycles", "channels last", "ExecuTorch's", "SRAM, kB", "ExecuTorch's"),
-    *("SQNR, dB", "ExecuTorch's", "left over", "ExecuTorch's"),
+    *("network", "accelerator", "cycles", "channels last", "ExecuTorch's cycles", "SRAM, kB", "its SRAM, kB"),
+    *("SQNR, dB", "its SQNR, dB", "left over", "its left over"),
 )
 ACCELERATORS = {
     "ethos-u85-256": ("Ethos_U85_SYS_DRAM_Mid", "Sram_Only"),
@@ -190,7 +190,7 @@ def network(name: str) -> tuple[nn.Module, list[tuple[Tensor]]]:
 
 def main() -> None:
     """Make what is missing, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = publishing.parser(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NETWORKS))
     parser.add_argument("--vela", required=True)
     parser.add_argument("--executorch", metavar="PYTHON")
@@ -207,11 +207,9 @@ def main() -> None:
     rows = []
     for name in options.names or NETWORKS:
         for accelerator in options.accelerators:
-            rows.append([name, accelerator, *_row(name, accelerator, options)])
-            print(" | ".join(rows[-1]), file=sys.stderr)
-    command = " ".join(["python benchmarks/ethos_u.py", *sys.argv[1:]])
-    print(measuring.heading(command, ["torch", "torchao", "delegraph-tosa"]))
-    print(measuring.table(COLUMNS, rows))
+            rows.append(publishing.told([name, accelerator, *_row(name, accelerator, options)]))
+    packages = ["torch", "torchao", "delegraph-tosa", *publishing.of_vela(options.vela)]
+    publishing.report(options, "ethos_u", packages, publishing.Table(COLUMNS, rows, keys=2))
 
 
 def _row(name: str, accelerator: str, options: argparse.Namespace) -> list[str]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import delegraph
-import measuring
+import publishing
 import torch
 import torch.nn.functional as F
 from delegraph_tosa.borders import integer_borders
@@ -101,7 +101,7 @@ def _row(program: Any, accelerator: str, integers: bool) -> dict[str, Any]:
 def main() -> None:
     """Lower what the journal does not have, and print the table."""
     warnings.simplefilter("ignore")
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = publishing.parser(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--journal", type=Path, required=True, metavar="FILE")
     parser.add_argument("--table", action="store_true")
@@ -123,12 +123,12 @@ def main() -> None:
             with options.journal.open("a") as journal:
                 journal.write(json.dumps(row) + "\n")
             print(json.dumps(row), file=sys.stderr, flush=True)
-    _print(done)
+    _report(options, done)
 
 
-def _print(done: dict[tuple[str, str, bool], dict[str, Any]]) -> None:
-    each = [(f"{name}: operators on the NPU", "refused by Vela", "kcycles") for name in ("U55-128", "U85-256")]
-    columns = ("network", "borders", *each[0], *each[1])
+def _report(options: argparse.Namespace, done: dict[tuple[str, str, bool], dict[str, Any]]) -> None:
+    heads = ("operators on the NPU", "refused by Vela", "kcycles")
+    columns = ("network", "borders", *(f"{name}: {head}" for name in ("U55-128", "U85-256") for head in heads))
     rows = []
     for name, integers in dict.fromkeys((key[0], key[2]) for key in done):
         row = [name, "integers" if integers else "floats"]
@@ -136,12 +136,8 @@ def _print(done: dict[tuple[str, str, bool], dict[str, Any]]) -> None:
             found = done.get((name, accelerator, integers))
             row += _cells(found) if found else ["", "", ""]
         rows.append(row)
-    print(
-        measuring.heading(
-            "python benchmarks/ethosu_networks.py", ["torch", "torchao", "ethos-u-vela", "delegraph-ethosu"]
-        )
-    )
-    print(measuring.table(columns, rows))
+    packages = ["torch", "torchao", "ethos-u-vela", "delegraph-ethosu"]
+    publishing.report(options, "ethosu_networks", packages, publishing.Table(columns, rows, keys=2))
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

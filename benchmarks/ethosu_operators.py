@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import publishing
 from delegraph_ethosu.hardware import why_not_u55, why_not_u85
 from delegraph_tosa import DType, Graph, Operator, TosaFile, TosaSpec, Type, Value, operators
 from delegraph_tosa.ir.graph import Literal, shape_value
@@ -29,6 +30,7 @@ DEVICES = (
     ("ethos-u55-128", "Ethos_U55_High_End_Embedded", "Shared_Sram", why_not_u55),
     ("ethos-u85-256", "Ethos_U85_SYS_DRAM_Mid", "Sram_Only", why_not_u85),
 )
+COLUMNS = ("operator", "accelerator", "Vela and the table refuse", "the table refuses, Vela compiles it")
 INT8, INT16, INT32, BOOL = DType.INT8, DType.INT16, DType.INT32, DType.BOOL
 IMAGE = (1, 4, 6, 8)
 
@@ -95,20 +97,23 @@ def _cases() -> Iterator[tuple[str, Operator]]:
 
 
 def main() -> None:
-    """Print a line for each operator whose verdicts are not all "yes", and their number."""
+    """Print a row for each operator that an accelerator does not take in all cases, and the number of cases."""
+    given = publishing.parser(__doc__).parse_args()
     count, wrong = 0, 0
+    refused: dict[tuple[str, str], tuple[list[str], list[str]]] = {}
     for what, operator in _cases():
         graph = Graph([v for v in operator.inputs if v.constant is None], list(operator.outputs), [operator])
-        told, all_taken = [], True
         for accelerator, system, memory, why_not in DEVICES:
             table, vela = why_not(operator) is None, _compiles(graph, accelerator, system, memory)
-            told.append(f"{accelerator}: table {'yes' if table else 'no'}, Vela {'yes' if vela else 'no'}")
-            all_taken &= table and vela
+            if table and not vela:
+                print(f"{accelerator}: the table takes {operator.name} {what}, Vela refuses it", flush=True)
             wrong += table and not vela
+            if not table:
+                refused.setdefault((operator.name, accelerator), ([], []))[vela].append(what)
         count += 1
-        if not all_taken:
-            print(f"{operator.name} {what}: {'; '.join(told)}", flush=True)
-    print(f"{count} operators on each of {len(DEVICES)} accelerators; {wrong} that a table takes and Vela refuses")
+    given.remark = given.remark or f"{count} cases on each accelerator; {wrong} that a table takes and Vela refuses"
+    rows = [[*key, *map("; ".join, cases)] for key, cases in refused.items()]
+    publishing.report(given, "ethosu_operators", ["delegraph-ethosu"], publishing.Table(COLUMNS, rows, keys=2))
 
 
 def _compiles(graph: Graph, accelerator: str, system: str, memory: str) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import delegraph
-import measuring
+import publishing
 import torch
 from delegraph_ethosu.payload import blocks
 from delegraph_tosa.borders import integer_borders
@@ -67,6 +67,7 @@ def _named(lowered: Any) -> dict[str, Any]:
 
 def main() -> None:
     """Print a row for each network."""
+    given = publishing.parser(__doc__).parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     pack = _from_executorch("backends/arm/arm_vela.py", "arm_vela").vela_compile
@@ -74,11 +75,9 @@ def main() -> None:
 
     rows = []
     for name, accelerator in WANTED:
-        rows.append(_row(name, accelerator, pack, reader))
-        print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
+        rows.append(publishing.told(_row(name, accelerator, pack, reader)))
     packages = ["torch", "executorch", "ethos-u-vela", "delegraph-ethosu"]
-    print(measuring.heading("python benchmarks/ethosu_payloads.py", packages))
-    print(measuring.table(COLUMNS, rows))
+    publishing.report(given, "ethosu_payloads", packages, publishing.Table(COLUMNS, rows, keys=2))
 
 
 if __name__ == "__main__":

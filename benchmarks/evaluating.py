@@ -9,7 +9,6 @@ eager: the largest difference over the largest value.
 
 from __future__ import annotations
 
-import argparse
 import os
 
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
@@ -21,6 +20,7 @@ from typing import Any
 import delegraph
 import measuring
 import numpy as np
+import publishing
 import torch
 import tosa_reference_model
 from delegraph_tosa.evaluate import evaluate
@@ -30,15 +30,14 @@ from delegraph_tosa.tools import figures
 
 def main() -> None:
     """Measure each model and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = publishing.parser(__doc__)
     parser.add_argument("models", nargs="*", default=list(measuring.MODELS))
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    command = f"python benchmarks/evaluating.py {' '.join(arguments.models)} --repeats {arguments.repeats}"
-    print(measuring.heading(command, ["torch", "numpy", "delegraph-tosa", "tosa-tools"]))
     header = ("model", "multiply-accumulates", "evaluate, ms", "eager, ms", "reference model, ms", "against eager")
-    print(measuring.table(header, [_row(name, arguments.repeats) for name in arguments.models]))
+    table = publishing.Table(header, [_row(name, arguments.repeats) for name in arguments.models])
+    publishing.report(arguments, "evaluating", ["torch", "numpy", "delegraph-tosa", "tosa-tools"], table)
 
 
 def _row(name: str, repeats: int) -> list[str]:

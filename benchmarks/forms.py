@@ -9,7 +9,6 @@ bytes apart from that; constants of 1 MB and more are used where they are.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import hashlib
 import sys
@@ -20,6 +19,7 @@ from statistics import median
 from typing import Any
 
 import delegraph
+import publishing
 import torch
 from delegraph.engine import pipeline
 from delegraph.exported.work import read, write
@@ -56,7 +56,7 @@ def partition_of(program: Any) -> Any:
     return found[0].program
 
 
-def measure(build: Callable[[], Any], repeats: int) -> str:
+def measure(build: Callable[[], Any], repeats: int) -> list[str]:
     module, inputs = build()
     program = torch.export.export(module, inputs)
     partition = partition_of(program)
@@ -73,21 +73,25 @@ def measure(build: Callable[[], Any], repeats: int) -> str:
     ]
     rows = [[milliseconds(column) for column in columns] for _ in range(repeats)]
     lower, written, hashed, checked, back = (median(column) for column in zip(*rows, strict=True))
-    sizes = f"{sum(m.size for m in form.memories) / 1e6:.0f} MB | {len(form.structure) / 1e3:.0f} kB"
+    sizes = [f"{sum(m.size for m in form.memories) / 1e6:.0f} MB", f"{len(form.structure) / 1e3:.0f} kB"]
     share = (written + back - checked) / lower
-    figures = f"{lower:.0f} | {written:.1f} | {back - checked:.1f} | {hashed - written:.0f} | {share:.0%}"
-    return f"{sizes} | {figures}"
+    figures = [f"{lower:.0f}", f"{written:.1f}", f"{back - checked:.1f}", f"{hashed - written:.0f}", f"{share:.0%}"]
+    return [*sizes, *figures]
+
+
+COLUMNS = (
+    *("model", "constants", "structure"),
+    *("lowered", "written", "read", "hashed", "(written + read) / lowered"),
+)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = publishing.parser(__doc__)
     parser.add_argument("--repeats", type=int, default=9)
-    repeats = parser.parse_args().repeats
+    given = parser.parse_args()
     torch.set_num_threads(1)
-    print("| model | constants | structure | lowered | written | read | hashed | (written + read) / lowered |")
-    print("|---|---|---|---|---|---|---|---|")
-    for name, build in MODELS.items():
-        print(f"| {name} | {measure(build, repeats)} |")
+    rows = [[name, *measure(build, given.repeats)] for name, build in MODELS.items()]
+    publishing.report(given, "forms", ["torch", "delegraph", "delegraph-tosa"], publishing.Table(COLUMNS, rows))
 
 
 if __name__ == "__main__":

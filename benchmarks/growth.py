@@ -30,6 +30,7 @@ from typing import Any
 
 import graphs
 import measuring
+import publishing
 
 PARTS = ("graphs", "layers", "partitions", "weight")
 LAYERS = (4, 8, 16, 32)
@@ -40,26 +41,22 @@ HEADER = b"the weight of one linear layer: "
 
 def main() -> None:
     """Measure the parts that are named, or all, and print their tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = publishing.parser(__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--largest", type=int, default=32_000, help="nodes of the largest graph")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rival-python", default=os.environ.get("DELEGRAPH_RIVAL_PYTHON"))
     arguments = measuring.parse(parser, lambda kind, name: WORKERS[kind](name))
-    rival = " --rival-python OTHER/bin/python" if arguments.rival_python else ""
-    sizes = f" --largest {arguments.largest} --repeats {arguments.repeats}"
-    command = " ".join(["python benchmarks/growth.py", *arguments.parts]) + sizes + rival
-    print(measuring.heading(command, ["torch", "delegraph", "delegraph-tosa"]))
-    for part in arguments.parts or PARTS:
-        print(TABLES[part](arguments))
+    tables = [TABLES[part](arguments) for part in arguments.parts or PARTS]
+    publishing.report(arguments, "growth", ["torch", "delegraph", "delegraph-tosa"], *tables)
 
 
-def _graphs_table(given: argparse.Namespace) -> str:
+def _graphs_table(given: argparse.Namespace) -> publishing.Table:
     sizes = graphs.sizes(given.largest)
     runs = {(s, n): _runs("graphs", f"{s}:{n}", given.repeats) for s in graphs.SHAPES for n in sizes}
     header = ("graph", *(f"{n:,} nodes" for n in sizes), "exponent", "partitions of the largest")
     rows = [row for shape in graphs.SHAPES for row in _shape_rows(shape, [runs[shape, n] for n in sizes], sizes)]
-    return measuring.table(header, rows)
+    return publishing.Table(header, rows, "graphs")
 
 
 def _shape_rows(shape: str, runs: list[list[dict[str, float]]], sizes: list[int]) -> Iterator[list[str]]:
@@ -80,13 +77,14 @@ def _runs(kind: str, name: str, repeats: int, python: str | None = None) -> list
     return runs
 
 
-def _layers_table(given: argparse.Namespace) -> str:
+def _layers_table(given: argparse.Namespace) -> publishing.Table:
     seconds = [min(run["seconds"] for run in _runs("layers", str(n), given.repeats)) for n in LAYERS]
     header = ("decoder", *(f"{n} layers" for n in LAYERS), "exponent")
-    return measuring.table(header, [["tosa, s", *(f"{s:.3f}" for s in seconds), _exponent(LAYERS, seconds)]])
+    row = ["tosa, s", *(f"{s:.3f}" for s in seconds), _exponent(LAYERS, seconds)]
+    return publishing.Table(header, [row], "layers")
 
 
-def _partitions_table(given: argparse.Namespace) -> str:
+def _partitions_table(given: argparse.Namespace) -> publishing.Table:
     name = str(GROUPS)
     ours = median(run["seconds"] for run in _runs("partitions", name, given.repeats))
     rows = [["delegraph, `lower`", f"{ours:.2f}", ""]]
@@ -96,10 +94,10 @@ def _partitions_table(given: argparse.Namespace) -> str:
             [f"ExecuTorch, `{step}`", f"{theirs[step]:.2f}", f"{theirs[step] / ours:.0f}"]
             for step in ("to_edge", "to_backend")
         ]
-    return measuring.table((f"{4 * GROUPS:,} nodes, {GROUPS} partitions", "s", "ratio"), rows)
+    return publishing.Table((f"{4 * GROUPS:,} nodes, {GROUPS} partitions", "s", "ratio"), rows, "partitions")
 
 
-def _weight_table(given: argparse.Namespace) -> str:
+def _weight_table(given: argparse.Namespace) -> publishing.Table:
     found = {name: _runs("weight", name, 1)[0] for name in WEIGHTS}
     if given.rival_python:
         found["ExecuTorch, bytes"] = _runs("weight-executorch", "bytes", 1, given.rival_python)[0]
@@ -111,7 +109,7 @@ def _weight_table(given: argparse.Namespace) -> str:
         ]
         for name, run in found.items()
     ]
-    return measuring.table(("blob", "weight, MB", "file, MB", "memory raised, MB", "of weight"), rows)
+    return publishing.Table(("blob", "weight, MB", "file, MB", "memory raised, MB", "of weight"), rows, "weight")
 
 
 # --- workers of delegraph

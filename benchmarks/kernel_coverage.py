@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import publishing
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "plugins" / "executorch_backend"))
@@ -34,9 +35,20 @@ HALVES = (torch.float16, torch.bfloat16)
 TOLERANCES = {"float16": 2e-3, "bfloat16": 2e-2}
 
 
+KINDS = {
+    "right": "right",
+    "refused": "refused",
+    "not determined": "not determined by the inputs",
+    "not exported": "not exported",
+    "failed": "failed in the runtime",
+    "wrong": "wrong",
+}
+"""Kind of an outcome -> how the table calls it."""
+
+
 def main() -> None:
     """Try all samples in child processes, a new one after each that was ended, and print the counts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = publishing.parser(__doc__)
     parser.add_argument("operators", nargs="*", metavar="OPERATOR")
     parser.add_argument("--types", default="float32")
     parser.add_argument("--samples", type=int, default=1)
@@ -48,13 +60,17 @@ def main() -> None:
         serve(arguments)
         return
     outcomes = list(_collect(arguments))
-    print(", ".join(f"{count} {kind}" for kind, count in Counter(o["kind"] for o in outcomes).most_common()))
     for outcome in outcomes:
         if outcome["kind"] in ("failed", "wrong"):
             print(f"{outcome['kind']}: {outcome['operator']}, {outcome['type']}: {outcome['why']}")
     if arguments.refusals:
         first = {o["operator"]: o["why"] for o in reversed(outcomes) if o["kind"] == "refused"}
         print("\n".join(f"refused: {operator}: {why}" for operator, why in sorted(first.items())))
+    counts = Counter(o["kind"] for o in outcomes)
+    row = [", ".join(arguments.types.split(",")), str(len({o["operator"] for o in outcomes}))]
+    row += [f"{counts[kind]:,}" for kind in KINDS]
+    table = publishing.Table(("types", "operators", *KINDS.values()), [row])
+    publishing.report(arguments, "kernel_coverage", ["torch", "executorch"], table)
 
 
 def _collect(arguments: argparse.Namespace) -> Any:

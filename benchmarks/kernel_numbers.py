@@ -10,7 +10,6 @@ is wrong then is what the limits are for. Only calls with a word in their names,
 
 from __future__ import annotations
 
-import argparse
 import logging
 import sys
 import warnings
@@ -18,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import publishing
 import torch
 from torch import Tensor
 from torch.nn import functional as f
@@ -280,7 +280,7 @@ def _is_right(ours: Any, theirs: Any, exact: Any) -> bool:
 
 def main() -> None:
     """Run all calls and print what is not right, by kind."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = publishing.parser(__doc__)
     parser.add_argument("words", nargs="*", metavar="WORD")
     parser.add_argument("--limits", choices=["on", "off"], default="on")
     arguments = parser.parse_args()
@@ -298,7 +298,9 @@ def main() -> None:
             counts[kind] = counts.get(kind, 0) + 1
             if kind in ("wrong", "failed", "refused"):
                 print(f"{kind}: {name}: {' '.join(why.split())[:230]}", flush=True)
-    print(", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())))
+    row = [arguments.limits, *(str(counts.get(kind, 0)) for kind in ("right", "refused", "wrong", "failed"))]
+    table = publishing.Table(("limits", "right", "refused", "wrong", "failed"), [row])
+    publishing.report(arguments, "kernel_numbers", ["torch", "executorch"], table)
 
 
 if __name__ == "__main__":

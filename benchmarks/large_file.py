@@ -9,7 +9,6 @@ of the command itself, and of the largest of the tools that `--verify` asks, eac
 
 from __future__ import annotations
 
-import argparse
 import re
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-import measuring
+import publishing
 
 WIDTH = 4096
 COMMANDS = (["--summary"], [], ["--json"], ["--html", "large.html"], ["--verify"])
@@ -25,7 +24,7 @@ COMMANDS = (["--summary"], [], ["--json"], ["--html", "large.html"], ["--verify"
 
 def main() -> None:
     """Make the file, run the commands and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = publishing.parser(__doc__)
     parser.add_argument("--layers", type=int, default=40)
     parser.add_argument("--folder", default=".")
     given = parser.parse_args()
@@ -35,11 +34,9 @@ def main() -> None:
                        check=True, cwd=Path(__file__).parent)  # fmt: skip
         rows = [_row(words, file) for words in COMMANDS]
         size = file.stat().st_size
-    print(
-        measuring.heading(f"python benchmarks/large_file.py --layers {given.layers}", ["delegraph-tosa", "tosa-tools"])
-    )
-    print(f"A file of {size / 1e9:.2f} GB\n")
-    print(measuring.table(("command", "wall s", "memory, MB", "of a tool, MB", "exit code"), rows))
+    given.remark = given.remark or f"a file of {size / 1e9:.2f} GB"
+    table = publishing.Table(("command", "wall s", "memory, MB", "of a tool, MB", "exit code"), rows)
+    publishing.report(given, "large_file", ["delegraph-tosa", "tosa-tools"], table)
 
 
 def make(layers: int, file: str) -> None:

@@ -15,7 +15,6 @@ nothing needs them longer, the worker asks for that (MADV_PAGEOUT) whenever it h
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import json
 import os
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import measuring
+import publishing
 
 SIZES = {"words": 32000, "width": 4096, "inner": 11008, "heads": 32, "groups": 32}
 """Of Llama 7B (https://arxiv.org/abs/2302.13971)."""
@@ -41,7 +41,7 @@ MADV_PAGEOUT = 21
 
 def main() -> None:
     """Make the weights, run the worker and print its table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = publishing.parser(__doc__)
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--folder", default=".")
     parser.add_argument("--keep", action="store_true", help="leave the .tosa file in FOLDER")
@@ -52,13 +52,14 @@ def main() -> None:
         found = measuring.once(__file__, str(given.layers), str(weights))
         if given.keep:
             os.replace(Path(folder, "model.tosa"), Path(given.folder, "model.tosa"))
-    print(measuring.heading(f"python benchmarks/large_model.py --layers {given.layers}", ["torch", "delegraph-tosa"]))
-    print(f"{parameters:,} parameters, {found['operators']:.0f} operators, a file of {found['file'] / 1e9:.2f} GB\n")
+    size = f"{found['operators']:.0f} operators, a file of {found['file'] / 1e9:.2f} GB"
+    given.remark = given.remark or f"{parameters:,} parameters, {size}"
     rows = [
         [step, f"{found[f'{step} s']:.1f}", *(f"{found[f'{step} {what}'] / 1e6:,.0f}" for what in COLUMNS)]
         for step in STEPS
     ]
-    print(measuring.table(("step", "CPU s", "own, MB", "mapped, MB", "both, MB", "weights read, MB"), rows))
+    table = publishing.Table(("step", "CPU s", "own, MB", "mapped, MB", "both, MB", "weights read, MB"), rows)
+    publishing.report(given, "large_model", ["torch", "delegraph-tosa"], table)
 
 
 STEPS = ("export", "lower", "write")

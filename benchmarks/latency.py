@@ -15,12 +15,10 @@ processor.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import logging
 import os
 import statistics
-import sys
 import tempfile
 import time
 import warnings
@@ -32,13 +30,14 @@ from typing import Any
 
 import delegraph
 import measuring
+import publishing
 import torch
 from torch.utils import _pytree as pytree
 
 MODELS = ("MobileNetV2", "ResNet-50", "BERT-base", "ViT-B/16")
 HEADER = (
-    *("model", "engine", "lower, s", "in the engine", "in the tracer", "ours", "its own API, s", "ratio"),
-    *("call, ms", "its own, ms", "ratio", "95 %", "pairs", "load"),
+    *("model", "engine", "lower, s", "in the engine", "in the tracer", "ours", "its own API, s", "compile ratio"),
+    *("call, ms", "its own, ms", "call ratio", "95 %", "pairs", "load"),
 )
 ONE_THREAD = {"INFERENCE_NUM_THREADS": "1"}
 Call = Callable[[], Any]
@@ -46,18 +45,18 @@ Call = Callable[[], Any]
 
 def main() -> None:
     """Print the table, a row a model and engine, each of a process of its own."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = publishing.parser(__doc__)
     parser.add_argument("engines", nargs="*", metavar="ENGINE")
     parser.add_argument("--model", action="append", choices=MODELS)
     parser.add_argument("--seconds", type=float, default=10.0, help="of calls of each")
     arguments = measuring.parse(parser, lambda engine, rest: lambda: _row(engine, *rest.split(":")))
-    command = " ".join(["python benchmarks/latency.py", *sys.argv[1:]])
-    print(measuring.heading(command, ["torch", "openvino", "executorch"]))
-    print("| " + " | ".join(HEADER) + " |\n|---|" + "---:|" * (len(HEADER) - 1))
+    rows = []
     for engine in arguments.engines or ("openvino", "xnnpack"):
         for name in arguments.model or MODELS:
             row = measuring.once(__file__, engine, f"{name}:{arguments.seconds}")
-            print("| " + " | ".join([name, engine, *row["cells"]]) + " |", flush=True)  # type: ignore[attr-defined]
+            rows.append(publishing.told([name, engine, *row["cells"]]))  # type: ignore[misc]
+    packages = ["torch", "openvino", "executorch"]
+    publishing.report(arguments, "latency", packages, publishing.Table(HEADER, rows, keys=2))
 
 
 def _row(engine: str, name: str, seconds: str) -> dict[str, Any]:

@@ -9,10 +9,8 @@ seconds as the caller sees them, CPU seconds of the child as the system counted 
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
-import shlex
 import statistics
 import subprocess
 import sys
@@ -21,7 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import measuring
+import publishing
 
 PLUGIN = """
 from delegraph.plugin import BackendSpec, OptionSpec, PartitionerSpec, RuntimeSpec, hookimpl
@@ -43,21 +41,16 @@ SCRIPTS = "[console_scripts]\ndist-{k} = dist_{k}:main\n"
 
 def main() -> None:
     """Print a table."""
-    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments = publishing.parser(__doc__)
     arguments.add_argument("--count", type=int, default=150)
     arguments.add_argument("--repeats", type=int, default=9)
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         sites = make_sites(Path(folder), given.count)
         figures = measure(commands(sites, given.count), given.repeats)
-    print(
-        measuring.heading(
-            " ".join(["python", *map(shlex.quote, sys.argv)]), ("delegraph", "importlib-metadata", "pluggy")
-        )
-    )
-    header = ["median of " + str(given.repeats), "wall, s", "least", "CPU, s", "least"]
-    print(measuring.table(header, [[name, *map("{:.3f}".format, row)] for name, row in figures.items()]))
-    print(f"load of the machine (1 minute): {os.getloadavg()[0]:.2f}")
+    header = ("command", "wall, s", "least wall", "CPU, s", "least CPU")
+    table = publishing.Table(header, [[name, *map("{:.3f}".format, row)] for name, row in figures.items()])
+    publishing.report(given, "listing", ["delegraph", "importlib-metadata", "pluggy"], table)
 
 
 def make_sites(folder: Path, count: int) -> dict[str, Path]:

@@ -4,7 +4,7 @@
 
 Warm: imports and a throw-away model first; the median of interleaved runs, each exporting the module anew and lowering
 that program, or with --least the least of them, which is what other work on the machine disturbs least. Garbage is
-collected before each. "of export" of writing is that of lowering and writing together. A second table has the steps of
+collected before each. "both" is lowering and writing together. A second table has the steps of
 a lowering (see docs/architecture.md); what they leave is the report and the collector's first run after them. Cold:
 the first lowering of a process, plugin imports included. Memory: a fresh process's peak resident set while it lowers
 and writes the file, minus its resident set just before (Linux).
@@ -12,7 +12,6 @@ and writes the file, minus its resident set just before (Linux).
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import tempfile
@@ -22,23 +21,22 @@ from contextlib import contextmanager
 from statistics import median
 
 import measuring
+import publishing
 
 
 def main() -> None:
     """Measure the models that are named, or all, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = publishing.parser(__doc__)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(measuring.MODELS))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--least", action="store_true")
     arguments = measuring.parse(parser, lambda kind, name: WORKERS[kind](name))
     models = arguments.models or list(measuring.MODELS)
-    names = [f'"{name}"' if " " in name else name for name in models]
-    least = ["--least"] if arguments.least else []
-    command = " ".join(["python benchmarks/lowering.py", *names, "--repeats", str(arguments.repeats), *least])
-    print(measuring.heading(command, ["torch", "delegraph", "delegraph-tosa"]))
     found = {name: _measured(name, arguments.repeats, min if arguments.least else median) for name in models}
-    print(measuring.table(HEADER, [_row(name, *figures) for name, figures in found.items()]))
-    print(measuring.table(("step, ms", *STEPS), [_steps(name, warm) for name, (warm, _, _) in found.items()]))
+    rows = publishing.Table(HEADER, [_row(name, *figures) for name, figures in found.items()], "models")
+    steps = [_steps(name, warm) for name, (warm, _, _) in found.items()]
+    packages = ["torch", "delegraph", "delegraph-tosa"]
+    publishing.report(arguments, "lowering", packages, rows, publishing.Table(("step, ms", *STEPS), steps, "steps"))
 
 
 Figures = dict[str, float]
@@ -50,7 +48,7 @@ HEADER = (
     "lower, ms",
     "of export",
     "write file, ms",
-    "of export",
+    "both, of export",
     "cold: export, ms",
     "cold: lower, ms",
     "file, MB",

@@ -11,13 +11,12 @@ other things, the ratio of the CPU time of all cells to that of the worker that 
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-import measuring
+import publishing
 from delegraph_analysis.matrix import cells, description, executors, schedule
 from delegraph_analysis.matrix.forking import ForkingProcess, give_back
 from delegraph_analysis.matrix.store import Store
@@ -27,16 +26,18 @@ ROOT = Path(__file__).parents[1]
 
 def main() -> None:
     """Print the table."""
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 12
+    parser = publishing.parser(__doc__)
+    parser.add_argument("cells", nargs="?", type=int, default=12, metavar="CELLS")
+    given = parser.parse_args()
+    count = given.cells
     rows = []
     with tempfile.TemporaryDirectory() as name:
         figures = {text: _by(text, _cells(count, Path(name)), Path(name)) for text in ("serial", "process:2")}
     for text, told in figures.items():
         shares = f"{told['wall']:.1f} s", f"{told['cells']:.1f} s", f"{told['dispatch'] / told['cells']:.1%}"
         rows.append([text, *shares, f"{figures['serial']['wall'] / told['wall']:.2f}", f"{told['balance']:.2f}"])
-    print(measuring.heading(f"python benchmarks/matrix_speed.py {count}", ("torch", "delegraph-tosa")))
-    print(f"Load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors.\n")
-    print(measuring.table(["executor", "wall", "in cells", "dispatch", "wall gain", "CPU gain"], rows))
+    table = publishing.Table(["executor", "wall", "in cells", "dispatch", "wall gain", "CPU gain"], rows)
+    publishing.report(given, "matrix_speed", ["torch", "delegraph-tosa"], table)
 
 
 def _cells(count: int, folder: Path) -> list[cells.Cell]:

@@ -9,17 +9,15 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
-import importlib.metadata
 import importlib.util
 import json
 import math
 import os
-import platform
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
@@ -144,16 +142,3 @@ def once(script: str, kind: str, name: str, python: str = sys.executable) -> dic
     result = worker.run()
     worker.close()
     return result
-
-
-def heading(command: str, packages: Iterable[str]) -> str:
-    """What a reader has to know about the figures below it."""
-    versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in packages)
-    where = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
-    return f"`{command}`, {time.strftime('%Y-%m-%d')}; {versions}; {where}\n"
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A markdown table: first column left, the others right."""
-    lines = ["| " + " | ".join(header) + " |", "|---|" + "---:|" * (len(header) - 1)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import measuring
+import publishing
 import torch
 from delegraph_devkit.opinfo import Call
 from torch.utils import _pytree as pytree
@@ -91,7 +91,7 @@ class Outcome:
 
 def main() -> None:
     """Try every sample and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = publishing.parser(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="rows of OpInfo, instead of all")
     parser.add_argument("--samples", type=int, default=2, help="of each operator and element type")
     parser.add_argument("--all", action="store_true", help="operators outside of core ATen as well")
@@ -110,8 +110,8 @@ def main() -> None:
         judge.judge(outcomes)
     if arguments.json:
         arguments.json.write_text(json.dumps([vars(o) for o in outcomes], indent=0))
-    print(measuring.heading(f"python benchmarks/op_coverage.py {' '.join(sys.argv[1:])}", ["torch", "delegraph-tosa"]))
     print(report(outcomes))
+    publishing.report(arguments, "op_coverage", ["torch", "delegraph-tosa"], *_published(arguments, outcomes))
 
 
 def _wanted(row: Any, arguments: argparse.Namespace) -> bool:
@@ -406,7 +406,28 @@ def report(outcomes: list[Outcome]) -> str:
     counted = sum(total[k] for k in kinds[:4])
     figures = ", ".join(f"{total[k]} {k}" for k in kinds)
     share = f"{100 * total['right'] / max(counted, 1):.1f} % of {counted} samples of {len(rows)} operators right"
-    return "\n".join([measuring.table(("operator", *kinds, "the first reason"), body), "", f"{share}: {figures}"])
+    return "\n".join([publishing.markdown(("operator", *kinds, "the first reason"), body), "", f"{share}: {figures}"])
+
+
+def _published(arguments: argparse.Namespace, outcomes: list[Outcome]) -> Iterator[publishing.Table]:
+    """A row of all samples, and one of each operator of which a sample is not right."""
+    kinds = ("right", "wrong", "refused", "crashed")
+    keys = [arguments.dtype or "float32, bool, int32", arguments.spec, str(arguments.samples)]
+    heads = ("samples", "target", "at most")
+    counts = Counter(o.kind for o in outcomes)
+    share = f"{100 * counts['right'] / max(sum(counts[k] for k in kinds), 1):.1f} %"
+    row = [*keys, *(str(counts[k]) for k in (*kinds, "excluded")), share, "yes" if arguments.reference else ""]
+    columns = (*heads, *kinds, "excluded", "share", "also by the reference model and tosa-opt")
+    yield publishing.Table(columns, [row], "samples", keys=3)
+    by_name: dict[str, Counter[str]] = defaultdict(Counter)
+    for outcome in outcomes:
+        by_name[outcome.operator][outcome.kind] += 1
+    rows = [
+        [*keys, name, *(str(c[k] or "") for k in kinds), _first(outcomes, name)]
+        for name, c in sorted(by_name.items())
+        if any(c[k] for k in kinds[1:])
+    ]
+    yield publishing.Table((*heads, "operator", *kinds, "the first reason"), rows, "not right", keys=4)
 
 
 def _first(outcomes: list[Outcome], name: str) -> str:

@@ -11,7 +11,6 @@ computes. See rivals.py for the environment that ExecuTorch needs; without
 
 from __future__ import annotations
 
-import argparse
 import logging
 import operator
 import os
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import measuring
+import publishing
 
 SPEC = "TOSA-1.0+FP"
 KINDS = ("TRANSPOSE", "RESHAPE", "CAST")
@@ -31,18 +31,16 @@ IMAGES = ("MobileNetV2", "ResNet-50", "ViT")
 
 def main() -> None:
     """Print the table of the models that are named, or of all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = publishing.parser(__doc__)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
     parser.add_argument("--rival-python", default=os.environ.get("DELEGRAPH_RIVAL_PYTHON"))
     given = measuring.parse(parser, _worker)
-    rival = " --rival-python OTHER/bin/python" if given.rival_python else ""
-    command = " ".join([f"python benchmarks/operators.py{rival}", *given.models])
-    print(measuring.heading(command, ["torch", "delegraph-tosa"]))
     sides = {"delegraph": []} | ({"executorch": [given.rival_python]} if given.rival_python else {})
     names = given.models or MODELS
     sides_of = {name: sides | ({CHANNELS_LAST: []} if name in IMAGES else {}) for name in names}
     rows = [_row(name, side, python) for name, of_model in sides_of.items() for side, python in of_model.items()]
-    print(measuring.table(("model", "delegates", "on the host", "operators", *KINDS, "constants, bytes"), rows))
+    table = publishing.Table(("model", "delegates", "on the host", "operators", *KINDS, "constants, bytes"), rows)
+    publishing.report(given, "operators", ["torch", "delegraph-tosa"], table)
 
 
 def _row(name: str, side: str, python: list[str]) -> list[str]:

@@ -17,9 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import delegraph
+import publishing
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "core"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "plugins" / "analysis"))
 from tests.support.browser import MISSING, browser, executable
 
 Rule = Callable[[int], bool]
@@ -49,10 +50,11 @@ PROGRAMS = {
 
 def main() -> None:
     """Print the table."""
+    given = publishing.parser(__doc__).parse_args()
     path = executable()
     if path is None:
         sys.exit(MISSING)
-    print("| program | nodes | delegates | page s | kB | loaded s | moved s |\n|---|---:|---:|---:|---:|---:|---:|")
+    rows = []
     with tempfile.TemporaryDirectory() as folder, browser(path, Path(folder)) as tab:
         for name, module in PROGRAMS.items():
             program = torch.export.export(module, (torch.randn(4, 4),))
@@ -70,8 +72,10 @@ def main() -> None:
             tab.picture()
             moved = time.perf_counter() - start
             nodes = sum(n.op == "call_function" for n in program.graph.nodes)
-            figures = f"{drawn:.2f} | {len(page.encode()) / 1000:,.0f} | {loaded:.2f} | {moved:.2f}"
-            print(f"| {name} | {nodes:,} | {delegates:,} | {figures} |", flush=True)
+            figures = [f"{drawn:.2f}", f"{len(page.encode()) / 1000:,.0f}", f"{loaded:.2f}", f"{moved:.2f}"]
+            rows.append(publishing.told([name, f"{nodes:,}", f"{delegates:,}", *figures]))
+    table = publishing.Table(("program", "nodes", "delegates", "page s", "kB", "loaded s", "moved s"), rows)
+    publishing.report(given, "pages", ["torch"], table)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ operator that the backend refuses, at random places (seeded), but in the shape "
 
 from __future__ import annotations
 
-import argparse
 import gc
 from statistics import median
 
 import graphs
 import measuring
+import publishing
 import torch
 from delegraph.partitioner import CapabilityPartitioner
 from torch.fx import Node
@@ -30,16 +30,15 @@ ROWS = {
 
 def main() -> None:
     """Measure every shape at every size and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = publishing.parser(__doc__)
     parser.add_argument("--largest", type=int, default=32_000, help="nodes of the largest graph")
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     sizes = graphs.sizes(arguments.largest)
-    command = f"python benchmarks/partitioning.py --largest {arguments.largest} --repeats {arguments.repeats}"
-    print(measuring.heading(command, ["torch", "delegraph"]))
     header = ("graph", *(f"{n:,} nodes, s" for n in sizes), "exponent", "partitions of the largest")
-    print(measuring.table(header, (_row(row, sizes, arguments.repeats) for row in ROWS)))
+    table = publishing.Table(header, [_row(row, sizes, arguments.repeats) for row in ROWS])
+    publishing.report(arguments, "partitioning", ["torch", "delegraph"], table)
 
 
 def _row(row: str, sizes: list[int], repeats: int) -> list[str]:

@@ -12,10 +12,8 @@ own API tells of a call of the model as it converts it: the share of the call th
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
-import sys
 import time
 import warnings
 from collections import Counter
@@ -23,15 +21,16 @@ from typing import Any
 
 import delegraph
 import measuring
+import publishing
 import torch
 
-HEADER = ("model", "delegates", "on the host", "a run, ms", "profiled, ms", "ratio")
+HEADER = ("model", "backend", "delegates", "on the host", "a run, ms", "profiled, ms", "ratio")
 SHARES = ("on lines", "rest", "unknown", "host", "load")
 
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = publishing.parser(__doc__)
     parser.add_argument("models", nargs="*", metavar="MODEL")
     parser.add_argument("--backend", default="xnnpack")
     parser.add_argument("--repeats", type=int, default=20)
@@ -39,14 +38,13 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
-    print(measuring.heading(" ".join(["python benchmarks/profiling.py", *sys.argv[1:]]), ["torch", "delegraph"]))
-    print("| " + " | ".join(HEADER + SHARES) + " |\n|---|" + "---:|" * (len(HEADER + SHARES) - 1))
+    rows = []
     for name in arguments.models or ["MobileNetV2", "BERT-base"]:
-        print("| " + " | ".join([name, *row(name, arguments.backend, arguments.repeats)]) + " |", flush=True)
+        rows.append([name, arguments.backend, *row(name, arguments.backend, arguments.repeats)])
         if arguments.backend == "openvino":
-            print(
-                "| " + " | ".join([f"{name}, OpenVINO's own API", *own_row(name, arguments.repeats)]) + " |", flush=True
-            )
+            rows.append([name, "OpenVINO's own API", *own_row(name, arguments.repeats)])
+    table = publishing.Table(HEADER + SHARES, rows, keys=2)
+    publishing.report(arguments, "profiling", ["torch", "delegraph"], table)
 
 
 def own_row(name: str, repeats: int) -> list[str]:

@@ -21,12 +21,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import measuring
+import publishing
 import torch
 from torch.utils import _pytree as pytree
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "plugins" / "executorch_backend"))
 REPEATS = 3
+
+
+COLUMNS = (
+    *("model", "file, bytes", "ExecuTorch's file", "file ratio", "memory", "its memory", "memory ratio"),
+    *("emit, s", "its emit, s", "emit ratio", "error"),
+)
 
 
 def main() -> None:
@@ -36,19 +42,18 @@ def main() -> None:
     torch.set_num_threads(1)
     from tests.support.models import MODELS
 
-    names = sys.argv[1:] or list(MODELS)
+    parser = publishing.parser(__doc__)
+    parser.add_argument("models", nargs="*", metavar="MODEL")
+    given = parser.parse_args()
     _measure(MODELS["mlp"]())
-    command = f"python benchmarks/program_files.py {' '.join(sys.argv[1:])}".strip()
-    print(measuring.heading(command, ["torch", "executorch"]))
-    print(
-        "| model | file, bytes | ExecuTorch's | ratio | memory | ExecuTorch's | ratio | emit, s | its | ratio | error |"
-    )
-    print("|---|" + "---:|" * 10)
-    for name in names:
+    rows = []
+    for name in given.models or MODELS:
         ours, theirs, error = _measure(MODELS[name]())
-        cells = [f"{a:,} | {b:,} | {a / b:.3f}" for a, b in zip(ours[:2], theirs[:2], strict=True)]
+        pairs = zip(ours[:2], theirs[:2], strict=True)
+        cells = [cell for a, b in pairs for cell in (f"{a:,}", f"{b:,}", f"{a / b:.3f}")]
         cells += [f"{ours[2]:.4f}", f"{theirs[2]:.3f}", f"{ours[2] / theirs[2]:.2f}", f"{error:.1e}"]
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+        rows.append(publishing.told([name, *cells]))
+    publishing.report(given, "program_files", ["torch", "executorch"], publishing.Table(COLUMNS, rows))
 
 
 def _measure(model: Any) -> tuple[tuple[int, int, float], tuple[int, int, float], float]:

@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import shlex
+import subprocess
 import sys
 import tempfile
 import time
@@ -63,6 +64,20 @@ def report(given: argparse.Namespace, question: str, packages: Iterable[str], *t
         print(f"published in {path}; now: python -m benchmarks page")
 
 
+def told(row: Sequence[str]) -> Sequence[str]:
+    """The row, which is shown at once to those who wait for the table."""
+    print(" | ".join(row), file=sys.stderr, flush=True)
+    return row
+
+
+def of_vela(program: str | None) -> list[str]:
+    """The version of a Vela that lies elsewhere, as one of the ``packages``."""
+    if program is None:
+        return []
+    shown = subprocess.run([program, "--version"], check=True, capture_output=True, text=True).stdout
+    return [f"ethos-u-vela {shown.split()[-1]}"]
+
+
 def _run(packages: Iterable[str], remark: str) -> dict[str, Any]:
     versions = [p if " " in p else f"{p} {importlib.metadata.version(p)}" for p in packages]
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
@@ -93,7 +108,11 @@ def described(run: dict[str, Any]) -> str:
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A markdown table: first column left, the others right."""
     lines = ["| " + " | ".join(columns) + " |", "|---|" + "---:|" * (len(columns) - 1)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
+    return "\n".join([*lines, *("| " + " | ".join(_in_a_cell(text) for text in row) + " |" for row in rows)]) + "\n"
+
+
+def _in_a_cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def merged(before: dict[str, Any], run: dict[str, Any], tables: Sequence[Table], *, whole: bool) -> dict[str, Any]:

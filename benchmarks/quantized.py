@@ -11,7 +11,6 @@ ExecuTorch makes of the same Q/DQ graph; it takes minutes.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import subprocess
@@ -26,7 +25,7 @@ from time import process_time
 from typing import Any
 
 import delegraph
-import measuring
+import publishing
 import torch
 from torch import nn
 from torch.export import ExportedProgram
@@ -84,7 +83,7 @@ NETWORKS: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor]]]] = {
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = publishing.parser(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NETWORKS))
     parser.add_argument("--vela")
     parser.add_argument("--executorch", action="store_true")
@@ -97,9 +96,8 @@ def main() -> None:
         rows.append([name, *_ours(module, program, inputs, options.vela)])
         if options.executorch:
             rows.append([name, *_executorch(program, options.vela)])
-    command = " ".join(["python benchmarks/quantized.py", *sys.argv[1:]])
-    print(measuring.heading(command, ["torch", "torchao", "executorch", "delegraph-tosa"]))
-    print(measuring.table(COLUMNS, rows))
+    packages = ["torch", "torchao", "executorch", "delegraph-tosa", *publishing.of_vela(options.vela)]
+    publishing.report(options, "quantized", packages, publishing.Table(COLUMNS, rows, keys=2))
 
 
 def quantized(module: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[nn.Module, tuple[torch.Tensor]]:

@@ -8,14 +8,13 @@ calibrated with 8 random batches, lowered for TOSA-1.0+INT (and int16), and comp
 
 from __future__ import annotations
 
-import argparse
 import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import delegraph
-import measuring
+import publishing
 import torch
 from torch.utils._pytree import tree_leaves
 
@@ -33,7 +32,7 @@ COLUMNS = (
 def main() -> None:
     """Print the table."""
     warnings.simplefilter("ignore")
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = publishing.parser(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NETWORKS))
     parser.add_argument("--vela")
     options = parser.parse_args()
@@ -44,9 +43,8 @@ def main() -> None:
         for name in options.names or NETWORKS
         for bits, dtype in types
     ]
-    command = " ".join(["python benchmarks/quantized_networks.py", *sys.argv[1:]])
-    print(measuring.heading(command, ["torch", "torchao", "delegraph-tosa"]))
-    print(measuring.table(COLUMNS, rows))
+    packages = ["torch", "torchao", "delegraph-tosa", *publishing.of_vela(options.vela)]
+    publishing.report(options, "quantized_networks", packages, publishing.Table(COLUMNS, rows, keys=2))
 
 
 def _row(name: str, activations: torch.dtype, vela: str | None) -> list[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import delegraph
+import publishing
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node
@@ -110,31 +111,32 @@ def _images(size: int) -> list[tuple[Tensor, ...]]:
     return [(torch.randn(1, 3, size, size),) for _ in range(BATCHES)]
 
 
-MODELS = (mobilenet_v2, mobilenet_v2_random, resnet18, keyword_spotter, vit_tiny, bert_tiny, lstm)
+MODELS = {
+    "MobileNetV2": mobilenet_v2,
+    "MobileNetV2, random": mobilenet_v2_random,
+    "ResNet-18": resnet18,
+    "keyword spotter": keyword_spotter,
+    "ViT, width 192, 4 layers": vit_tiny,
+    "BERT, width 128, 2 layers": bert_tiny,
+    "LSTM, 12 steps": lstm,
+}
+COLUMNS = (
+    *("network", "quantize, s", "lower, s", "delegates", "on the host", "equal", "within a step"),
+    *("SNR, dB", "against floats, dB", "equal top-1", "worst layer alone"),
+)
 
 
 def main() -> None:
     """Print a row for each model."""
     warnings.simplefilter("ignore")
-    head = (
-        "model",
-        "quantize s",
-        "lower s",
-        "delegates",
-        "host",
-        "equal",
-        "within a step",
-        "SNR dB",
-        "to float dB",
-        "top-1",
-        "worst layer",
-    )
-    print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
-    wanted = sys.argv[1:]
-    for build in MODELS:
-        if not wanted or build.__name__ in wanted:
-            torch.manual_seed(0)
-            print("| " + " | ".join([build.__name__, *measure(*build())]) + " |", flush=True)
+    parser = publishing.parser(__doc__)
+    parser.add_argument("networks", nargs="*", metavar="NETWORK", help=", ".join(MODELS))
+    given = parser.parse_args()
+    rows = []
+    for name in given.networks or MODELS:
+        torch.manual_seed(0)
+        rows.append(publishing.told([name, *measure(*MODELS[name]())]))
+    publishing.report(given, "quantizing", ["torch", "torchao", "delegraph-tosa"], publishing.Table(COLUMNS, rows))
 
 
 def measure(model: nn.Module, batches: list[tuple[Tensor, ...]]) -> list[str]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import delegraph
-import measuring
+import publishing
 import torch
 from delegraph_analysis.commands.diff import compare
 from delegraph_analysis.drawing import layout
@@ -66,8 +66,9 @@ COLUMNS = ("program", "nodes", "causes", "export s", "lower s", "eager s", "text
 
 def main() -> None:
     """Print the table."""
-    print(measuring.heading("python benchmarks/reports.py", ["torch", "delegraph-tosa"]))
-    print(measuring.table(COLUMNS, [_row(*program) for program in programs()]))
+    given = publishing.parser(__doc__).parse_args()
+    table = publishing.Table(COLUMNS, [_row(*program) for program in programs()])
+    publishing.report(given, "reports", ["torch", "delegraph-tosa"], table)
 
 
 def _row(name: str, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], shapes: Any) -> list[str]:

@@ -13,7 +13,6 @@ the calls that ExecuTorch leaves there, and those that delegraph does.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import subprocess
@@ -22,6 +21,7 @@ from statistics import median
 from typing import Any
 
 import measuring
+import publishing
 
 SPEC = "TOSA-1.0+FP"
 PACKAGES = ("executorch", "torchao", "torch")
@@ -29,30 +29,24 @@ PACKAGES = ("executorch", "torchao", "torch")
 
 def main() -> None:
     """Measure the models that are named, or MobileNetV2, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = publishing.parser(__doc__)
     parser.add_argument("models", nargs="*", metavar="MODEL", default=["MobileNetV2"], help=", ".join(measuring.MODELS))
     parser.add_argument("--rival-python", default=os.environ.get("DELEGRAPH_RIVAL_PYTHON"))
     parser.add_argument("--repeats", type=int, default=5)
     arguments = measuring.parse(parser, lambda kind, name: WORKERS[kind](name))
     if not arguments.rival_python:
         parser.error("--rival-python names the interpreter of an environment with executorch")
-    _print(arguments.models, arguments.rival_python, arguments.repeats)
-
-
-def _print(models: list[str], rival_python: str, repeats: int) -> None:
     versions = "import importlib.metadata as m, sys; print(*(f'{p} {m.version(p)}' for p in sys.argv[1:]), sep=', ')"
-    rival = subprocess.run(
-        [rival_python, "-c", versions, *PACKAGES], check=True, capture_output=True, text=True
-    ).stdout.strip()
-    command = " ".join(["python benchmarks/rivals.py --rival-python OTHER/bin/python", *models])
-    print(measuring.heading(f"{command} --repeats {repeats}", ["torch", "delegraph", "delegraph-tosa"]))
-    print(f"The rival: {rival}\n")
-    print(measuring.table(HEADER, [row for name in models for row in _rows(name, rival_python, repeats)]))
+    command = [arguments.rival_python, "-c", versions, *PACKAGES]
+    rival = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    rows = [row for name in arguments.models for row in _rows(name, arguments.rival_python, arguments.repeats)]
+    packages = ["torch", "delegraph", "delegraph-tosa", f"the other side: {rival}"]
+    publishing.report(arguments, "rivals", packages, publishing.Table(HEADER, rows))
 
 
 HEADER = (
-    *("model", "ExecuTorch, s", "of export", "delegraph, s", "of export", "ratio"),
-    *("delegraph with bytes joined, s", "ratio"),
+    *("model", "ExecuTorch, s", "of its export", "delegraph, s", "of export", "ratio"),
+    *("with bytes joined, s", "ratio then"),
     "left to the host",
 )
 

@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 
 import delegraph
-import measuring
+import publishing
 import torch
 from delegraph.host import Verification
 from delegraph_dynamo.constants import constant_inputs
@@ -60,20 +60,21 @@ CONFIGS = {
 
 def main() -> None:
     """Print one of the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = publishing.parser(__doc__)
     parser.add_argument("--calls", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--models", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    command = "python benchmarks/torch_compile.py" + (" --models" if arguments.models else "")
-    print(measuring.heading(command, ["torch", "delegraph", "delegraph-tosa", "transformers"]))
+    packages = ["torch", "delegraph", "delegraph-tosa", "transformers"]
     if arguments.models:
         header = ("model", "graphs", "operators", "delegated", "largest ratio to eager")
-        print(measuring.table(header, (row(name, *built) for name, *built in models())))
+        table = publishing.Table(header, [publishing.told(row(name, *built)) for name, *built in models()])
+        publishing.report(arguments, "torch_compile_models", packages, table)
     else:
         header = ("model", "backend that only calls `lowered`, us", "delegraph, us", "difference, us")
-        print(measuring.table(header, (_calls(*case, arguments) for case in _cases())))
+        table = publishing.Table(header, [_calls(*case, arguments) for case in _cases()])
+        publishing.report(arguments, "torch_compile_calls", packages, table)
 
 
 def models() -> Iterator[tuple[str, nn.Module, tuple[Any, ...], dict[str, Any]]]:

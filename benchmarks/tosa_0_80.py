@@ -8,17 +8,15 @@ difference lies between the compilers. Each Vela needs an environment of its own
 
 from __future__ import annotations
 
-import argparse
 import csv
 import subprocess
-import sys
 import tempfile
 import warnings
 from pathlib import Path
 
 import delegraph
 import delegraph_tosa
-import measuring
+import publishing
 import torch
 from quantized import NETWORKS
 
@@ -28,7 +26,7 @@ NAMES = ("keyword spotter", "MobileNetV2", "ResNet-18")
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = publishing.parser(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--vela-4-2", required=True)
     parser.add_argument("--vela-5-2", required=True)
@@ -43,8 +41,8 @@ def main() -> None:
             by_4_2 = _cycles(options.vela_4_2, old, accelerator)
             by_5_2, again = (_cycles(options.vela_5_2, data, accelerator) for data in (new, converted))
             rows.append([name, accelerator, f"{by_4_2:,}", f"{by_5_2:,}", f"{by_4_2 / by_5_2:.2f}", f"{again:,}"])
-    print(measuring.heading(" ".join(["python benchmarks/tosa_0_80.py", *sys.argv[1:]]), ["torch", "delegraph-tosa"]))
-    print(measuring.table(COLUMNS, rows))
+    packages = ["torch", "delegraph-tosa", "ethos-u-vela 4.2.0 and 5.2.0"]
+    publishing.report(options, "tosa_0_80", packages, publishing.Table(COLUMNS, rows, keys=2))
 
 
 def _file(name: str, spec: str) -> bytes:

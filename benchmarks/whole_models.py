@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import delegraph
-import measuring
+import publishing
 import torch
 from delegraph_tosa.serialize import read
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "plugins" / "tosa_backend"))
 warnings.simplefilter("ignore")
-COLUMNS = ("model", "calls", "target", "delegates", "on the host", "operators", "TRANSPOSE", "error")
+COLUMNS = ("model", "target", "calls", "delegates", "on the host", "operators", "TRANSPOSE", "error")
 
 
 def main() -> None:
@@ -34,17 +34,19 @@ def main() -> None:
     from tests.models import sequences, test_transformers, vision
 
     transformers.logging.set_verbosity_error()
+    parser = publishing.parser(__doc__)
+    parser.add_argument("models", nargs="*", metavar="MODEL")
+    given = parser.parse_args()
     table = []
-    for name in sys.argv[1:] or [*test_transformers.MODELS, *vision.MODELS, *sequences.MODELS]:
+    for name in given.models or [*test_transformers.MODELS, *vision.MODELS, *sequences.MODELS]:
         if name in test_transformers.MODELS:
             program, inputs = test_transformers.exported(name, transformers)
             table += [[name, *row] for row in _rows(program, (), inputs)]
         else:
             model, args = (vision if name in vision.MODELS else sequences).built(name)
             table += [[name, *row] for row in _rows(torch.export.export(model, args), args, {})]
-    command = " ".join(["python benchmarks/whole_models.py", *sys.argv[1:]])
-    print(measuring.heading(command, ["torch", "transformers", "delegraph-tosa"]))
-    print(measuring.table(COLUMNS, table))
+    packages = ["torch", "transformers", "delegraph-tosa"]
+    publishing.report(given, "whole_models", packages, publishing.Table(COLUMNS, table, keys=2))
 
 
 def _rows(program: Any, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> Iterator[list[str]]:
@@ -56,7 +58,7 @@ def _rows(program: Any, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.
         host = ", ".join(f"{count} {name}" for name, count in left.most_common(3)) + (", .." if len(left) > 3 else "")
         error = lowered.verify(*args, **kwargs).relative_error
         counts = (len(lowered.delegates), host, sum(names.values()), names["TRANSPOSE"])
-        yield [str(entry) for entry in (calls, target.removeprefix("TOSA-1.0+"), *counts, f"{error:.0e}")]
+        yield [str(entry) for entry in (target.removeprefix("TOSA-1.0+"), calls, *counts, f"{error:.0e}")]
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ ratio is the median over processes.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
 import gc
@@ -30,6 +29,7 @@ from statistics import median
 from typing import Any
 
 import measuring
+import publishing
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "plugins" / "executorch_backend"))
@@ -39,7 +39,7 @@ SECONDS = 3.0
 
 def main() -> None:
     """Measure all models, or those that are named, and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = publishing.parser(__doc__)
     parser.add_argument("models", nargs="*", metavar="MODEL")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--processes", type=int, default=3)
@@ -49,15 +49,15 @@ def main() -> None:
     from tests.support.models import MODELS
 
     _compile_both(MODELS["mlp"](), 1)
-    print(measuring.heading(" ".join(["python", "benchmarks/xnnpack.py", *sys.argv[1:]]), ["torch", "executorch"]))
-    print("| " + " | ".join(HEADER) + " |\n|---|" + "---:|" * (len(HEADER) - 1))
-    for name in arguments.models or [*MODELS, "MobileNetV2", "ResNet-18"]:
-        print("| " + " | ".join(_row(name, arguments.repeats, arguments.processes)) + " |", flush=True)
+    names = arguments.models or [*MODELS, "MobileNetV2", "ResNet-18"]
+    rows = [publishing.told(_row(name, arguments.repeats, arguments.processes)) for name in names]
+    publishing.report(arguments, "xnnpack", ["torch", "executorch"], publishing.Table(HEADER, rows, "files"))
 
 
 HEADER = (
-    *("model", "on the host", "ExecuTorch's", "delegates", "its", "error", "compile, s", "its", "ratio"),
-    *("partitioner", "preprocess", "to edge", "torch's tracer", "ours, of all", "run, ms", "its", "ratio"),
+    *("model", "on the host", "ExecuTorch's host", "delegates", "its delegates", "error"),
+    *("compile, s", "its compile, s", "compile ratio", "partitioner", "preprocess", "to edge", "torch's tracer"),
+    *("ours, of all", "run, ms", "its run, ms", "run ratio"),
 )
 
 
