@@ -469,6 +469,10 @@ def test_true_is_the_user_s_folder_and_false_is_none(registry, tmp_path, monkeyp
     monkeypatch.setenv("DELEGRAPH_CACHE", str(tmp_path / "env"))
     assert not said(lowered(model(), registry, False))
     assert not (tmp_path / "env").exists()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", ".")  # no absolute path, and not the working directory: its blobs would run
+    assert cache_module.user_folder() == tmp_path / "home/.cache/delegraph"
     for wrong in (5, b"x", [1]):
         with pytest.raises(OptionError):
             lowered(model(), registry, wrong)

@@ -3,6 +3,7 @@
 The environments see torch and delegraph through the one that runs the tests; the wheels in them are made here.
 """
 
+import gc
 import importlib.metadata
 import inspect
 import json
@@ -37,6 +38,7 @@ from delegraph_workers import (
     environments,
     execute,
     formats,
+    kept,
     message,
     plugin,
     quantizer,
@@ -709,3 +711,45 @@ def test_values_come_back():
             torch.testing.assert_close(was, value, rtol=0, atol=0, equal_nan=True)
         else:
             assert str(was) == str(value)
+
+
+def test_no_two_backends_share_a_target(far, monkeypatch):
+    """``a-b`` was asked where ``a_b`` was meant."""
+    names = ["a-b", "a_b", "a.b", "a+b", "ab", "a_2db"]
+    assert len({plugin.identifier(name) for name in names}) == len(names)
+    told = plugin.described()["far"][1]
+    known = {name: (config.Setting(name, sys.executable, "tosa"), told) for name in names}
+    for module in (plugin, environments):
+        monkeypatch.setattr(module, "described", lambda: known)
+    for spec in plugin.delegraph_partitioners():
+        assert getattr(environments, spec.target.partition(":")[2]).name == spec.name
+    kinds = [getattr(environments, spec.target.partition(":")[2]) for spec in plugin.delegraph_runtimes()]
+    assert len(set(kinds)) == len(names)
+
+
+def test_what_nobody_has_any_more_is_let_go_there(far):
+    """A process that lowers one model after the other kept all of their delegates."""
+    before = len(kept._kept)
+    for _ in range(3):
+        lowered = delegraph.lower(nn.ReLU().eval(), (torch.ones(2),), backends=["far"], registry=far)
+        lowered(torch.ones(2))
+        assert len(kept._kept) <= before + 1
+        del lowered
+        gc.collect()
+    environments.environment("far").run({"do": "about", "specs": None}, [])
+    assert len(kept._kept) == before
+
+
+def test_a_fork_has_processes_of_its_own(far, monkeypatch):
+    """It shared the pipes of the process that it is of, and ended its workers when it ended."""
+    mine, ended = environments.environment("far"), []
+    monkeypatch.setattr(mine.workers, "close", lambda: ended.append("workers"))
+    with monkeypatch.context() as patch:
+        patch.setattr(environments.os, "getpid", lambda: -7)
+        theirs = environments.environment("far")
+        assert theirs is not mine and theirs.workers.path != mine.workers.path
+        mine.close()
+        assert ended == []
+        theirs.close()
+    mine.close()
+    assert ended == ["workers"] and environments.environment("far") is mine

@@ -10,15 +10,17 @@ import pickle
 import signal
 import threading
 import time
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
 import delegraph
 import pytest
 import torch
+from delegraph.backend import CompileSpec, PreprocessResult
 from delegraph.errors import FormatError, OptionError, PluginFailed, Unsupported
 from delegraph_workers import Workers, execute, message
 from delegraph_workers.supervise import Limits
+from delegraph_workers.workers import Remote
 from torch import nn
 
 
@@ -265,3 +267,109 @@ def test_everything_is_put_away(registry, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     lowered(registry, Copying())
     assert list(tmp_path.iterdir()) == []
+
+
+class Broken:
+    """A pool whose processes have ended."""
+
+    _max_workers = 2
+
+    def submit(self, function, given):
+        raise BrokenProcessPool("a process in the pool was terminated")
+
+
+class Counting:
+    """Counts how many do something at a time."""
+
+    def __init__(self):
+        self.now, self.most, self.lock = 0, 0, threading.Lock()
+
+    def __enter__(self):
+        with self.lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        time.sleep(0.02)
+
+    def __exit__(self, *_):
+        with self.lock:
+            self.now -= 1
+
+
+def test_a_broken_pool_is_replaced_by_as_many_workers_as_it_had(registry, monkeypatch):
+    """Each partition had one, at the same time: a broken pool of two took all memory."""
+    counting = Counting()
+
+    class Here:
+        def __init__(self, folder, python=None):
+            self.pid, self.alive = os.getpid(), True
+
+        def run(self, job, limits):
+            with counting:
+                return execute.execute(job), ""
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr("delegraph_workers.workers.WorkerProcess", Here)
+    names = ["sin"] * 6
+    assert contents(lowered(registry, Broken(), names)) == contents(lowered(registry, None, names))
+    assert counting.most == 2
+
+
+def test_so_are_environments_of_their_own_which_a_pool_does_not_know():
+    counting, pool = Counting(), Copying()
+    pool._max_workers = 2
+
+    class FarBackend(Remote):
+        thread_safe = True
+
+        @staticmethod
+        def preprocess(edge_program, compile_specs):
+            with counting:
+                return PreprocessResult(b"far")
+
+        @classmethod
+        def limited(cls, limits):
+            return cls
+
+    there = Workers(pool)
+    try:
+        made = there.stand_in(FarBackend, "delegraph-workers/far", ("delegraph-workers", "1"))
+        assert (made.__name__, made.__module__) == (FarBackend.__name__, FarBackend.__module__)
+        with ThreadPoolExecutor(8) as threads:
+            results = list(threads.map(lambda _: made.preprocess(None, []).processed_bytes, range(8)))
+        assert results == [b"far"] * 8 and counting.most == 2
+    finally:
+        there.close()
+
+
+@pytest.mark.parametrize("backends", [("good",), "partitioner"])
+def test_an_executor_that_was_shut_down_is_said_so(backends, registry):
+    """It was an error of another module, or the partitions were the host's."""
+    pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+    pool.shutdown()
+    given = [registry.get_partitioner("good")] if backends == "partitioner" else backends
+    with pytest.raises(OptionError, match="the ProcessPoolExecutor takes no calls: RuntimeError: cannot schedule"):
+        lowered(registry, pool, ("sin",), given)
+
+
+def test_settings_belong_to_their_programs_in_whatever_order_methods_come(registry):
+    there, jobs = Workers(Copying()), []
+
+    def send(header, *given):
+        jobs.append(header)
+        raise Unsupported("unsupported", "seen enough")
+
+    there.send = send
+    program = torch.export.export(nn.Linear(2, 2).eval(), (torch.ones(1, 2),))
+    programs = {"prefill": [program], "decode": [program, program]}
+    specs = {
+        name: [[CompileSpec("of", f"{name} {k}".encode())] for k in range(len(programs[name]))] for name in programs
+    }
+    try:
+        with pytest.raises(Unsupported, match="seen enough"):
+            there.compile("GoodBackend", "troubled/good", {}, programs, dict(reversed(specs.items())))
+    finally:
+        there.close()
+    told = [(method, bytes.fromhex(given[0][1]).decode()) for method, given in jobs[0]["programs"]]
+    assert told == [("prefill", "prefill 0"), ("decode", "decode 0"), ("decode", "decode 1")]

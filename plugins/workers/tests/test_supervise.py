@@ -1,11 +1,16 @@
 """Processes that do not speak as workers do, started as an interpreter of another environment is."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 
 import pytest
 from delegraph.errors import DelegraphError, Unsupported
 from delegraph_workers import config, supervise
+from delegraph_workers.failures import error_of
 from delegraph_workers.message import PROTOCOL
 from delegraph_workers.supervise import Limits, WorkerProcess
 
@@ -146,3 +151,97 @@ def test_descriptions_in_no_known_form_are_of_no_backend(told, tmp_path, monkeyp
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.raises(config.BadSettings, match="in no known form"):
         config.description_of(config.Setting("far", str(python), "far"))
+
+
+def is_gone(pid):
+    """Whether a process has ended; nobody may have asked for its exit code."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def wait_until(condition):
+    end = time.monotonic() + 20
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    return condition()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
+def test_a_worker_that_dies_is_noticed_although_what_it_started_lives(speaking, tmp_path, monkeypatch):
+    """A compiler's server had the worker's end of the pipe, which stayed open: the lowering waited for it."""
+    monkeypatch.setattr(supervise, "_LOOK", 0.05)
+    started = tmp_path / "started"
+    body = f"""
+import subprocess
+say(READY)
+os.fdopen(requests).readline()
+open({str(started)!r}, "w").write(str(subprocess.Popen(["sleep", "60"], close_fds=False).pid))
+say(BEGUN)
+os._exit(3)
+"""
+    worker, begin = speaking(body), time.monotonic()
+    with pytest.raises(Unsupported, match="its process ended with exit code 3"):
+        worker.run(b"job", Limits())
+    assert time.monotonic() - begin < 50
+    assert wait_until(lambda: is_gone(int(started.read_text())))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems send no signal when a pipe is closed")
+def test_what_a_worker_started_ends_with_the_process_that_asked():
+    lifeline, ours = os.pipe()
+    code = "from delegraph_workers.worker import _die_with; import subprocess, sys\n_die_with(int(sys.argv[1]))\n"
+    code += "child = subprocess.Popen(['sleep', '60'])\nprint(child.pid, flush=True)\nchild.wait()"
+    command = [sys.executable, "-c", code, str(lifeline)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=(lifeline,), start_new_session=True) as worker:
+        child = int(worker.stdout.readline())
+        os.close(lifeline)
+        assert not is_gone(child)
+        os.close(ours)
+        assert wait_until(lambda: is_gone(child)) and worker.wait() == -signal.SIGKILL
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it counts what is in /proc")
+def test_what_cannot_be_started_leaves_no_descriptors(tmp_path):
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(DelegraphError, match="no worker could be started"):
+        WorkerProcess(tmp_path, str(tmp_path / "nowhere"))
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_a_folder_that_is_no_absolute_path_is_not_the_working_directory(tmp_path, monkeypatch):
+    """The settings name executables."""
+    (tmp_path / "delegraph").mkdir()
+    (tmp_path / "delegraph/delegraph.toml").write_text(f'[backends.far]\npython = "{sys.executable}"\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DELEGRAPH_CONFIG", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(config.sys, "platform", "linux")
+    for relative in (".", "./", ""):
+        monkeypatch.setenv("XDG_CONFIG_HOME", relative)
+        assert config.settings() == []
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert [setting.name for setting in config.settings()] == ["far"]
+
+
+def test_what_this_interpreter_was_told_is_not_told_another(tmp_path, monkeypatch):
+    for variable in ("PYTHONHOME", "PYTHONPATH", "PYTHONEXECUTABLE", "DELEGRAPH_PLUGINS"):
+        monkeypatch.setenv(variable, "/of/this/one")
+    monkeypatch.setenv("LICENCE", "theirs")
+    there = config.variables_there(tmp_path)
+    assert "/of/this/one" not in there.values() and there["LICENCE"] == "theirs"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "kind"),
+    [
+        (["KeyboardInterrupt", "BaseException", "object"], Exception),
+        (["SystemExit", "BaseException", "object"], SystemExit),
+        (["CompilerBug", "ArithmeticError", "Exception"], ArithmeticError),
+        (["UnicodeDecodeError", "UnicodeError", "ValueError"], RuntimeError),
+    ],
+)
+def test_errors_of_a_worker_are_of_classes_that_are_errors_here(kinds, kind):
+    assert type(error_of({"kinds": kinds, "message": "so", "trace": ""}, {})) is kind

@@ -151,7 +151,8 @@ def user_folder() -> Path:
         return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData/Local") / "delegraph/cache"
     if sys.platform == "darwin":
         return Path.home() / "Library/Caches/delegraph"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "delegraph"
+    given = os.environ.get("XDG_CACHE_HOME", "")  # no absolute path is to be ignored, as its specification says
+    return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "delegraph"
 
 
 def _content(path: Path) -> bytes:

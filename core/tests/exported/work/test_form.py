@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import delegraph
+import numpy as np
 import pytest
 import torch
 from delegraph.delegates import LoweredBackendModule
@@ -273,9 +274,9 @@ class Vendor:
     """Something that a partitioner left on a node."""
 
 
-def _mark(value):
+def _mark(value, key="vendor"):
     def mark(program):
-        next(n for n in program.graph.nodes if n.op == "call_function").meta["vendor"] = value
+        next(n for n in program.graph.nodes if n.op == "call_function").meta[key] = value
         return program
 
     return mark
@@ -292,6 +293,8 @@ def _constant(tensor):
 REFUSED = {
     "what a partitioner left is a Vendor": _mark(Vendor()),
     "a dict with keys that are no texts": _mark({1: 2}),
+    "an array, which compares element by element": _mark(np.zeros(2)),
+    "custom metadata of a kind that torch does not make": _mark(Vendor(), "custom"),
     "a constant without elements": _constant(torch.zeros(4, device="meta")),
     "a sparse constant": _constant(torch.zeros(4).to_sparse()),
     "a subclass": _constant(torch._subclasses.FakeTensorMode().from_tensor(torch.zeros(4))),

@@ -1,5 +1,7 @@
 """``delegraph cache``, and the options of ``delegraph lower`` that name one."""
 
+from pathlib import Path
+
 import pytest
 
 from core.tests.cli.test_lowering import as_data
@@ -63,3 +65,35 @@ def test_the_user_s_folder_and_a_remote_one(tmp_path, capsys, monkeypatch):
     assert lowered(capsys, *words, "--cache", tmp_path / "one", "--cache-remote", far) == ["compiled"]
     assert lowered(capsys, *words, "--cache", tmp_path / "two", "--cache-remote", far) == ["from the cache"]
     assert lowered(capsys, *words, "--cache-remote", far) == ["from the cache"]
+
+
+def test_what_cannot_be_read_is_not_taken_for_damaged_and_what_cannot_be_removed_is_said(tmp_path, capsys, monkeypatch):
+    """In a folder of many, ``verify`` removed entries that only their owners can read."""
+    paths = [tmp_path / f"{k:064}.entry" for k in range(3)]
+    for path in paths:
+        path.write_bytes(entry(path, b'[{"backend": 7}]'))
+    real = Path.read_bytes
+
+    def read_bytes(path):
+        if path == paths[0]:
+            raise PermissionError(13, "Permission denied")
+        if path == paths[1]:
+            raise FileNotFoundError(2, "No such file or directory")  # another process removed it
+        return real(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    rows = as_data(capsys, "cache", "verify", "--cache", tmp_path)[1]["entries"]
+    assert [row["damaged"] for row in rows] == [False] * 3 and {"backend": "7"} in [row["told"] for row in rows]
+    assert "  cannot be read: Permission denied\n" in run(capsys, "cache", "--cache", tmp_path)[1]
+    assert len(list(tmp_path.iterdir())) == 3
+    real_unlink = Path.unlink
+
+    def unlink(path, **options):
+        if path == paths[0]:
+            raise PermissionError(1, "Operation not permitted")
+        real_unlink(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    why = fails(capsys, "cache", "clear", "--cache", tmp_path, code=1, error="write-failed")
+    assert "1 of 3 files in" in why and "Operation not permitted" in why
+    assert list(tmp_path.iterdir()) == [paths[0]]

@@ -27,7 +27,7 @@ SECONDS = 60.0
 """How long an environment may take to say which backend it has."""
 
 
-KINDS = {"str": str, "int": int, "float": float, "bool": bool}
+KINDS = {"str": str, "int": int, "float": float, "bool": bool, "list": list}
 """The types of options, by their names in descriptions."""
 
 
@@ -52,7 +52,16 @@ def path_of_settings() -> Path:
         return Path(os.environ.get("APPDATA") or Path.home() / "AppData/Roaming") / "delegraph/delegraph.toml"
     if sys.platform == "darwin":
         return Path.home() / "Library/Application Support/delegraph/delegraph.toml"
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "delegraph/delegraph.toml"
+    return _folder("XDG_CONFIG_HOME", ".config") / "delegraph/delegraph.toml"
+
+
+def _folder(variable: str, usual: str) -> Path:
+    """A folder of the user's. A variable that is no absolute path is ignored, as its specification says.
+
+    Otherwise it would name the working directory, from which nothing is read.
+    """
+    given = os.environ.get(variable, "")
+    return Path(given) if os.path.isabs(given) else Path.home() / usual
 
 
 def settings() -> list[Setting]:
@@ -104,7 +113,7 @@ def description_of(setting: Setting) -> dict[str, Any]:
 
     It is kept in the user's cache folder until what is installed there changes. Raises BadSettings.
     """
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "delegraph/environments"
+    base = _folder("XDG_CACHE_HOME", ".cache") / "delegraph/environments"
     kept = base / (hashlib.sha256(json.dumps([setting.python, setting.backend]).encode()).hexdigest() + ".json")
     try:
         known = json.loads(kept.read_text("utf-8"))
@@ -164,7 +173,8 @@ def variables_there(folder: Path) -> dict[str, str]:
 
     A plugin that is disabled here, such as the one that is installed in both, is used there.
     """
-    about_this = {"PYTHONPATH", "DELEGRAPH_PLUGINS", "DELEGRAPH_DISABLE_PLUGINS"}
+    about_this = {"PYTHONPATH", "PYTHONHOME", "PYTHONPLATLIBDIR", "PYTHONEXECUTABLE", "__PYVENV_LAUNCHER__"}
+    about_this |= {"DELEGRAPH_PLUGINS", "DELEGRAPH_DISABLE_PLUGINS"}
     return {k: v for k, v in os.environ.items() if k not in about_this} | {CONFIG: str(no_settings(folder))}
 
 

@@ -7,7 +7,10 @@ under its own id. Nothing of the backend is imported here.
 from __future__ import annotations
 
 import atexit
+import os
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -32,7 +35,7 @@ from torch.fx import Graph, Node
 
 from .hidden import HIDDEN
 from .message import pack, unpack
-from .plugin import described
+from .plugin import described, identifier
 from .supervise import Limits, WorkerProcess
 from .tensors import read_values, write_values
 from .workers import Remote, Workers
@@ -56,10 +59,14 @@ class Environment:
         self._runner: WorkerProcess | None = None
         self._running = threading.RLock()
         self._about: dict[Any, dict[str, Any]] = {}  # by compile specs, in one lowering
+        self._gone: deque[tuple[int, int]] = deque()  # process and number of what nobody here has any more
+        self._owner = os.getpid()
         atexit.register(self.close)
 
     def close(self) -> None:
-        """End the processes of the environment."""
+        """End the processes of the environment, unless this process is a fork of the one that they belong to."""
+        if os.getpid() != self._owner:
+            return
         if self._runner is not None:
             self._runner.close()
             self._runner = None
@@ -90,8 +97,18 @@ class Environment:
         with self._running:
             if self._runner is None or not self._runner.alive:
                 self._runner = WorkerProcess(self.workers.path, self._setting.python)
-            answer, _ = self._runner.run(pack({**header, "backend": self.backend}, parts), _NOTHING)
+            gone = [self._gone.popleft() for _ in range(len(self._gone))]
+            let_go = [number for process, number in gone if process == self._runner.pid]
+            job = pack({**header, "backend": self.backend, "let_go": let_go}, parts)
+            answer, _ = self._runner.run(job, _NOTHING)
             return *self._told(answer), self._runner.pid
+
+    def keep_for(self, owner: Any, process: int, number: int) -> None:
+        """Let what ``process`` keeps under a number be forgotten when ``owner`` is, with the next job.
+
+        Not at once: an object may end in the middle of another job.
+        """
+        weakref.finalize(owner, self._gone.append, (process, number)).atexit = False
 
     def show(self, header: Mapping[str, Any], form: Form) -> tuple[dict[str, Any], list[memoryview], int]:
         """As ``run``, about a program, whose large constants that process maps."""
@@ -108,21 +125,22 @@ class Environment:
 def environment(name: str) -> Environment:
     """The environment of a backend of the settings; all threads use the same one."""
     with _LOCK:
-        return _environment(name)
+        return _environment(name, os.getpid())
 
 
 @cache
-def _environment(name: str) -> Environment:
+def _environment(name: str, process: int) -> Environment:
+    """That of this process, for a fork cannot share the pipes of the one that it is of."""
     return Environment(name)
 
 
 def __getattr__(attribute: str) -> Any:
     """The classes that ``plugin`` declares."""
-    kind, _, identifier = attribute.partition("_")
+    kind, _, named = attribute.partition("_")
     for name, (_, told) in described().items():
         if attribute == told.get("backend_id"):
             return _backend(name, attribute, _NOTHING)
-        if identifier == name.replace("-", "_") and kind in ("Partitioner", "Runtime"):
+        if named == identifier(name) and kind in ("Partitioner", "Runtime"):
             return _partitioner(name) if kind == "Partitioner" else _runtime(name)
     raise AttributeError(f"module {__name__!r} has no attribute {attribute!r}")
 
@@ -177,7 +195,7 @@ class _KeepsNames:
 @cache
 def _partitioner(name: str) -> type[Partitioner]:
     """The class that asks the backend's own partitioner."""
-    return type(f"Partitioner_{name.replace('-', '_')}", (RemotePartitioner,), {"name": name, "__module__": __name__})
+    return type(f"Partitioner_{identifier(name)}", (RemotePartitioner,), {"name": name, "__module__": __name__})
 
 
 class RemotePartitioner(Partitioner):
@@ -308,7 +326,7 @@ def _runtime(name: str) -> type[BackendRuntime]:
             raise FormatError("format-invalid", f"the environment of {name!r} gave a verdict that is none: {e}") from e
 
     body = {"__module__": __name__, "load": staticmethod(load), "compatible": staticmethod(compatible)}
-    return type(f"Runtime_{name.replace('-', '_')}", (BackendRuntime,), body)
+    return type(f"Runtime_{identifier(name)}", (BackendRuntime,), body)
 
 
 class _Loaded:
@@ -319,6 +337,7 @@ class _Loaded:
         header = {"do": "load", "specs": rows_of(specs), "keys": list(named_data)}
         told, _, self._process = environment(name).run(header, [bytes(blob), *map(bytes, named_data.values())])
         self._number = told["number"]
+        environment(name).keep_for(self, self._process, self._number)
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
         return call_there(self._name, self._number, self._process, *args)  # type: ignore[no-any-return]

@@ -21,6 +21,7 @@ from torch.export import ExportedProgram
 
 from .constants import Absent, fetch_from
 from .failures import describe
+from .kept import let_go
 from .message import pack, unpack
 from .operators import register_operators
 from .serve import ANSWERS
@@ -57,6 +58,7 @@ def execute(job: bytes, begun: Begun = lambda: None, memory_limit: int | None = 
     start, where = time.perf_counter(), {"pid": os.getpid(), "host": platform.node()}
     try:
         header, parts = unpack(job)
+        let_go(header.get("let_go", ()))
         service = header.get("do")
         if service is not None:
             if service not in ANSWERS:

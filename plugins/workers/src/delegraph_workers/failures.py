@@ -32,7 +32,9 @@ def error_of(told: Any, nodes: Mapping[str, Any]) -> BaseException:
         error = getattr(errors, ours)(str(told["code"]), message, node, hint=hint and str(hint))
     else:
         known: dict[str, Any] = {name: kind for name, kind in vars(builtins).items() if isinstance(kind, type)}
-        kind = next((known[k] for k in kinds if k in known and issubclass(known[k], BaseException)), Exception)
+        # no KeyboardInterrupt: nobody here has pressed a key
+        raised = [known[k] for k in kinds if k in known and issubclass(known[k], (Exception, SystemExit))]
+        kind = raised[0] if raised else Exception
         try:
             error = kind(message if kinds[0] == kind.__name__ else f"{kinds[0]}: {message}")
         except TypeError:  # such as UnicodeDecodeError, which takes five arguments

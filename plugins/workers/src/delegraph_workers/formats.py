@@ -35,7 +35,7 @@ from delegraph.runtime import BlobHeader
 
 from .arrays import read_arrays, write_arrays
 from .environments import call_there, environment, rows_of
-from .plugin import described, identifier_of_suffix, suffixes
+from .plugin import described, identifier, suffixes
 
 _Words = Callable[[dict[str, Any], list[memoryview]], Any]
 """What makes a value of the header and the parts of an answer."""
@@ -44,7 +44,7 @@ _Words = Callable[[dict[str, Any], list[memoryview]], Any]
 def __getattr__(attribute: str) -> Any:
     """The classes that ``plugin`` declares."""
     for suffix, name in suffixes().items():
-        if attribute == f"Format_{identifier_of_suffix(suffix)}":
+        if attribute == f"Format_{identifier(suffix)}":
             return _format(name, suffix)
     raise AttributeError(f"module {__name__!r} has no attribute {attribute!r}")
 
@@ -76,7 +76,7 @@ def _format(name: str, suffix: str) -> type[DelegateFormat]:
             return checked(program, options)  # type: ignore[no-any-return]
 
         body["serialize"] = classmethod(serialize)
-    return type(f"Format_{identifier_of_suffix(suffix)}", (DelegateFormat,), body)
+    return type(f"Format_{identifier(suffix)}", (DelegateFormat,), body)
 
 
 def _with_parameters(method: Callable[..., Any], optional: Sequence[str]) -> Callable[..., Any]:
@@ -164,8 +164,11 @@ class _There:
 
     def _methods(self, ability: str, path: Path, **fields: Any) -> Mapping[str, Callable[..., Any]]:
         told, _, process = self._ask(ability, path, **fields)
-        calls = told.get("methods", {}).items()
-        return {method: partial(call_there, self._name, number, process) for method, number in calls}
+        made = {}
+        for method, number in told.get("methods", {}).items():
+            made[method] = partial(call_there, self._name, number, process)
+            environment(self._name).keep_for(made[method], process, number)
+        return made
 
     def quantization(self, path: Path) -> Quantization:
         def parameters(row: Any) -> QuantizationParameters | None:

@@ -46,28 +46,28 @@ def delegraph_backends() -> list[BackendSpec]:
 def delegraph_partitioners() -> list[PartitionerSpec]:
     home = "delegraph_workers.environments:Partitioner_"
     usable = {name: told for name, (_, told) in described().items() if "error" not in told}
-    return [PartitionerSpec(name, name, f"{home}{_identifier(name)}", default=True) for name in usable]
+    return [PartitionerSpec(name, name, f"{home}{identifier(name)}", default=True) for name in usable]
 
 
 @hookimpl
 def delegraph_runtimes() -> list[RuntimeSpec]:
     home = "delegraph_workers.environments:Runtime_"
     running = [name for name, (_, told) in described().items() if told.get("runtime")]
-    return [RuntimeSpec(name, f"{home}{_identifier(name)}") for name in running]
+    return [RuntimeSpec(name, f"{home}{identifier(name)}") for name in running]
 
 
 @hookimpl
 def delegraph_quantizers() -> list[QuantizerSpec]:
     home, hint = "delegraph_workers.quantizer:Quantizer_", "pip install delegraph-quantize"
     having = [name for name, (_, told) in described().items() if told.get("quantizer")]
-    return [QuantizerSpec(name, f"{home}{_identifier(name)}", ("torchao",), hint) for name in having]
+    return [QuantizerSpec(name, f"{home}{identifier(name)}", ("torchao",), hint) for name in having]
 
 
 @hookimpl
 def delegraph_formats() -> list[FormatSpec]:
     home = "delegraph_workers.formats:Format_"
     return [
-        FormatSpec(suffix, f"{home}{identifier_of_suffix(suffix)}", f"of {described()[name][1]['prefix']}")
+        FormatSpec(suffix, f"{home}{identifier(suffix)}", f"of {described()[name][1]['prefix']}")
         for suffix, name in suffixes().items()
     ]
 
@@ -95,14 +95,9 @@ def is_installed(distribution: str) -> bool:
     return True
 
 
-def identifier_of_suffix(suffix: str) -> str:
-    """A suffix in a target."""
-    return suffix.lstrip(".").replace(".", "_").replace("-", "_")
-
-
-def _identifier(name: str) -> str:
-    """A backend's name in a target."""
-    return name.replace("-", "_")
+def identifier(name: str) -> str:
+    """A backend's name, or a suffix, in a target: no two have the same, also ``a-b`` and ``a_b``."""
+    return "".join(c if c.isalnum() else f"_{ord(c):02x}" for c in name)
 
 
 def _spec(name: str, setting: Setting, told: dict[str, Any]) -> BackendSpec:
@@ -110,10 +105,10 @@ def _spec(name: str, setting: Setting, told: dict[str, Any]) -> BackendSpec:
     path, table = path_of_settings(), f"[backends.{name}]"
     location, way_out = f"{table} of {path}: {setting.python}", f"change or remove {table} in {path}"
     if "error" in told:
-        home = f"delegraph_workers.environments:Backend_{_identifier(name)}"
+        home = f"delegraph_workers.environments:Backend_{identifier(name)}"
         why = f"backend {name!r} is in an environment of its own that cannot be used: {told['error']}"
         hint = f"mend that environment, or {way_out}"
-        backend_id = f"Backend_{_identifier(name)}"
+        backend_id = f"Backend_{identifier(name)}"
         return BackendSpec(name, home, backend_id, 2, install_hint=hint, location=location, unusable=why)
     options = tuple(
         OptionSpec(n, KINDS[kind], default, tuple(c), text) for n, kind, default, c, text in told["options"]

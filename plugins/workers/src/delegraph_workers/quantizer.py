@@ -17,14 +17,14 @@ from torchao.quantization.pt2e.quantizer import Quantizer
 from .annotations import apply_annotations
 from .environments import environment
 from .modules import follow, program_of, tracer_names
-from .plugin import described
+from .plugin import described, identifier
 from .tensors import read_values, write_values
 
 
 def __getattr__(attribute: str) -> Any:
     """The classes that ``plugin`` declares."""
     for name in described():
-        if attribute == f"Quantizer_{name.replace('-', '_')}":
+        if attribute == f"Quantizer_{identifier(name)}":
             return _quantizer(name)
     raise AttributeError(f"module {__name__!r} has no attribute {attribute!r}")
 
@@ -32,7 +32,7 @@ def __getattr__(attribute: str) -> Any:
 @cache
 def _quantizer(name: str) -> type[Quantizer]:
     body = {"name": name, "__module__": __name__}
-    return type(f"Quantizer_{name.replace('-', '_')}", (RemoteQuantizer,), body)
+    return type(f"Quantizer_{identifier(name)}", (RemoteQuantizer,), body)
 
 
 class RemoteQuantizer(Quantizer):  # type: ignore[misc]
@@ -79,6 +79,7 @@ class _Derived:
 
     def __init__(self, name: str, number: int, process: int) -> None:
         self._name, self._number, self._process = name, number, process
+        environment(name).keep_for(self, process, number)
 
     def __call__(self, observers: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
         rows, parts = write_values([value for each in observers for value in each.calculate_qparams()])

@@ -5,18 +5,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import delegraph
 import torch
 from delegraph.backend import CompileSpec
-from delegraph.errors import ContractViolation, DelegraphError, Unsupported
+from delegraph.errors import ContractViolation, Unsupported
 from delegraph.exported import TRACING
 from delegraph.io.installed import code_of
 from delegraph.partitioner import Partitioner
-from delegraph.runtime import BlobHeader, Compatibility, Delegate
+from delegraph.runtime import BlobHeader, Compatibility
 from delegraph.work import read
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
@@ -29,11 +28,11 @@ from . import (
 )
 from .answers import marks_of
 from .constants import fetch_from
+from .kept import keep, kept
 from .operators import register_operators
 from .tensors import read_values, write_values
 
 Answer = tuple[dict[str, Any], list[bytes]]
-_loaded: dict[int, Delegate] = {}
 
 
 def _program(header: Mapping[str, Any], parts: Sequence[memoryview]) -> ExportedProgram:
@@ -135,15 +134,12 @@ def load(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
     """Load a blob in the backend's runtime; the answer has a number for it."""
     runtime = delegraph.get_runtime(header["backend"])
     named = dict(zip(header["keys"], map(bytes, parts[1:]), strict=True))
-    _loaded[number := len(_loaded)] = runtime.load(bytes(parts[0]), _specs(header), named)
-    return {"number": number}, []
+    return {"number": keep(runtime.load(bytes(parts[0]), _specs(header), named))}, []
 
 
 def call(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
     """Call a loaded delegate."""
-    if header["process"] != os.getpid():
-        raise DelegraphError("process-ended", "the process that ran this delegate has ended, and what it kept with it")
-    returned: Any = _loaded[header["number"]](*read_values(header["values"], parts))
+    returned: Any = kept(header["number"], header["process"])(*read_values(header["values"], parts))
     alone = isinstance(returned, torch.Tensor)  # a method of a file may return one
     returned = (returned,) if alone else returned
     if not isinstance(returned, (tuple, list)):
@@ -154,7 +150,7 @@ def call(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
 
 def file_format(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
     """A method of the backend's file format."""
-    return serve_formats.answer(header, parts, _loaded)
+    return serve_formats.answer(header, parts)
 
 
 ANSWERS: Mapping[str, Callable[[Mapping[str, Any], Sequence[memoryview]], Answer]] = {

@@ -15,17 +15,18 @@ from delegraph.formats import join
 from delegraph.host import FileFormat
 
 from .arrays import read_arrays, write_arrays
+from .kept import keep
 
 Answer = tuple[dict[str, Any], list[bytes]]
 Header = Mapping[str, Any]
 Parts = Sequence[memoryview]
 
 
-def answer(header: Header, parts: Parts, loaded: dict[int, Any]) -> Answer:
-    """What the format of a suffix answers; ``loaded`` gets the methods of programs that it reads."""
+def answer(header: Header, parts: Parts) -> Answer:
+    """What the format of a suffix answers; methods of programs that it reads are kept."""
     path = Path(header["path"]) if header["path"] else Path(f"a{header['suffix']}")
     file = FileFormat(path, delegraph.default_registry())
-    return _ABILITIES[header["ability"]](file, path, header, parts, loaded)
+    return _ABILITIES[header["ability"]](file, path, header, parts)
 
 
 def _contents(header: Header, parts: Parts) -> Any:
@@ -70,7 +71,7 @@ def _border(row: Sequence[Any]) -> Any:
     return SimpleNamespace(name=name, dtype=getattr(torch, dtype, dtype), shape=shape and tuple(shape))
 
 
-def _written(file: FileFormat, path: Path, header: Header, parts: Parts, loaded: Any) -> Answer:
+def _written(file: FileFormat, path: Path, header: Header, parts: Parts) -> Answer:
     contents, options = _contents(header, parts), header["options"]
     if header["ability"] == "write":
         file.write(contents, path, options)
@@ -81,14 +82,10 @@ def _written(file: FileFormat, path: Path, header: Header, parts: Parts, loaded:
     return {"names": list(made)}, [join(blob) for blob in made.values()]
 
 
-def _read(file: FileFormat, path: Path, header: Header, parts: Parts, loaded: dict[int, Any]) -> Answer:
+def _read(file: FileFormat, path: Path, header: Header, parts: Parts) -> Answer:
     runtime = header.get("runtime")
     program = file.load(runtime) if runtime else file.load(**header["limits"])
-    numbers = {}
-    for name in program.methods:
-        loaded[number := len(loaded)] = program.method(name)
-        numbers[name] = number
-    return {"methods": numbers}, []
+    return {"methods": {name: keep(program.method(name)) for name in program.methods}}, []
 
 
 def _quantization(file: FileFormat, path: Path, *_: Any) -> Answer:
@@ -123,7 +120,7 @@ def _sample(file: FileFormat, path: Path, header: Header, *_: Any) -> Answer:
     return {"arrays": rows}, parts
 
 
-def _run(file: FileFormat, path: Path, header: Header, parts: Parts, loaded: Any) -> Answer:
+def _run(file: FileFormat, path: Path, header: Header, parts: Parts) -> Answer:
     made = file.run(path, read_arrays(header["arrays"], parts), **header["limits"])
     rows, data = write_arrays([array for _, array in made])
     return {"names": [name for name, _ in made], "arrays": rows}, data

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import delegraph
-from delegraph.errors import ContractViolation, DelegraphError, Unsupported
+from delegraph.errors import ContractViolation, Unsupported
 from delegraph.work import read, write
 
 from .constants import INLINE, fetch_from
+from .kept import keep, kept
 from .tensors import read_values, write_values
 
 Answer = tuple[dict[str, Any], list[bytes]]
-_derive: list[Any] = []  # functions of specs that were sent; they are called when scales are known
 
 
 def quantize(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
@@ -44,10 +43,7 @@ def quantize(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
     who.annotate(module)
     who.validate(module)
 
-    def keep(function: Any) -> int:
-        _derive.append(function)
-        return len(_derive) - 1
-
+    # functions of specs stay here, and are called when scales are known
     told = {"annotations": write_annotations(module.graph, keep)}
     for node in module.graph.nodes:
         node.meta.pop(Q_ANNOTATION_KEY, None)  # no part of the program, and a form has no words for it
@@ -73,9 +69,8 @@ class _Observed:
 
 def derive(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
     """Scale and zero point of a tensor that follow from those of others."""
-    if header["process"] != os.getpid():
-        raise DelegraphError("process-ended", "the process that annotated this model has ended: quantize it again")
+    function = kept(header["number"], header["process"])
     values = read_values(header["values"], parts)
     observers = [_Observed(*pair) for pair in zip(values[::2], values[1::2], strict=True)]
-    rows, data = write_values(_derive[header["number"]](observers))
+    rows, data = write_values(function(observers))
     return {"values": rows}, data

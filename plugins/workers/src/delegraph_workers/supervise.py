@@ -28,8 +28,9 @@ START_LIMIT = 300.0
 """Seconds for what comes before a compile: starting Python, importing torch and the backend, reading the partition."""
 _SHOWN_LINES, _SHOWN_BYTES = 5, 65536
 _LONGEST_LINE = 65536
-_LONGEST_WAIT = 3600.0
-"""Seconds that the system waits at a time; it refuses more than 24 days."""
+_LOOK = 1.0
+"""Seconds after which it is looked whether a silent worker lives. What it started may have its end of the pipe, which
+then stays open when the worker is gone."""
 _DYING = 5.0
 """Seconds that a process gets to end, after it was told to or has closed its descriptors."""
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
@@ -55,8 +56,8 @@ class WorkerProcess:
             hint = "Linux and macOS can, and so can the Windows Subsystem for Linux; in this process: without isolation"
             raise DelegraphError("workers/not-started", "workers cannot be started on this system", hint=hint)
         self._folder, self.python = folder, python
-        (requests, asks), (tells, answers), (lifeline, self._lifeline) = os.pipe(), os.pipe(), os.pipe()
         self._output = tempfile.TemporaryFile(dir=folder)
+        (requests, asks), (tells, answers), (lifeline, self._lifeline) = os.pipe(), os.pipe(), os.pipe()
         numbers = requests, answers, lifeline
         command = [python, "-m", "delegraph_workers.worker", *map(str, numbers)] if python else []
         environment = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **(variables_there(folder) if python else os.environ)}
@@ -77,6 +78,9 @@ class WorkerProcess:
                 start_new_session=True,  # so that what it starts can be ended with it
             )
         except OSError as e:
+            for number in (asks, tells, self._lifeline):
+                os.close(number)
+            self._output.close()
             raise DelegraphError("workers/not-started", f"no worker could be started: {command[0]}: {e}") from e
         finally:
             for number in numbers:
@@ -185,8 +189,12 @@ class WorkerProcess:
                     raise _TooLong
                 if len(self._lines) > _LONGEST_LINE:
                     raise _Nonsense(f"{self._lines[:40]!r}...")
-                if not selector.select(left if left is None else min(left, _LONGEST_WAIT)):
-                    continue
+                is_alive = self.alive  # asked first: what a worker said before it died is still in the pipe
+                patience = _LOOK if left is None else min(_LOOK, left)
+                if not selector.select(patience if is_alive else 0):
+                    if is_alive:
+                        continue
+                    raise _Ended
                 data = os.read(self._tells, 4096)
                 if not data:
                     raise _Ended

@@ -52,14 +52,15 @@ def _die_with(lifeline: int) -> None:
     if not hasattr(fcntl, "F_SETSIG"):  # only Linux sends a signal; elsewhere a thread waits, as long as it gets a turn
         threading.Thread(target=_end_after, args=(lifeline,), daemon=True).start()
         return
-    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    # to the group that it leads, so that a compiler that it runs as a process ends with it
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpid() if os.getpgrp() == os.getpid() else os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def _end_after(lifeline: int) -> None:
     os.read(lifeline, 1)
-    os.kill(os.getpid(), signal.SIGKILL)
+    (os.killpg if os.getpgrp() == os.getpid() else os.kill)(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ it, and returns the result that the worker made. Workers are processes of this m
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import threading
@@ -74,6 +75,8 @@ class Workers:
         self._limits = Limits(time_limit, None if memory_limit is None else int(memory_limit))
         self._isolated = threads or isolated or self._limits != Limits()
         self.executor: Executor | None = executor if threads else ThreadPoolExecutor(_WAITING, "delegraph-waiting")
+        # how many workers of ours may stand in for an executor at a time: as many as it has, as far as it says that
+        self._standing_in = threading.BoundedSemaphore(max(_size_of(self._foreign), 1))
         self.path = private_folder()
         self._constants = Folder(self.path)
         self._idle: list[WorkerProcess] = []
@@ -90,10 +93,11 @@ class Workers:
             return
         if self._foreign is not None:
             # what does not say how many processes it has may start one for each call, or wait in a queue of a cluster
-            for _ in range(min(getattr(self._foreign, "_max_workers", 0), _WARMED)):
-                self._foreign.submit(warm, tuple(backends))
+            with contextlib.suppress(BrokenExecutor):  # its jobs are done in workers of ours then
+                for _ in range(_size_of(self._foreign)):
+                    self._submit(warm, tuple(backends))
             return
-        for _ in range(min(getattr(self.executor, "_max_workers", 1), _WARMED)):
+        for _ in range(1 if self.executor is None else _size_of(self.executor)):
             self._idle.append(self._start())
             self._idle[-1].prepare(backends)
 
@@ -117,7 +121,8 @@ class Workers:
         Raises OptionError for a backend that only this process knows.
         """
         if issubclass(backend, Remote):
-            return backend if self._limits == Limits() else backend.limited(self._limits)
+            limited = backend if self._limits == Limits() else backend.limited(self._limits)
+            return limited if self._foreign is None else self._a_few_at_a_time(limited)
         if producer[0] == IN_PROCESS:
             text = f"backend {backend.__name__} was registered in this process, and no other process can find it"
             hint = "install a distribution that declares it, or compile here: without isolation, limits and processes"
@@ -146,6 +151,16 @@ class Workers:
         if getattr(backend.preprocess_multimethod, "__func__", None) is not default.__func__:
             body["preprocess_multimethod"] = classmethod(preprocess_multimethod)
         return type(backend.__name__, (BackendDetails,), body)
+
+    def _a_few_at_a_time(self, backend: type[BackendDetails]) -> type[BackendDetails]:
+        """A backend that compiles in processes of its own: not in one for each thread that waits for the executor."""
+
+        def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+            with self._standing_in:
+                return backend.preprocess(edge_program, compile_specs)
+
+        body = {"__module__": backend.__module__, "__doc__": backend.__doc__, "preprocess": staticmethod(preprocess)}
+        return type(backend.__name__, (backend,), body)
 
     def compile(
         self,
@@ -178,7 +193,7 @@ class Workers:
             "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
             "threads": torch.get_num_threads(),
             "named": True,
-            "programs": [[m, [[s.key, s.value.hex()] for s in each]] for m, given in specs.items() for each in given],
+            "programs": [[m, [[s.key, s.value.hex()] for s in each]] for m in programs for each in specs[m]],
             "isolated": self._isolated,
             "time_limit": limits.seconds,
             "memory_limit": limits.memory,
@@ -232,31 +247,52 @@ class Workers:
             self._give(worker, limits.memory)
 
     def _in_executor(self, job: bytes, inlined: Callable[[], bytes], place: str, limits: Limits) -> tuple[bytes, str]:
-        """Let the executor do a job. If a worker of it dies, the job is done once more."""
-        foreign: Any = self._foreign
+        """Let the executor do a job. If it breaks, a worker of ours does it."""
         try:
-            answer = foreign.submit(run, job).result()
+            answer = self._asked(job, place)
+            header, parts = _unpacked(answer)
+            if "absent" in header or ("wrapped" in header and "absent" in _unpacked(bytes(parts[0]))[0]):
+                answer = self._asked(inlined(), place)  # of a machine that does not see the folder
+                header, parts = _unpacked(answer)
         except BrokenExecutor:  # it takes no jobs any more
             LOG.info("%s, once more in a process of its own: the executor broke", place)
-            return self._in_process(job, place, limits)
-        except DelegraphError:
-            raise
-        except Exception as e:
-            LOG.info("%s, once more: %s", place, type(e).__name__)
-            try:
-                answer = foreign.submit(run, job).result()
-            except Exception as again:
-                text = f"the executor lost it twice: {type(again).__name__}: {again}"
-                raise Unsupported("unsupported", text) from again
-        header, parts = _unpacked(answer)
-        if "absent" in header or ("wrapped" in header and "absent" in _unpacked(bytes(parts[0]))[0]):
-            answer = foreign.submit(run, inlined()).result()  # of a machine that does not see the folder
-            header, parts = _unpacked(answer)
+            with self._standing_in:
+                return self._in_process(job, place, limits)
         if "wrapped" in header:
             return bytes(parts[0]), str(header.get("output", ""))
         if "pid" in header:
             LOG.info("%s, compiled by process %s of %s", place, header["pid"], header.get("host"))
         return bytes(answer), ""
+
+    def _asked(self, job: bytes, place: str) -> Any:
+        """What the executor answers to a job. If a worker of it dies, the job is done once more.
+
+        Raises BrokenExecutor if it takes no jobs any more, Unsupported if it loses the job twice.
+        """
+        try:
+            return self._submit(run, job).result()
+        except (BrokenExecutor, DelegraphError):
+            raise
+        except Exception as e:
+            LOG.info("%s, once more: %s", place, type(e).__name__)
+        try:
+            return self._submit(run, job).result()
+        except (BrokenExecutor, DelegraphError):
+            raise
+        except Exception as again:
+            text = f"the executor lost it twice: {type(again).__name__}: {again}"
+            raise Unsupported("unsupported", text) from again
+
+    def _submit(self, function: Callable[[Any], Any], given: Any) -> Any:
+        """The executor's future of a call. Raises OptionError if it takes none, such as one that was shut down."""
+        foreign: Any = self._foreign
+        try:
+            return foreign.submit(function, given)
+        except BrokenExecutor:
+            raise
+        except Exception as e:
+            text = f"the {type(foreign).__name__} takes no calls: {type(e).__name__}: {e}"
+            raise OptionError("option-invalid", text, hint="give one that is open, or none") from e
 
     def _results(
         self, answer: tuple[bytes, str], forms: Sequence[Form], nodes: Mapping[str, Any], limits: Limits
@@ -313,6 +349,12 @@ class Workers:
             with self._lock:
                 self._all = [other for other in self._all if other is not worker]
             worker.close()
+
+
+def _size_of(executor: Any) -> int:
+    """How many workers an executor says that it has, at most _WARMED; 0 if it does not say that."""
+    size = getattr(executor, "_max_workers", 0)
+    return min(size, _WARMED) if isinstance(size, int) else 0
 
 
 def _unpacked(answer: Any) -> tuple[dict[str, Any], list[memoryview]]:

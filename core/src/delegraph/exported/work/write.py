@@ -116,9 +116,10 @@ class _Writer:
         number = 0 if handle is None else self._handles.setdefault(handle, len(self._handles) + 1)
         row = [*self._action(node, numbers), self._types.index(meta.get("val")), number]
         extra = {key: meta[key] for key in meta.keys() - NOT_IN_FORM if not str(key).startswith("local:")}
-        if "custom" in extra:  # delegraph keeps names of layers there
+        if isinstance(extra.get("custom"), dict):  # delegraph keeps names of layers there
             extra["custom"] = {k: v for k, v in extra["custom"].items() if not str(k).startswith("delegraph.")}
-        extra = {key: value for key, value in extra.items() if value is not None and value != {}}
+        # ``== {}`` would ask arrays, which answer with an array
+        extra = {k: v for k, v in extra.items() if v is not None and not (isinstance(v, dict) and not v)}
         return [*row, written(extra, {}, self._symbols)] if extra else row
 
     def _action(self, node: Node, numbers: Mapping[Node, int]) -> tuple[int | str, Any]:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from delegraph.command import Outcome
-from delegraph.errors import FormatError, UsageError
+from delegraph.errors import FormatError, UsageError, WriteError
 from delegraph.reports import format_size, pluralize
 from delegraph.work import unpacked
+
+if TYPE_CHECKING:
+    from delegraph import Cache
 
 
 class CacheCommand:
@@ -34,25 +38,45 @@ class CacheCommand:
         if folder is not None and not os.path.isdir(folder):
             raise UsageError("usage-invalid", f"there is no folder {folder}", hint="delegraph lower --cache makes one")
         cache = Cache(folder, shared=args.shared)
-        rows = [_row(entry) for entry in sorted(cache.entries(), key=lambda entry: -entry.used)]
-        doomed = {"clear": rows, "verify": [row for row in rows if row["damaged"]]}.get(args.action, [])
-        removed = [row["key"] for row in doomed]
-        cache.remove(removed)
+        entries = sorted(cache.entries(), key=lambda entry: -entry.used)
+        rows = [] if args.action == "clear" else [_row(entry) for entry in entries]  # which reads all of it
+        doomed = {
+            "clear": [entry.key for entry in entries],
+            "verify": [row["key"] for row in rows if row["damaged"]],
+        }
+        removed = _remove(cache, doomed.get(args.action, []))
         rows = [row for row in rows if row["key"] not in removed]
         size = sum(row["bytes"] for row in rows)
-        content = {"folder": str(cache.folder), "bytes": size, "entries": rows, "removed": removed}
+        content = {"folder": str(cache.folder), "bytes": size, "entries": rows, "removed": sorted(removed)}
         lines = [_line(row) for row in rows] if args.action == "list" else []
         lines += [f"removed: {pluralize(len(removed), 'file')}"] if args.action in ("clear", "verify") else []
         lines.append(f"{pluralize(len(rows), 'file')}, {format_size(size)}, in {cache.folder}")
         return Outcome("delegraph.cache/1", content, "\n".join(lines))
 
 
+def _remove(cache: Cache, keys: Sequence[str]) -> set[str]:
+    """Remove entries; returns their keys. Raises WriteError if some are left, such as those of others in a folder."""
+    errors: list[OSError] = []
+    for key in keys:
+        try:
+            cache.remove([key])
+        except OSError as e:
+            errors.append(e)
+    if errors:
+        text = f"{len(errors)} of {pluralize(len(keys), 'file')} in {cache.folder} could not be removed"
+        raise WriteError("write-failed", f"{text}: {errors[0].strerror or errors[0]}")
+    return set(keys)
+
+
 def _row(entry: Any) -> dict[str, Any]:
     """What there is to tell of an entry; of one that is damaged, that it is. Looking at it does not count as use."""
-    told: dict[str, str] = {}
+    told, damaged = dict[str, str](), False
     try:
-        told, damaged = dict(unpacked(entry.key, entry.path.read_bytes())[0][0]), False
-    except (FormatError, OSError, TypeError, ValueError, LookupError):  # a header of another kind has no facts in it
+        facts = dict(unpacked(entry.key, entry.path.read_bytes())[0][0])
+        told = {str(name): str(value) for name, value in facts.items()}
+    except OSError as e:  # it may be gone by now, or be somebody's who can read it
+        told = {"cannot be read:": e.strerror or str(e)}
+    except (FormatError, TypeError, ValueError, LookupError):  # a header of another kind has no facts in it
         damaged = True
     return {"key": entry.key, "bytes": entry.bytes, "used": entry.used, "damaged": damaged, "told": told}
 
