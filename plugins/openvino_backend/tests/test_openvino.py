@@ -17,7 +17,7 @@ from delegraph.io.sealed import seal, unseal
 from delegraph.runtime import BlobHeader
 from delegraph_openvino import support
 from delegraph_openvino.frontend import Draft
-from delegraph_openvino.runtime import CACHE, MARK, OpenVINORuntime
+from delegraph_openvino.runtime import CACHE, MARK, OpenVINORuntime, saturates
 from torch import nn
 from torch.export import Dim
 from torch.nn import functional as F
@@ -137,21 +137,35 @@ def test_state_stays_with_the_host():
 # --- int8 -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_quantized_network_runs_in_integers_and_agrees_with_eager():
+def test_a_quantized_network_agrees_with_eager_and_runs_in_integers_where_these_are_exact():
     torch.manual_seed(0)
     batches = [(torch.randn(2, 3, 8, 8),) for _ in range(4)]
     program = delegraph.quantize(Small().eval(), batches, backend="tosa")
     lowered = delegraph.lower(program, backends=["openvino"])
     assert lowered.report.host_operators == 0 and len(lowered.delegates) == 1
     assert lowered.verify(*batches[0]).relative_error < 1e-5
+    integers = Counter({True: 2})
+    assert _layers_in_integers(lowered) == (
+        Counter({False: 2}) if saturates(torch.cpu.get_capabilities()) else integers
+    )
+    asked = {"openvino": {"properties": "LP_TRANSFORMS_MODE=YES"}}
+    assert _layers_in_integers(delegraph.lower(program, backends=["openvino"], options=asked)) == integers
+
+
+def _layers_in_integers(lowered):
+    """How many of the layers with weights OpenVINO computes in integers, and how many not."""
     delegate = lowered.delegates[0]
     loaded = OpenVINORuntime.load(delegate.processed_bytes, delegate.compile_specs, delegate.module.named_data())
-    kinds = Counter(
-        node.get_rt_info()["runtimePrecision"].astype(str)
-        for node in loaded.compiled.get_runtime_model().get_ordered_ops()
-        if node.get_rt_info()["layerType"].astype(str) in ("Convolution", "FullyConnected")
-    )
-    assert set(kinds) <= {"i8", "u8"} and kinds.total() == 2
+    told = (node.get_rt_info() for node in loaded.compiled.get_runtime_model().get_ordered_ops())
+    layers = [t for t in told if t["layerType"].astype(str) in ("Convolution", "FullyConnected")]
+    return Counter(t["primitiveType"].astype(str).lower().endswith("_i8") for t in layers)
+
+
+def test_processors_without_vnni_saturate():
+    processor = torch.cpu.get_capabilities() | {"architecture": "x86_64", "avx512_vnni": False, "avx_vnni": False}
+    assert saturates(processor)
+    assert not saturates({**processor, "avx_vnni": True}) and not saturates({**processor, "avx512_vnni": True})
+    assert not saturates({"architecture": "aarch64"})
 
 
 @pytest.mark.parametrize("axis", [0, 1])

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from functools import cache
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import openvino as ov
@@ -16,7 +17,7 @@ from delegraph.source import source_of
 from openvino.frontend import FrontEndManager
 from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
 from torch.export import ExportedProgram
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 
 from .quantized import extensions
 
@@ -79,10 +80,7 @@ class Draft:
 
     def convert(self) -> ov.Model:
         """OpenVINO's model, of the recorded types and shapes. Raises Unsupported with the reason, and the call."""
-        self.graph.output(tuple(self.values[node] for node in self.outputs))
-        module = GraphModule(self.constants, self.graph)
-        decoder = TorchFXPythonDecoder(module, input_types=self.types)
-        decoder._nodes = _Nodes(decoder._nodes)
+        decoder = _Decoder(self, [self.values[node] for node in self.outputs])
         try:
             model = _frontend().convert(_frontend().load(decoder))
         except Exception as e:  # OpenVINO names no base of what its frontend raises, in C++ and in Python
@@ -109,6 +107,23 @@ def dequantized_parts(node: Node) -> list[Node]:
 
 def is_dequantized(node: Node) -> bool:
     return "quantized_decomposed.dequantize" in str(node.target)
+
+
+class _Decoder(TorchFXPythonDecoder):
+    """What the frontend reads a draft through. OpenVINO's own reads a GraphModule, for which torch writes code.
+
+    That took longer than all else that is done here for a call which is asked about.
+    """
+
+    def __init__(self, draft: Draft, results: Iterable[Node]) -> None:
+        super().__init__(SimpleNamespace(**draft.constants), input_types=draft.types)  # not read: it is no graph
+        self._nodes = _Nodes(draft.graph.nodes)
+        inputs = [node for node in self._nodes if node.op == "placeholder"]
+        self._inputs = [self._nodes.index(node) for node in inputs]
+        self._input_signature = [node.name for node in inputs]
+        shapes = (node.meta["val"].shape for node in inputs)
+        self.input_shapes = [[size if isinstance(size, int) else -1 for size in shape] for shape in shapes]
+        self._outputs = [("", self._nodes.index(node)) for node in results]
 
 
 class _Nodes(list[Node]):
