@@ -19,7 +19,7 @@ def warm():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forking, "PYTHON", warm_python())
         yield
-        forking.close_idle()
+        forking.close_all()
 
 
 @pytest.fixture

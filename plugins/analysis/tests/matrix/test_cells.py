@@ -98,13 +98,26 @@ def test_models_that_end_their_process(cells_for, store, folder):
 
 def test_a_model_that_hangs_is_stopped_where_it_is(cells_for, store):
     start = time.monotonic()
-    row = done(cells_for("hangs", time_limit=1.0), store)["hangs"]
-    assert row["error"]["message"] == "its process was stopped after 1 s" and row["stage"] == "load"
+    row = done(cells_for("hangs", time_limit=3.0), store)["hangs"]
+    assert row["error"]["message"] == "its process was stopped after 3 s" and row["stage"] == "load"
     assert row["measured"]["printed"][0] == "patience"
     assert any("zoo.py" in line and "in hangs" in line for line in row["measured"]["printed"])
     assert time.monotonic() - start < 60
-    assert len(schedule.missing(cells_for("hangs", time_limit=1.0), store)) == 0
+    assert len(schedule.missing(cells_for("hangs", time_limit=3.0), store)) == 0
     assert len(schedule.missing(cells_for("hangs", time_limit=2.0), store)) == 1, "the limit may have been too short"
+
+
+def test_a_cell_ends_with_its_command(cells_for, store, folder):
+    """Whoever interrupts the command does not wait for the time limits of its cells."""
+    start, at_work = time.monotonic(), folder / "at_work"
+    with executors.engine_of("process:1", store.folder, 600) as engine:
+        work = schedule.Work(store, engine, deque(cells_for("hangs")))
+        work._submit()
+        (future,) = work.pending
+        while not at_work.exists() or not at_work.read_text():
+            time.sleep(0.01)
+    told = json.loads(future.result(timeout=60))
+    assert told["lost"] and not exists(int(at_work.read_text())) and time.monotonic() - start < 60
 
 
 def test_a_cell_that_an_executor_loses_is_tried_again(cells_for, store):

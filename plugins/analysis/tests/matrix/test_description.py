@@ -67,6 +67,22 @@ def test_a_cell_is_what_its_row_depends_on(matrix, folder):
     assert {key[1] for key in changed("m.toml", "TOSA-1.1+FP", "TOSA-1.0+FP")} == {"tosa 1.1"}
 
 
+def test_a_model_with_another_name_is_another_row(matrix, folder):
+    before = {cell.identity for cell in cells.cells_of(matrix())}
+    (folder / "m.toml").write_text(TOML.replace("inverse 3x3", "inverse"))
+    after = {cell.identity: cell.key[0] for cell in cells.cells_of(matrix())}
+    assert {name for identity, name in after.items() if identity not in before} == {"inverse"}
+
+
+def test_versions_are_of_all_that_lowers(folder):
+    own = cells.versions_of([], "", [])
+    assert own.keys() >= {"delegraph", "torch"} and "delegraph-tosa" not in own
+    assert cells.versions_of(["tosa"], "", []).keys() - own.keys() >= {"delegraph-tosa"}
+    assert cells.versions_of([], cells.scheme_of("timm:resnet18"), []).keys() - own.keys() >= {"delegraph-vision"}
+    assert cells.versions_of([], cells.scheme_of("zoo.py:small"), []) == own
+    assert cells.versions_of([], "", [".pte"]).keys() - own.keys() >= {"delegraph-executorch"}
+
+
 def test_a_row_that_failed_is_so_under_its_limits_only(cells_for):
     cell = cells_for("small", time_limit=9.0)[0]
     row = {"error": None, "settings": {"time_limit": 1.0, "memory_limit": None}}

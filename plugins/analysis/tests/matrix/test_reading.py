@@ -11,7 +11,7 @@ import pytest
 from delegraph_analysis.matrix import changes, page, refusals, tables
 from delegraph_analysis.matrix.changes import BETTER, WORSE
 from delegraph_analysis.matrix.rows import key_of, latest
-from delegraph_analysis.matrix.store import read_rows
+from delegraph_analysis.matrix.store import is_row, read_rows
 
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[31m|`$x`[a](javascript:b)\n=cmd()\u202e"
 
@@ -57,6 +57,51 @@ def test_hostile_names_are_text(rows):
     row["name"] = "=1+1"
     assert "\n'=1+1," in tables.comma_separated([row])
     xml.dom.minidom.parseString(changes.junit_of_rows([row]))
+
+
+def everything_of(rows):
+    """All that reads rows."""
+    for width in (None, 80, 3):
+        tables.terminal_table(rows, width)
+    page.page(rows, "Matrix", "") + tables.markdown(rows) + tables.comma_separated(rows) + refusals.refusals_text(rows)
+    changes.overall(rows, rows), changes.other_machines(rows, rows), changes.junit_of_rows(rows)
+    return latest(rows)
+
+
+def variants(value):
+    """JSON values that differ from a JSON value in one place; there, something is missing, or is of another kind."""
+    yield from (
+        other for other in (None, 7, True, -1.5, "text", [], {}, [None], {"x": None}, 1 << 70) if other != value
+    )
+    inner = enumerate(value) if isinstance(value, list) else value.items() if isinstance(value, dict) else ()
+    for key, entry in inner:
+        for other in variants(entry):
+            changed = copy.copy(value)
+            changed[key] = other
+            yield changed
+        if isinstance(value, dict):
+            yield {name: entry for name, entry in value.items() if name != key}
+
+
+@pytest.mark.parametrize("name", ["small", "inverse", "wrong"])
+def test_what_is_damaged_is_no_row_or_can_be_read(rows, name):
+    row = named(rows, name)
+    taken = {name: entry for name, entry in row.items() if name not in ("options", "settings", "versions", "gates")}
+    kept = {name: entry for name, entry in row.items() if name not in taken}
+    found = [{**kept, **changed} for changed in variants(taken) if isinstance(changed, dict)]
+    found += [{**row, "versions": 3}, {**row, "versions": {"torch": 2}}, {**row, "settings": {"threads": None}}]
+    readable = [changed for changed in found if is_row(changed)]
+    assert is_row(row) and 100 < len(readable) < len(found) - 100
+    for changed in readable:
+        everything_of([changed])
+        changes.changes([row], [changed]) + changes.changes([changed], [row])
+
+
+@pytest.mark.parametrize(
+    ("share", "shown"), [(1.0, "100%"), (0.9999, "99.9%"), (0.994, "99%"), (0.0, "0%"), (1e-5, "0.1%"), (0.5, "50%")]
+)
+def test_only_all_is_all_and_nothing_nothing(share, shown):
+    assert tables.percent(share) == shown
 
 
 def test_a_page_needs_nothing_else(rows, finished):
@@ -158,6 +203,9 @@ def test_noise_is_no_change(rows):
         row["measured"]["latency"]["seconds"] = [min(seconds), *[50 * s for s in seconds]]
 
     assert changed(rows, overlapping)[0] == []
+    few = copy.deepcopy(rows)
+    named(few, "small")["measured"]["latency"]["seconds"] = [1e-9, 2e-9]
+    assert changes.changes(few, rows) == [], "two calls say nothing"
     found, after = changed(rows, lambda row: (slower(50.0)(row), row["measured"]["machine"].update(cpu="another")))
     assert found == [] and changes.other_machines(rows, after) == 1
     assert changed(rows, lambda row: row["methods"]["forward"].update(relative_error=1e-7))[0] == []

@@ -11,9 +11,14 @@ from delegraph_analysis.matrix.store import Parcel, Store, files_of, place_for, 
 
 
 def row(number, *paths, error=None, **more):
-    files = [{"path": path} for path in paths]
-    named = {"schema": "delegraph.matrix-row/1", "cell": str(number), "name": "m", "target": "t", "quantize": "float"}
-    return {**named, "causes": [], "files": files, "error": error, "measured": {}, **more}
+    files = [{"suffix": ".x", "bytes": 1, "path": path} for path in paths]
+    named = {"cell": str(number), "name": "m", "model": "m.py", "target": "t", "quantize": "float", "backends": ["t"]}
+    asked = {"schema": "delegraph.matrix-row/1", "settings": {"threads": 1}, "versions": {}}
+    found = {"causes": [], "methods": {}, "files": files, "not_run": None, "stage": None}
+    found |= dict.fromkeys(("operators", "delegated", "delegates", "bytes"))
+    found["error"] = error and {"message": "it failed", "source": None, "hint": None, **error}
+    measured = {"seconds": {}, "cpu": {}, "total_seconds": 1.0, "peak_bytes": 1, "machine": {}, "ended": None}
+    return {**asked, **named, **found, "measured": measured, **more}
 
 
 def test_the_last_row_of_a_cell_counts_and_torn_lines_do_not(store):
@@ -96,11 +101,13 @@ def test_stores_are_joined(tmp_path):
     for k, part in enumerate(parts):
         part.create()
         part.append(row(k, part.keep(str(k).encode(), ".tosa")))
+    beside = {"suffix": ".pte", "bytes": 1, "path": None, "others": {"weights.ptd": parts[0].keep(b"weights", ".ptd")}}
+    parts[0].append(row("y") | {"files": [beside]})
     parts[0].append(row("x", error={"code": "a"}))
     parts[1].append(row("x"))
     parts[2].append(row("x", error={"code": "b"}))
     into = Store(tmp_path / "into")
-    assert into.join(parts) == 5 and into.join(parts) == 0
+    assert into.join(parts) == 6 and into.join(parts) == 0
     found = {r["cell"]: r for r in read_rows(into.folder)}
-    assert set(found) == {"0", "1", "2", "x"} and found["x"]["error"] is None
-    assert [into.content(name) for r in found.values() for name in files_of(r)] == [b"0", b"1", b"2"]
+    assert set(found) == {"0", "1", "2", "x", "y"} and found["x"]["error"] is None
+    assert [into.content(name) for r in found.values() for name in files_of(r)] == [b"0", b"weights", b"1", b"2"]

@@ -48,9 +48,11 @@ def exits():
 
 
 def hangs():
+    import os
     import time
 
     print("patience")
+    open("at_work", "w").write(str(os.getpid()))
     time.sleep(3600)
 
 

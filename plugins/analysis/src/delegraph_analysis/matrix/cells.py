@@ -18,6 +18,7 @@ from urllib.request import url2pathname
 from delegraph import default_registry
 from delegraph.command import check_model
 from delegraph.errors import DelegraphError, UsageError
+from delegraph.plugin import FormatSpec, ModelSpec
 
 from .description import LIMITS, Matrix, Model, Quantization, Settings, Target, place_of
 
@@ -27,7 +28,10 @@ FORM = 1
 
 @dataclass(frozen=True)
 class Cell:
-    """One model for one target. ``depends``: all that its row depends on, as a JSON value, but not on which machine."""
+    """One model for one target.
+
+    ``depends``: all that its row depends on but its names, as a JSON value. Which machine it is, is not part of it.
+    """
 
     model: Model
     target: Target
@@ -39,7 +43,7 @@ class Cell:
     @property
     def identity(self) -> str:
         """A hash of what the row depends on, in 32 hexadecimal digits."""
-        text = json.dumps([FORM, self.depends], sort_keys=True, default=str)
+        text = json.dumps([FORM, self.key, self.depends], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     @property
@@ -76,14 +80,14 @@ def cells_of(matrix: Matrix) -> list[Cell]:
     registry = default_registry()
     for name in sorted({name for target in matrix.targets for name in target.backends}):
         registry.spec(name)
-    digests = _Digests(matrix.folder)
-    versions = {target.name: versions_of(target.backends) for target in matrix.targets}
+    digests, known_versions = _Digests(matrix.folder), functools.cache(versions_of)
     found = []
     for model in matrix.models:
         check_model(place_of(model.text, matrix.folder))
         for quantization in matrix.quantizations:
             for target in matrix.targets:
-                depends = _depends(matrix, model, target, quantization, digests, versions[target.name])
+                versions = known_versions(target.backends, scheme_of(model.text), matrix.settings.files)
+                depends = _depends(matrix, model, target, quantization, digests, versions)
                 found.append(Cell(model, target, quantization, matrix.settings, matrix.folder, depends))
     return found
 
@@ -116,6 +120,11 @@ def _depends(
     }
 
 
+def scheme_of(model: str) -> str:
+    """``timm`` of the MODEL ``timm:resnet18``; of a file, a text that is no scheme."""
+    return model.partition(":")[0]
+
+
 class _Digests:
     """SHA-256 of files in a folder, each read once."""
 
@@ -142,13 +151,16 @@ class _Digests:
         return self.of(name) if name.endswith((".py", ".pt2")) else None
 
 
-def versions_of(backends: Sequence[str]) -> dict[str, str]:
-    """Distribution -> version, of all that lowers for these backends: with what their distributions require themselves.
+def versions_of(backends: Sequence[str], scheme: str, files: Sequence[str]) -> dict[str, str]:
+    """Distribution -> version, of all that lowers a model for these backends, with what these require themselves.
 
-    A backend that cannot be used is one of those, too: what it lacks is not there, and when it is, the cell is another.
+    They are those of the backends, of the model's ``scheme`` and of the formats of ``files``. One that cannot be used
+    is among them, too: what it lacks is not there, and when it is, the cell is another.
     """
     registry = default_registry()
     wanted = {"delegraph", "torch", "torchao", "delegraph-quantize"}
+    wanted |= {record.distribution for spec, record in registry.declared(ModelSpec) if spec.scheme == scheme}
+    wanted |= {record.distribution for spec, record in registry.declared(FormatSpec) if spec.suffix in files}
     for name in backends:
         try:
             distribution = registry.producer(name)[0]

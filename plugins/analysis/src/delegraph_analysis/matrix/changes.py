@@ -129,13 +129,16 @@ def _size(old: Row, new: Row, noise: Noise) -> Iterator[Told]:
 
 def _latency(old: Row, new: Row, noise: Noise) -> Iterator[Told]:
     """A call takes longer or shorter if no call of one run is among those of the other, and not because all of the
-    machine is slower: what eager PyTorch, called in turns with it, became slower by is taken off.
+    machine is slower: what eager PyTorch, called in turns with it, became slower by is taken off. One call or two of a
+    run say nothing about noise.
     """
     times = [milliseconds(row, "latency") for row in (old, new)]
     eager = [milliseconds(row, "eager") for row in (old, new)]
     if None in times:
         return
     calls = [row["measured"]["latency"]["seconds"] for row in (old, new)]
+    if min(map(len, calls)) < _CALLS:
+        return
     factor = times[1] / times[0] if times[0] else 1.0  # type: ignore[operator]
     drift = eager[1] / eager[0] if all(eager) else 1.0  # type: ignore[operator]
     is_apart = min(calls[1]) > max(calls[0]) or max(calls[1]) < min(calls[0])
@@ -143,6 +146,10 @@ def _latency(old: Row, new: Row, noise: Noise) -> Iterator[Told]:
         if is_apart and min(factor**by, (factor / drift) ** by) > 1 + noise.time:
             shown = [f"{time:.3g} ms" for time in times]
             yield "latency", way, shown[0], shown[1], f"eager {eager[0]:.3g} -> {eager[1]:.3g} ms" if all(eager) else ""
+
+
+_CALLS = 3
+"""Calls that each of two runs has to have, so that their latencies are compared."""
 
 
 def _lowering(row: Row) -> float | None:

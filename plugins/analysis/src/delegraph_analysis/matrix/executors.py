@@ -17,7 +17,7 @@ from typing import Any
 
 from delegraph.errors import DelegraphError, OptionError, PluginUnavailable
 
-from .forking import close_idle
+from .forking import close_all
 
 FORMS = "serial, process:N, joblib:N, dask:ADDRESS, slurm[:KEY=VALUE,...], submitit:local, or module:function"
 
@@ -39,7 +39,7 @@ def engine_of(text: str, store: Path, time_limit: float) -> Iterator[Engine]:
     """
     kind, _, rest = text.partition(":")
     with contextlib.ExitStack() as stack:
-        stack.callback(close_idle)
+        stack.callback(close_all)
         if kind in _KINDS:
             yield _KINDS[kind](rest, stack, store, time_limit)
         else:

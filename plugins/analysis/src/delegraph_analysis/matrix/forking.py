@@ -97,6 +97,13 @@ class ForkingProcess:
         told: dict[str, Any] = json.loads(line)
         return told
 
+    def stop(self) -> None:
+        """Have it end its cell and itself, from another thread than the one that waits for it, which gets Lost."""
+        with contextlib.suppress(OSError):
+            self._asks.close()
+        if not self._ready:  # it still imports torch, and has no cell
+            self._process.kill()
+
     def close(self) -> None:
         """End it, and the cell that it does."""
         for pipe in (self._asks, self._tells):
@@ -112,44 +119,58 @@ _CLOSING = 10.0
 """Seconds that it gets to end its cell; it ends at once when it has none."""
 
 
-class _Idle:
-    """Processes that wait for a cell, by their number of threads of PyTorch."""
+class _Processes:
+    """Those that do a cell, and those that wait for one, by their number of threads of PyTorch."""
 
     def __init__(self) -> None:
         self._lock, self._waiting = threading.Lock(), dict[int, list[ForkingProcess]]()
+        self._busy = set[ForkingProcess]()
         self._owner = os.getpid()
 
     def take(self, threads: int) -> ForkingProcess:
         with self._lock:
             waiting = self._waiting.get(threads)
-            if waiting and self._owner == os.getpid():  # in a fork, they belong to the other process
-                return waiting.pop()
-        return ForkingProcess(threads)
+            is_there = waiting and self._owner == os.getpid()  # in a fork, they belong to the other process
+            process = waiting.pop() if waiting and is_there else ForkingProcess(threads)
+            self._busy.add(process)
+        return process
 
     def give_back(self, process: ForkingProcess, threads: int) -> None:
         with self._lock:
+            self._busy.discard(process)
             self._waiting.setdefault(threads, []).append(process)
 
-    def close(self) -> None:
+    def lose(self, process: ForkingProcess) -> None:
         with self._lock:
-            processes = [p for listed in self._waiting.values() for p in listed] if self._owner == os.getpid() else []
+            self._busy.discard(process)
+
+    def close(self) -> None:
+        """End those that wait, and have the others end the cells that they do."""
+        with self._lock:
+            own = self._owner == os.getpid()
+            waiting = [p for listed in self._waiting.values() for p in listed] if own else []
+            busy = [*self._busy] if own else []
             self._waiting.clear()
-        for process in processes:
+        for process in busy:
+            process.stop()
+        for process in waiting:
             process.close()
 
 
-_IDLE = _Idle()
-atexit.register(_IDLE.close)
+_PROCESSES = _Processes()
+atexit.register(_PROCESSES.close)
 
 
 def run_in_fork(request: Mapping[str, Any], threads: int) -> dict[str, Any]:
     """Do a cell in a process that is waiting, or in a new one. Raises Lost if that ends, also by an exception here."""
-    process = _IDLE.take(threads)
+    process = _PROCESSES.take(threads)
     try:
         told = process.run(request)
     except Lost:
+        _PROCESSES.lose(process)
         raise
     except BaseException:  # such as KeyboardInterrupt: what it says later is no answer to the next cell
+        _PROCESSES.lose(process)
         process.close()
         raise
     give_back(process, threads)
@@ -158,9 +179,9 @@ def run_in_fork(request: Mapping[str, Any], threads: int) -> dict[str, Any]:
 
 def give_back(process: ForkingProcess, threads: int) -> None:
     """Let a process of so many threads of PyTorch wait for a cell."""
-    _IDLE.give_back(process, threads)
+    _PROCESSES.give_back(process, threads)
 
 
-def close_idle() -> None:
-    """End all processes that wait for a cell."""
-    _IDLE.close()
+def close_all() -> None:
+    """End all processes for cells. Whoever waits for a cell gets Lost."""
+    _PROCESSES.close()

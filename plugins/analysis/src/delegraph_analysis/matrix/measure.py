@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from delegraph.errors import DelegraphError, NoRuntime, WriteError
 
-from .cells import versions_of
+from .cells import scheme_of, versions_of
 from .description import place_of
 from .store import Parcel, Store, place_for
 
@@ -58,7 +58,7 @@ def cell(job: Mapping[str, Any], store: Mapping[str, str], begin: Callable[[str]
     except WriteError as e:
         return {"stop": described(e)}
     except _Foreign as e:
-        return {"stop": described(DelegraphError("matrix/versions", str(e), hint="install the same ones there"))}
+        return {"stop": described(DelegraphError("matrix/versions", str(e), hint=_SAME))}
     return {"found": doing.found, "parcel": target.contents if isinstance(target, Parcel) else {}}
 
 
@@ -75,8 +75,12 @@ class _Foreign(Exception):
     """The versions here are not those of the process that asked, so that figures would be of something else."""
 
 
+_SAME = "install the same ones there; if code was edited meanwhile, call the command once more"
+
+
 def _expect_versions(job: Mapping[str, Any]) -> None:
-    here, wanted = versions_of(job["backends"]), job["versions"]
+    here = versions_of(job["backends"], scheme_of(job["model"]), job["settings"]["files"])
+    wanted = job["versions"]
     other = [f"{n} {here.get(n, 'not at all')}, not {v}" for n, v in wanted.items() if here.get(n) != v]
     if other:
         raise _Foreign(f"a process for cells has {'; '.join(other)}")

@@ -11,7 +11,7 @@ import secrets
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from delegraph.errors import InputError, WriteError
 from delegraph.io.atomic_write import write_whole
@@ -160,29 +160,107 @@ def read_rows(path: Path) -> list[Row]:
     for number, line in enumerate(content.split(b"\n"), start=1):
         is_torn = False
         try:
-            row = json.loads(line)
+            row = json.loads(line, parse_constant=_refuse)
         except (ValueError, RecursionError):
             is_torn = line.startswith(_BEGINNING[: len(line)])  # also an empty one
             row = None
-        if _is_row(row):
+        if is_row(row):
             found[row["cell"]] = row
         elif not is_torn:
             raise InputError("input-invalid", f"{path}:{number} is no row of a matrix")
     return list(found.values())
 
 
-def _is_row(row: Any) -> bool:
-    """Whether all is there that every reader takes for granted."""
-    try:
-        fits = row["schema"] == SCHEMA and all(isinstance(row[k], str) for k in ("cell", "name", "target", "quantize"))
-        fits = fits and isinstance(row["measured"], dict) and isinstance(row["causes"], list) and "error" in row
-        return fits and all(map(_is_artifact, files_of(row)))
-    except (KeyError, TypeError, AttributeError):
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def is_row(row: Any) -> bool:
+    """Whether all is there, and of the kinds, that every reader takes for granted. A row is a stranger's text."""
+    if not _has_form(row, _ROW) or not all(map(_is_artifact, files_of(row))):
         return False
+    counts = [row[name] for name in ("operators", "delegated", "delegates", "bytes")]
+    return counts == [None] * 4 or (None not in counts and 0 <= row["delegated"] <= row["operators"])
+
+
+class _Maybe(NamedTuple):
+    """The form of a value that may be null."""
+
+    form: Any
+
+
+class _Each(NamedTuple):
+    """The form of each value of an object with any names."""
+
+    form: Any
+
+
+class _Optional(NamedTuple):
+    """The form of a value that need not be there."""
+
+    form: Any
+
+
+_WHOLE, _NUMBER = _Maybe(int), _Maybe(float)
+_TIMED = _Optional({"seconds": [float]})
+_FILE = _Optional(str)
+_ROW: Mapping[str, Any] = {
+    "schema": SCHEMA,
+    **dict.fromkeys(("cell", "name", "model", "target", "quantize"), str),
+    **dict.fromkeys(("operators", "delegated", "delegates", "bytes"), _WHOLE),
+    **dict.fromkeys(("not_run", "stage"), _Maybe(str)),
+    "backends": [str],
+    "causes": [{"backend": str, "operator": str, "reason": str, "hint": _Maybe(str), "count": int}],
+    "methods": _Each({"agrees": bool, "relative_error": _NUMBER}),
+    "files": [{"suffix": str, "bytes": _WHOLE, "path": _Maybe(str), "others": _Optional(_Each(str))}],
+    "error": _Maybe({"code": str, "message": str, "source": _Maybe(str), "hint": _Maybe(str)}),
+    "settings": {"threads": int},
+    "versions": _Each(str),
+    "measured": {
+        **dict.fromkeys(("seconds", "cpu"), _Each(float)),
+        **dict.fromkeys(("latency", "eager"), _TIMED),
+        **dict.fromkeys(("page", "report"), _FILE),
+        "total_seconds": _NUMBER,
+        "peak_bytes": _WHOLE,
+        "machine": _Maybe(_Each(object)),
+        "ended": _Maybe(str),
+        "printed": _Optional([str]),
+    },
+}
+"""What tables, pages and comparisons read. docs/schema.json has all that a row has."""
+
+
+def _has_form(value: Any, form: Any) -> bool:
+    match form:
+        case _Maybe(inner):
+            return value is None or _has_form(value, inner)
+        case _Each(inner):
+            return isinstance(value, dict) and all(_has_form(entry, inner) for entry in value.values())
+        case [inner]:
+            return isinstance(value, list) and all(_has_form(entry, inner) for entry in value)
+        case dict():
+            return isinstance(value, dict) and all(_has_entry(value, name, inner) for name, inner in form.items())
+        case str():
+            return bool(value == form)
+        case _ if form in (int, float):
+            is_number = isinstance(value, int if form is int else (int, float)) and not isinstance(value, bool)
+            return is_number and abs(value) < _LARGEST
+        case _:
+            return isinstance(value, form)
+
+
+def _has_entry(values: Mapping[str, Any], name: str, form: Any) -> bool:
+    if isinstance(form, _Optional):
+        return name not in values or _has_form(values[name], form.form)
+    return name in values and _has_form(values[name], form)
+
+
+_LARGEST = 1 << 63
+"""Beyond all numbers of a row; what is smaller can be divided and printed."""
 
 
 def _is_artifact(name: Any) -> bool:
-    """Whether this is a name that ``keep`` gives: a row is a stranger's text, and its files are read and linked to."""
+    """Whether this is a name that ``keep`` gives: the files of a row are read and linked to."""
     folder, _, rest = str(name).partition("/")
     digest, _, suffix = rest.partition(".")
     named = len(digest) == 64 and all(c in "0123456789abcdef" for c in digest)
@@ -191,7 +269,8 @@ def _is_artifact(name: Any) -> bool:
 
 def files_of(row: Mapping[str, Any]) -> Iterator[str]:
     """The names of a row's files in the store."""
-    yield from filter(None, (entry.get("path") for entry in row["files"]))
+    for entry in row["files"]:
+        yield from filter(None, [entry.get("path"), *(entry.get("others") or {}).values()])
     yield from filter(None, (row["measured"].get(name) for name in ("report", "page")))
 
 

@@ -35,6 +35,14 @@ def _digits(value: float) -> str:
     return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
+def percent(value: float) -> str:
+    """A share; what is less than all never reads as 100%, nor what is more than nothing as 0%."""
+    shown = f"{value:.0%}"
+    if shown == "100%" and value < 1:
+        return f"{min(value, 0.999):.1%}"
+    return f"{max(value, 0.001):.1%}" if shown == "0%" and value > 0 else shown
+
+
 def milliseconds(row: Mapping[str, Any], name: str) -> float | None:
     """The median of the calls of ``latency`` or ``eager``."""
     timed = row["measured"].get(name)
@@ -70,7 +78,7 @@ COLUMNS = (
     Column("backends", lambda row: row["target"]),
     Column("type", lambda row: row["quantize"]),
     Column("status", status, 0, str, "failed, differs from eager, not run here, or ok"),
-    Column("delegated", share, 1, lambda v: f"{v:.0%}", "share of the operators that are in delegates"),
+    Column("delegated", share, 1, percent, "share of the operators that are in delegates"),
     Column("operators", lambda row: row["operators"], 9, str, "operators of the program"),
     Column("delegates", lambda row: row["delegates"], 5),
     Column("error", worst_error, 3, lambda v: f"{v:.1e}", "largest error, relative to eager's largest value"),
@@ -154,7 +162,7 @@ def in_short(row: Mapping[str, Any] | None, times: bool = True) -> str:
     if row["error"] is not None and row["operators"] is None:
         return f"failed: {row['error']['code']}"
     error, time = worst_error(row), milliseconds(row, "latency") if times else None
-    parts = [f"{share(row) or 0:.0%}"]
+    parts = [percent(share(row) or 0.0)]
     parts += [] if error is None else ["equal" if error == 0 else f"{error:.0e}"]
     parts += ["differs"] if agrees(row) is False else []
     parts += [] if time is None else [f"{_digits(time)} ms"]
