@@ -57,7 +57,7 @@ def test_rows_of_good_models(finished):
     assert (host["delegated"], host["backends"], host["methods"]["forward"]["relative_error"]) == (0, [], 0)
     measured = small["measured"]
     assert len(measured["latency"]["seconds"]) == len(measured["eager"]["seconds"]) == 3
-    assert {"load", "export", "lower", "write", "verify", "run"} == measured["seconds"].keys()
+    assert {"load", "export", "import", "lower", "write", "verify", "run"} == measured["seconds"].keys()
     assert measured["peak_bytes"] > 50e6 and measured["machine"]["cpus"] == os.cpu_count()
     assert small["versions"].keys() >= {"delegraph", "delegraph-tosa", "torch"}
     for entry in (small["files"][0]["path"], measured["page"], measured["report"]):
