@@ -727,6 +727,31 @@ def test_no_two_backends_share_a_target(far, monkeypatch):
     assert len(set(kinds)) == len(names)
 
 
+def test_two_environments_of_one_backend_are_told_apart_by_name(far, monkeypatch):
+    """The second one's partitions were compiled in the first one, which the report did not say."""
+    told = plugin.described()["far"][1]
+    names, asked = ("older", "newer"), []
+    known = {n: (config.Setting(n, f"/{n}/python", "tosa"), {**told, "prefix": f"/{n}"}) for n in names}
+    for module in (plugin, environments):
+        monkeypatch.setattr(module, "described", lambda: known)
+
+    class There(Here):
+        def __init__(self, folder, python=None):
+            super().__init__(folder)
+            asked.append(python)
+
+    for module in (workers, environments):
+        monkeypatch.setattr(module, "WorkerProcess", There)
+    both = Registry(entry_points=[e for e in entry_points() if e.value == "delegraph_workers.plugin"])
+    for name in names:
+        asked.clear()
+        chosen = [f"delegraph-workers/{name}"]
+        lowered = delegraph.lower(nn.ReLU().eval(), (torch.ones(2),), backends=chosen, registry=both)
+        lowered(torch.ones(2))
+        (row,) = lowered.report.delegates
+        assert row.facts["environment"].endswith(f" in /{name}") and {*asked} == {f"/{name}/python"}
+
+
 def test_what_nobody_has_any_more_is_let_go_there(far):
     """A process that lowers one model after the other kept all of their delegates."""
     before = len(kept._kept)

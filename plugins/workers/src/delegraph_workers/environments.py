@@ -1,7 +1,7 @@
 """Backends in environments of their own, as this process sees them: classes that ask a worker there.
 
-``Backend_NAME``, ``Partitioner_NAME`` and ``Runtime_NAME`` are made when they are asked for; so is the backend's class
-under its own id. Nothing of the backend is imported here.
+``Backend_NAME``, ``Partitioner_NAME`` and ``Runtime_NAME`` are made when they are asked for. Nothing of the backend is
+imported here. Two environments may have a backend of one id, and even the same one: only names tell them apart.
 """
 
 from __future__ import annotations
@@ -138,9 +138,11 @@ def __getattr__(attribute: str) -> Any:
     """The classes that ``plugin`` declares."""
     kind, _, named = attribute.partition("_")
     for name, (_, told) in described().items():
-        if attribute == told.get("backend_id"):
-            return _backend(name, attribute, _NOTHING)
-        if named == identifier(name) and kind in ("Partitioner", "Runtime"):
+        if named != identifier(name):
+            continue
+        if kind == "Backend":
+            return _backend(name, told["backend_id"], _NOTHING)
+        if kind in ("Partitioner", "Runtime"):
             return _partitioner(name) if kind == "Partitioner" else _runtime(name)
     raise AttributeError(f"module {__name__!r} has no attribute {attribute!r}")
 

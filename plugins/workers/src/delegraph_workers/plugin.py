@@ -104,8 +104,8 @@ def _spec(name: str, setting: Setting, told: dict[str, Any]) -> BackendSpec:
     """The declaration of a backend; one whose environment cannot be used says why."""
     path, table = path_of_settings(), f"[backends.{name}]"
     location, way_out = f"{table} of {path}: {setting.python}", f"change or remove {table} in {path}"
+    home = f"delegraph_workers.environments:Backend_{identifier(name)}"
     if "error" in told:
-        home = f"delegraph_workers.environments:Backend_{identifier(name)}"
         why = f"backend {name!r} is in an environment of its own that cannot be used: {told['error']}"
         hint = f"mend that environment, or {way_out}"
         backend_id = f"Backend_{identifier(name)}"
@@ -115,7 +115,7 @@ def _spec(name: str, setting: Setting, told: dict[str, Any]) -> BackendSpec:
     )
     return BackendSpec(
         name,
-        f"delegraph_workers.environments:{told['backend_id']}",
+        home,
         told["backend_id"],
         2,
         f"{told['summary']} ({told['distribution']} {told['version']} in {told['prefix']})".strip(),
