@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from delegraph.errors import InputError, UsageError
+from delegraph.errors import InputError, OptionError, UsageError
 from delegraph_analysis.matrix import cells, description
 from delegraph_analysis.matrix.rows import counts_for
 
@@ -112,6 +112,11 @@ def test_shards_have_each_cell_once(matrix):
         ('models = ["a.py"]\nbackends = ["tosa"]\nsettings.runs = true', "runs is a number from 0 on, not True"),
         ('models = ["a.py"]\nbackends = ["tosa"]\nsettings.min_delegated = nan', "a share from 0 to 1, not nan"),
         ('models = ["a.py"]\nbackends = [{ backends = ["tosa"], options.demo.x = 1 }]', "options of demo in an entry"),
+        (
+            'models = ["a.py"]\nbackends = ["tosa"]\noptions.demo.x = 1',
+            "options of demo, which no entry of backends has",
+        ),
+        ('models = ["a.py"]\nbackends = [["demo", "tosa", "demo"]]', "has the backend 'demo' twice"),
         ("models = [", "cannot be read as TOML"),
         ("x = " + "[" * 5000, "cannot be read as TOML"),
     ],
@@ -121,6 +126,13 @@ def test_a_wrong_file_says_what_is_wrong(text, said, tmp_path):
     with pytest.raises(InputError) as error:
         description.read_matrix(tmp_path / "m.toml")
     assert said in str(error.value) and "m.toml" in str(error.value)
+
+
+@pytest.mark.parametrize(("option", "said"), [("nothing = 1", "no option 'nothing'"), ("spec = 3", "is str, not 3")])
+def test_options_are_checked_before_any_cell(option, said, folder):
+    (folder / "m.toml").write_text(f'models = ["zoo.py"]\nbackends = ["tosa"]\noptions.tosa.{option}')
+    with pytest.raises(OptionError, match=said):
+        cells.cells_of(description.read_matrix(folder / "m.toml"))
 
 
 def test_globs(folder):

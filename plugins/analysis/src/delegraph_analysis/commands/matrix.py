@@ -143,10 +143,14 @@ def _run(args: argparse.Namespace) -> Outcome:
         hint = "Linux has them; delegraph matrix show and diff read elsewhere what was done there"
         raise DelegraphError("matrix/no-forks", text, hint=hint)
     store.create()
-    text = f"{len(listed)} cells of {len(matrix.models)} models"
+    text = f"{_count(listed, 'cell')} of {_count(matrix.models, 'model')}"
     with executors.engine_of(args.executor, store.folder, matrix.settings.time_limit) as engine, progress(text):
         rows = schedule.run_cells(listed, store, engine, args.failed_again)
     return _outcome(args, rows, len(listed), store)
+
+
+def _count(listed: Sequence[Any], noun: str) -> str:
+    return f"{len(listed)} {noun}{'' if len(listed) == 1 else 's'}"
 
 
 def _matrix(args: argparse.Namespace) -> Matrix:
@@ -229,7 +233,7 @@ def _list(cells: Sequence[Cell], store: Any) -> Outcome:
     lines = [f"{'missing' if cell.identity in missing else 'there':8} {cell}" for cell in cells]
     content = [{"cell": c.identity, "name": c.key[0], "target": c.key[1], "quantize": c.key[2]} for c in cells]
     listed = [{**told, "row": told["cell"] not in missing} for told in content]
-    text = "\n".join([*lines, f"{len(cells)} cells, {len(missing)} without a row"])
+    text = "\n".join([*lines, f"{_count(cells, 'cell')}, {len(missing)} without a row"])
     return Outcome("delegraph.matrix-list/1", {"cells": listed, "missing": len(missing)}, text)
 
 

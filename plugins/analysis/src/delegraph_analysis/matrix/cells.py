@@ -17,8 +17,8 @@ from urllib.request import url2pathname
 
 from delegraph import default_registry
 from delegraph.command import check_model
-from delegraph.errors import DelegraphError, UsageError
-from delegraph.plugin import FormatSpec, ModelSpec
+from delegraph.errors import DelegraphError, OptionError, UsageError
+from delegraph.plugin import BackendSpec, FormatSpec, ModelSpec, accepts, expected
 
 from .description import LIMITS, Matrix, Model, Quantization, Settings, Target, place_of
 
@@ -76,10 +76,17 @@ class Cell:
 
 
 def cells_of(matrix: Matrix) -> list[Cell]:
-    """All cells, model by model. Raises UsageError or InputError for files that are not there, BackendNotFound."""
+    """All cells, model by model. Raises UsageError or InputError for files that are not there, BackendNotFound for
+    backends and quantizers, FormatNotFound, OptionError.
+    """
     registry = default_registry()
-    for name in sorted({name for target in matrix.targets for name in target.backends}):
-        registry.spec(name)
+    for target in matrix.targets:
+        _check_options(target, {name: registry.spec(name) for name in target.backends})
+    for quantizer in filter(None, (entry.quantizer for entry in (*matrix.targets, *matrix.quantizations))):
+        if not quantizer.rpartition(":")[0].endswith(".py"):
+            registry.spec(quantizer)
+    for suffix in sorted({*matrix.settings.files} - {*Settings.files}):  # where the default is not there, rows say so
+        registry.find(FormatSpec, f"program{suffix}")
     digests, known_versions = _Digests(matrix.folder), functools.cache(versions_of)
     found = []
     for model in matrix.models:
@@ -90,6 +97,19 @@ def cells_of(matrix: Matrix) -> list[Cell]:
                 depends = _depends(matrix, model, target, quantization, digests, versions)
                 found.append(Cell(model, target, quantization, matrix.settings, matrix.folder, depends))
     return found
+
+
+def _check_options(target: Target, backends: Mapping[str, BackendSpec]) -> None:
+    """Raises OptionError for an option that its backend does not have, or for a value of another type."""
+    for backend, given in target.options.items():
+        known = {spec.name: spec for spec in backends[backend].options}
+        for name, value in given.items():
+            if name not in known:
+                accepted = f"it takes {', '.join(known)}" if known else "it takes none"
+                raise OptionError("option-invalid", f"backend {backend!r} has no option {name!r} ({accepted})")
+            if not accepts(known[name], value):
+                text = f"option {name!r} of backend {backend!r} is {expected(known[name])}, not {value!r}"
+                raise OptionError("option-invalid", text)
 
 
 def _depends(

@@ -127,6 +127,8 @@ def _matrix(content: Mapping[str, Any], folder: Path) -> Matrix:
     listed = content.get("quantize", [FLOAT])
     options = _table(content.get("options", {}), "options")
     targets = [_target(entry, options) for entry in content["backends"]]
+    if unused := sorted(set(options) - {name for target in targets for name in target.backends}):
+        raise Wrong(f"options of {unused[0]}, which no entry of backends has")
     return checked(
         Matrix(
             tuple(model for entry in content["models"] for model in _models(entry, folder)),
@@ -250,12 +252,17 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
 
 
 def checked(matrix: Matrix, wrong: Callable[[str], Exception]) -> Matrix:
-    """The matrix, if no two models, targets or quantizations have one name; else raises ``wrong(why)``."""
+    """The matrix, if no two models, targets or quantizations have one name, and no target has a backend twice; else
+    raises ``wrong(why)``.
+    """
     for kind, listed in (("models", matrix.models), ("backends", matrix.targets), ("quantize", matrix.quantizations)):
         names = [entry.name for entry in listed]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise wrong(f"two entries of {kind} are called {twice[0]!r}; give one another name")
+    for target in matrix.targets:
+        if again := next((name for name in target.backends if target.backends.count(name) > 1), None):
+            raise wrong(f"{target.name!r} has the backend {again!r} twice")
     return matrix
 
 
