@@ -4,6 +4,7 @@ import copy
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import delegraph
@@ -245,11 +246,65 @@ def test_autocast_computes_in_its_type(backends):
 def test_gradients_are_an_error_of_ours():
     called, _ = compiled(Classifier())
     with pytest.raises(
-        delegraph.InputError, match=r"computes no gradients.*\n  hint: call the model inside torch\.no_grad"
+        delegraph.InputError, match=r"computes no gradients.*\n  at .*\n  hint: call the model inside torch\.no_grad"
     ):
         called(torch.randn(1, 3, 8, 8))
     with torch.no_grad():
         called(torch.randn(1, 3, 8, 8))
+
+
+def test_gradients_are_an_error_that_names_the_line():
+    def function(x):
+        return x * 3
+
+    called, _ = compiled(function, [])
+    with pytest.raises(delegraph.InputError, match=r"test_torch_compile.py:\d+, in function: return x \* 3"):
+        called(torch.ones(2, requires_grad=True))
+
+
+def test_what_training_writes_reaches_buffers():
+    """Batch norm in training mode writes its statistics, and torch does not count that."""
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)).train()
+    [graph] = check(model, torch.randn(3, 4), calls=2)
+    assert "running_mean" in str(graph) and "constant_" not in str(graph)
+
+
+def test_a_copy_of_a_compiled_model_computes_the_same():
+    called, graphs = compiled(nn.Linear(4, 2).eval())
+    x = torch.randn(1, 4)
+    with torch.no_grad():
+        expected = called(x)
+        torch.testing.assert_close(copy.deepcopy(called)(x), expected)
+    assert copy.deepcopy(graphs) == graphs
+
+
+def test_writes_that_torch_does_not_count_are_seen_after_a_reset():
+    model = nn.Linear(4, 2).eval()
+    called, _ = compiled(model)
+    x = torch.randn(1, 4)
+    with torch.no_grad():
+        called(x)
+        model.weight.data.mul_(2)
+        torch.compiler.reset()
+        torch.testing.assert_close(called(x), model(x))
+
+
+@pytest.mark.parametrize("backends", [["tosa"], []])
+def test_threads_call_one_graph_while_it_is_lowered(backends):
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+    called, graphs = compiled(model, backends)
+    inputs = [torch.randn(2, 8) for _ in range(4)]
+
+    def run(x):
+        with torch.no_grad():
+            results = [called(x) for _ in range(10)]
+            assert all(graph.programs is not None for graph in graphs)
+            return results
+
+    with ThreadPoolExecutor(len(inputs)) as threads:
+        for x, results in zip(inputs, threads.map(run, inputs), strict=True):
+            with torch.no_grad():
+                torch.testing.assert_close(results, [model(x)] * 10)
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,16 @@ def test_a_file_of_another_model_or_none(timm, tmp_path):
             forward(f"timm:small_net@{tmp_path / file}")
 
 
+def test_an_error_without_a_text_is_named(timm, tmp_path, monkeypatch):
+    def load(*args, **settings):
+        raise EOFError
+
+    monkeypatch.setattr(torch, "load", load)
+    (tmp_path / "empty.pth").write_bytes(b"")
+    with pytest.raises(delegraph.InputError, match=r"empty.pth' does not hold weights of this model: EOFError"):
+        forward(f"timm:small_net@{tmp_path / 'empty.pth'}")
+
+
 def test_an_unknown_name_and_what_is_like_it(timm, torchvision):
     said = r"timm has no model 'smal_net'\n  raised by reading of models of from_timm [^?]*hint: did you mean small_net"
     with pytest.raises(delegraph.InputError, match=said):

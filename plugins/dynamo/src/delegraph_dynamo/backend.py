@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import torch
 from delegraph import Choices, DelegraphError, InputError, OptionError
+from delegraph.source import source_of
 from torch.fx import GraphModule, Node
 
 from .constants import constant_inputs
@@ -66,7 +67,7 @@ def _expect_inference(graph: GraphModule) -> None:
         if isinstance(value, torch.Tensor) and value.requires_grad:
             text = "the backend 'delegraph' computes no gradients, and a result of this graph requires them"
             hint = "call the model inside torch.no_grad() or torch.inference_mode(), or model.requires_grad_(False)"
-            raise InputError("input-invalid", text, node, hint=hint)
+            raise InputError("input-invalid", text, node, source_of(node), hint)
 
 
 def _raising(error: DelegraphError) -> Callable[..., NoReturn]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from operator import attrgetter, is_
+from operator import attrgetter, is_, itemgetter
 from typing import Any
 
 import delegraph
 import torch
 from delegraph import InputError, LoweredProgram, Report
+from delegraph.exported import TRACING
 from delegraph.exported_program import written_targets
 from torch.export import Dim
 from torch.fx import GraphModule
@@ -23,6 +24,8 @@ _MOST_CONSTANTS = 256
 """Sets of constants for which programs are kept: modules that share a graph, such as the layers of a model."""
 _MOST_SIZES = 8
 """For how many sizes a graph gets programs of its own, if one cannot have all: as often as Dynamo compiles anew."""
+_ELSEWHERE = ("executor", "isolation", "time_limit", "memory_limit")
+"""Arguments of ``delegraph.lower`` with which other threads compile."""
 _version = attrgetter("_version")
 
 
@@ -34,7 +37,7 @@ class _Program:
     program for these alone.
     """
 
-    constants: list[torch.Tensor]
+    constants: Sequence[torch.Tensor]
     versions: list[int]
     lowered: LoweredProgram | None
     why_not: str
@@ -70,6 +73,7 @@ class CompiledGraph:
         self._placeholders = graph.graph.find_nodes(op="placeholder")
         self._constants = constants
         self._inputs = [k for k in range(len(self._placeholders)) if k not in {*constants}]
+        self._constants_of, self._inputs_of = _picking(constants), _picking(self._inputs)
         self._symbolic = [_symbolic_sizes(self._placeholders[k].meta.get("example_value")) for k in self._inputs]
         self._programs: dict[tuple[int, ...], _Program] = {}
         self._last: _Program | None = None
@@ -81,7 +85,8 @@ class CompiledGraph:
 
     @property
     def programs(self) -> list[LoweredProgram]:
-        all_of_them = (p for program in self._programs.values() for p in (program, *program.fixed.values()))
+        kept = [*self._programs.values()]  # at once: another thread may add to them
+        all_of_them = [p for program in kept for p in (program, *program.fixed.values())]
         return [p.lowered for p in all_of_them if p.lowered]
 
     def __repr__(self) -> str:
@@ -90,13 +95,17 @@ class CompiledGraph:
     def __str__(self) -> str:
         return f"{self.name}: {self.report or self._state()}"
 
+    def __deepcopy__(self, memo: Any) -> CompiledGraph:
+        """The graph itself: a copy of a compiled model has its options too, and with them the list of graphs."""
+        return self
+
     def __call__(self, *args: Any) -> Sequence[Any]:
         """Run the graph on ``args``, the values of its placeholders. Returns its results."""
-        constants = [args[k] for k in self._constants]
+        constants = self._constants_of(args)
         program = self._last
         if program is None or not program.is_of(constants):
             program = self._program_of(args, constants)
-        inputs = [args[k] for k in self._inputs]
+        inputs = self._inputs_of(args)
         fitting = program.fixed.get(_sizes(inputs), program) if program.fixed else program
         if fitting.run is None:
             return self._otherwise(program, fitting.why_not, args)
@@ -124,29 +133,30 @@ class CompiledGraph:
 
         Inputs that are written and share memory with others are among them.
         """
-        inputs = [args[k] for k in self._inputs]
+        inputs = self._inputs_of(args)
         sizes = _sizes(inputs)
+        special = None
         with self._lock:
             if any(self._symbolic) and sizes not in program.fixed and len(program.fixed) < _MOST_SIZES:
                 special = program.fixed[sizes] = self._lower(inputs, program.constants, varying=False)
-                if special.run is not None:
-                    return self(*args)
+        if special is not None and special.run is not None:
+            return self(*args)
         return self._eager(why_not, args)
 
-    def _program_of(self, args: Sequence[Any], constants: list[torch.Tensor]) -> _Program:
+    def _program_of(self, args: Sequence[Any], constants: Sequence[torch.Tensor]) -> _Program:
         """The program for these constants, lowered if there is none with their present values."""
         with self._lock:
             key = tuple(map(id, constants))  # unique: a program keeps its constants
             program = self._programs.pop(key, None)
             if program is None or not program.is_of(constants):
-                program = self._lower([args[k] for k in self._inputs], constants, varying=True)
+                program = self._lower(self._inputs_of(args), constants, varying=True)
             self._programs[key] = program  # the last one is the one that was used last
             while len(self._programs) > _MOST_CONSTANTS:
                 del self._programs[next(iter(self._programs))]
             self._last = program
             return program
 
-    def _lower(self, inputs: list[Any], constants: list[torch.Tensor], varying: bool) -> _Program:
+    def _lower(self, inputs: Sequence[Any], constants: Sequence[torch.Tensor], varying: bool) -> _Program:
         """Lower the graph. ``varying``: for all of its sizes, else for those of ``inputs``.
 
         Raises what ``delegraph.lower`` raises, except InputError if not all has to be delegated: the graph then runs in
@@ -163,19 +173,35 @@ class CompiledGraph:
                 why_not = str(error)
         return _Program(constants, versions, lowered, why_not, {})
 
-    def _lowered(self, inputs: list[Any], constants: list[torch.Tensor], varying: bool) -> LoweredProgram:
+    def _lowered(self, inputs: Sequence[Any], constants: Sequence[torch.Tensor], varying: bool) -> LoweredProgram:
         module = _WithConstants(self._graph, dict(zip(self._constants, constants, strict=True))).eval()
         sizes: Any = None
         if varying and any(self._symbolic):
             sizes = {"inputs": tuple(_as_dims(s) for s in self._symbolic)}
         with ExitStack() as modes:
+            modes.enter_context(self._alone())
             modes.enter_context(torch.inference_mode(False))
             modes.enter_context(torch.no_grad())
             lowered = delegraph.lower(module, tuple(inputs), dynamic_shapes=sizes, **self._choices)
         if kept := written_targets(lowered.exported_program("forward")):
-            text = f"the graph writes {', '.join(sorted(kept))}, which Dynamo does not say"
+            names = [self._placeholders[k].name for k in self._constants if f"constant_{k}" in kept]
+            text = f"the graph writes {', '.join(names or sorted(kept))}, of which Dynamo says nothing"
             raise InputError("input-invalid", text)
         return lowered
+
+    def _alone(self) -> AbstractContextManager[Any]:
+        """A block in which no other thread traces: torch's tracers change modules for all threads, also under Dynamo.
+
+        An empty one where other threads compile, as the user's options say: they would wait for what this one holds.
+        """
+        if any(self._choices.get(name) for name in _ELSEWHERE):
+            return nullcontext()
+        from torch._dynamo import convert_frame
+
+        locks = ExitStack()
+        locks.enter_context(TRACING)  # first: who lowers a torch.cond holds it when Dynamo traces the branches
+        locks.enter_context(convert_frame.compile_lock)
+        return locks
 
     def _state(self) -> str:
         """Why there is no report."""
@@ -203,6 +229,13 @@ class _WithConstants(torch.nn.Module):
         # the casts of the call, which export sees only inside of a module; the user's lines, which stand in the graph
         with _autocast(), preserve_node_meta():
             return torch.fx.Interpreter(self.graph_module).run(*values)
+
+
+def _picking(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """The function that picks what lies at ``positions``; without Python's time for each."""
+    if len(positions) > 1:
+        return itemgetter(*positions)
+    return lambda values: [values[k] for k in positions]
 
 
 def _autocast() -> AbstractContextManager[Any]:

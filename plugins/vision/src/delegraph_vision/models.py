@@ -93,8 +93,8 @@ def _load(model: nn.Module, file: Path) -> None:
             weights = torch.load(file, map_location="cpu", weights_only=True)
         model.load_state_dict(weights.get("state_dict", weights))
     except Exception as error:  # what torch and safetensors raise for damaged files has no class in common
-        reason = str(error).strip().splitlines()[0]
-        text = f"{str(file)!r} does not hold weights of this model: {type(error).__name__}: {reason}"
+        reason = "".join(f": {line}" for line in str(error).strip().splitlines()[:1])
+        text = f"{str(file)!r} does not hold weights of this model: {type(error).__name__}{reason}"
         raise InputError("input-invalid", text) from error
 
 
