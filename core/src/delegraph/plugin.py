@@ -45,7 +45,7 @@ IN_PROCESS = "in-process"
 API_VERSION = 2
 """The version of this contract. ``BackendSpec.api`` is the version for which a plugin was written."""
 
-OPTION_TYPES = (str, int, float, bool)
+OPTION_TYPES = (str, int, float, bool, list)
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
@@ -55,8 +55,9 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 class OptionSpec:
     """One option of a backend: ``options={"<backend>": {"<name>": value}}`` or ``--option <backend>.<name>=value``.
 
-    ``type``: str, int, float or bool; text from the command line is converted to it. ``default``: None leaves the value
-    to the partitioner. ``choices``: the allowed values; empty allows all.
+    ``type``: str, int, float, bool, or list for a list of texts; text from the command line is converted to it, where
+    commas separate the entries of a list. ``default``: None leaves the value to the partitioner. ``choices``: the
+    allowed values; empty allows all.
     """
 
     name: str
@@ -68,7 +69,7 @@ class OptionSpec:
     def __post_init__(self) -> None:
         """Raise TypeError or ValueError for wrong fields; ``choices`` becomes a tuple."""
         if self.type not in OPTION_TYPES:
-            raise TypeError(f"option {self.name!r}: type is str, int, float or bool, not {self.type!r}")
+            raise TypeError(f"option {self.name!r}: type is str, int, float, bool or list, not {self.type!r}")
         _as_tuple(self, "choices")
         if self.default is not None and not accepts(self, self.default):
             raise ValueError(f"option {self.name!r}: its own default {self.default!r} is not {expected(self)}")
@@ -410,8 +411,11 @@ def _as_tuple(spec: Any, field: str) -> None:
 def accepts(option: OptionSpec, value: Any) -> bool:
     """Whether ``value`` has the option's type and is one of its choices, if it has any.
 
-    An int counts as a float. A bool counts as a bool only, although it is an int for Python.
+    An int counts as a float. A bool counts as a bool only, although it is an int for Python. A list is one of texts; a
+    tuple is taken as well.
     """
+    if option.type is list:
+        return isinstance(value, (list, tuple)) and all(isinstance(entry, str) for entry in value)
     types = (int, float) if option.type is float else (option.type,)
     has_type = isinstance(value, types) and (option.type is bool) == isinstance(value, bool)
     return has_type and (not option.choices or value in option.choices)
@@ -419,7 +423,8 @@ def accepts(option: OptionSpec, value: Any) -> bool:
 
 def expected(option: OptionSpec) -> str:
     """The values that ``option`` accepts, in words."""
-    return "one of " + ", ".join(map(repr, option.choices)) if option.choices else option.type.__name__
+    name = "a list of texts" if option.type is list else option.type.__name__
+    return "one of " + ", ".join(map(repr, option.choices)) if option.choices else name
 
 
 class Hooks(Protocol):

@@ -24,7 +24,8 @@ class TensorSummary:
 
     ``name``: "" if the file has none. ``dtype``: torch's name of the type, if torch has it. ``shape``: None for a
     number; a size of None is not known. ``bounded``: the sizes are upper limits. ``scale`` and ``zero_point``: an
-    integer stands for ``(integer - zero_point) * scale``; None if the file does not have them.
+    integer stands for ``(integer - zero_point) * scale``; None if the file does not have them. ``within``: the lowest
+    and the highest integer that calls may give, where the program was lowered for such; None for all of the type.
     """
 
     name: str
@@ -33,13 +34,15 @@ class TensorSummary:
     bounded: bool = False
     scale: float | None = None
     zero_point: int | None = None
+    within: tuple[int, int] | None = None
 
     def __str__(self) -> str:
         """Name, type, sizes and quantization, as far as they are known: ``x: int8[1, 3], scale 0.5, zero point 0``."""
         shown = self.name if len(self.name) <= _NAME else f"{self.name[:_NAME]}…"
         name = f"{shown}: " if self.name else ""
         quantized = "" if self.scale is None else f", scale {self.scale:.9g}, zero point {self.zero_point}"
-        return f"{name}{self.dtype}{self._sizes()}{quantized}"
+        within = "" if self.within is None else f", from {self.within[0]} to {self.within[1]}"
+        return f"{name}{self.dtype}{self._sizes()}{quantized}{within}"
 
     def _sizes(self) -> str:
         """The shape as text: ``?`` for an unknown size, ``<=`` before upper limits; "" for a number."""

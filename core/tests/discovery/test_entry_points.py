@@ -310,6 +310,8 @@ def test_declarations_are_checked_where_they_are_written():
         PartitionerSpec("a/b", "a", "a:B")
     with pytest.raises(ValueError, match="its own default 3 is not one of 1, 2"):
         OptionSpec("n", int, 3, choices=(1, 2))
-    with pytest.raises(TypeError, match="type is str, int, float or bool"):
-        OptionSpec("n", list)
+    with pytest.raises(TypeError, match="type is str, int, float, bool or list"):
+        OptionSpec("n", dict)
+    with pytest.raises(ValueError, match="its own default 'a' is not a list of texts"):
+        OptionSpec("n", list, "a")
     assert BackendSpec("a", "a:B", "B", 1, requires=["x"]).requires == ("x",)

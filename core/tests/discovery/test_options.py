@@ -26,6 +26,15 @@ def test_defaults_fill_what_was_not_given():
     }
 
 
+def test_a_list_is_one_of_texts():
+    specs = (OptionSpec("names", list),)
+    assert complete_options(specs, {"names": ("a", "b")}, "x") == {"names": ["a", "b"]}
+    assert from_text(specs, {"names": "a, b=0..1"}, "x") == {"names": ["a", "b=0..1"]}
+    for wrong in ("a", ["a", 1]):
+        with pytest.raises(OptionError, match="option 'names' of x is a list of texts, not"):
+            complete_options(specs, {"names": wrong}, "x")
+
+
 def test_values_keep_their_types():
     values = complete_options(SPECS, {"scale": 2, "folder": Path("a") / "b", "debug": True, "level": 0}, "x")
     assert values == {"mode": "fast", "level": 0, "scale": 2.0, "debug": True, "folder": "a/b"}

@@ -94,5 +94,6 @@ _PARSERS: dict[type, Callable[[str], Any]] = {
     str: str,
     int: lambda text: int(text, 0),
     float: float,
+    list: lambda text: [entry.strip() for entry in text.split(",")],
     bool: lambda text: _BOOLEANS[text.lower()],
 }

@@ -3,13 +3,14 @@
 The names below are public; the modules are not.
 """
 
-from .call_names import EXPORTED, LEFT, count_operators, is_operator, operator_name, unpacked
-from .call_spec import VARYING, is_fixed, wrong_input
+from .call_names import EXPORTED, LEFT, WITHIN, count_operators, is_operator, operator_name, unpacked
+from .call_spec import VARYING, expect_within, is_fixed, wrong_input
 from .checks import erase, find_checks
 from .constant_values import ConstantValues
 from .decompose.tables import RECURRENT, to_core
 from .gc_pause import pause_collection
 from .graph_equality import same_arguments
+from .input_sizes import input_names
 from .opaque import Opaque
 from .schema import bound_arguments, is_random
 from .subgraphs import all_nodes
@@ -22,6 +23,7 @@ __all__ = [
     "RECURRENT",
     "TRACING",
     "VARYING",
+    "WITHIN",
     "ConstantValues",
     "ExampleInputs",
     "Opaque",
@@ -31,7 +33,9 @@ __all__ = [
     "bound_arguments",
     "count_operators",
     "erase",
+    "expect_within",
     "find_checks",
+    "input_names",
     "is_fixed",
     "is_operator",
     "is_random",

@@ -30,12 +30,16 @@ aten = torch.ops.aten
 #   ``rebuild``, takes it away.
 # - "boundary": engine/insert.py marks the casts that it adds where a value crosses to a delegate in another type.
 #   Reports do not count these as operators.
+# - ``WITHIN``: a partitioner's mark on an input of the program. ``call_spec`` checks it in each call, and program files
+#   keep it.
 # Beside them, ``graph_module.meta`` of a partition's program has "method" and "partition" (engine/extract.py), which
 # are for the backend.
 LEFT = "left_to_host"
 """Metadata key of calls that replace one that no backend took: that call's debug handle, name and operator."""
 EXPORTED = "exported_name"
 """Metadata key of calls: the name of the node in the user's program from which the call comes."""
+WITHIN = "within"
+"""Metadata key of an integer input: [lowest, highest], between which the user says that its elements lie."""
 _NO_OPERATORS = {operator.getitem, aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default}
 _NO_OPERATORS |= {aten.sym_storage_offset.default, aten._assert_scalar.default, aten._assert_tensor_metadata.default}
 _NO_OPERATORS |= {aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default}

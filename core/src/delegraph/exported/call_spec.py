@@ -19,6 +19,7 @@ from ..exported_program import (
     flat_arguments,
     user_inputs,
 )
+from .call_names import WITHIN
 from .input_sizes import InputSizes, input_names
 from .size_names import named
 
@@ -78,7 +79,8 @@ class Arguments:
 
     One object serves all calls of a program. ``_leaves``: the recorded values of the flat arguments. ``_fits``: for
     each of them, a function that tells whether an argument fits. ``_plain``: no argument contains other arguments; then
-    a call has ``_count`` positional arguments, and keywords with the keys of ``_names``.
+    a call has ``_count`` positional arguments, and keywords with the keys of ``_names``. ``_ranges``: position of an
+    input -> the lowest and the highest integer that it may hold (``WITHIN``).
     """
 
     def __init__(self, program: ExportedProgram) -> None:
@@ -88,6 +90,8 @@ class Arguments:
         self._arguments = signature.forward_arg_names or ()
         self._leaves = [n.meta.get("val") for n in user_inputs(program)]
         self._fits = [_leaf_check(wanted) for wanted in self._leaves]
+        marks = [node.meta.get(WITHIN) for node in user_inputs(program)]
+        self._ranges = {k: (low, high) for k, (low, high) in ((k, m) for k, m in enumerate(marks) if m is not None)}
         parts = self._spec.children() if self._spec is not None else []
         # The parts are positional arguments and keywords. Plain ones need no walk through nested structures.
         self._plain = len(parts) == 2 and all(leaf.is_leaf() for part in parts for leaf in part.children())
@@ -111,6 +115,8 @@ class Arguments:
         # ``fits`` is None if the program has no condition on its sizes
         if sizes.fits is not None and not sizes.fits(flat):
             raise sizes.explain(flat, input_names(self._program))
+        for position, (low, high) in self._ranges.items():
+            expect_within(flat[position], low, high, lambda: input_names(self._program), position)
         return flat
 
     def _wrong(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> InputError:
@@ -144,6 +150,21 @@ def _leaf_check(wanted: Any) -> Callable[[Any], bool]:
     if isinstance(wanted, _SYMBOLS):
         return lambda value: isinstance(value, (int, float, *_SYMBOLS))
     return partial(is_fixed, wanted)
+
+
+def expect_within(value: Any, low: int, high: int, names: Callable[[], Sequence[str]], position: int) -> None:
+    """Raise InputError if ``value``, a tensor of integers, has an element below ``low`` or above ``high``.
+
+    ``names`` returns what the caller calls the flat inputs, ``value`` is the one at ``position``.
+    """
+    if not isinstance(value, torch.Tensor) or not value.numel():
+        return
+    least, most = (int(end) for end in torch.aminmax(value))
+    if least < low or most > high:
+        found, name = least if least < low else most, names()[position]
+        text = f"input {name} has an element {found}; it was lowered for {low} to {high}"
+        hint = "lower the program for a wider range, or without one"
+        raise InputError("input-invalid", text, hint=hint)
 
 
 def is_fixed(wanted: Any, value: Any) -> bool:

@@ -11,14 +11,17 @@ import operator
 from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from delegraph.errors import FormatError, InputError
+from delegraph.exported import expect_within
 from delegraph.exported_program import flat_arguments
 from delegraph.io.escape import printable
 from torch.utils import _pytree as pytree
 
 from .program.calling import input_names as stated_names
+from .program.calling import input_ranges
 from .program.input_sizes import InputSizes
 from .program.tables import ContainerMetadata, ExecutionPlan
 
@@ -47,14 +50,22 @@ def _encode(spec: pytree.TreeSpec) -> Any:
     return {"list": children}
 
 
-def encode_inputs(spec: pytree.TreeSpec, names: Sequence[str], sizes: InputSizes, fixed: Sequence[int] = ()) -> str:
+def encode_inputs(
+    spec: pytree.TreeSpec,
+    names: Sequence[str],
+    sizes: InputSizes,
+    fixed: Sequence[int] = (),
+    within: Mapping[int, Sequence[int]] = MappingProxyType({}),
+) -> str:
     """The text of the inputs of a method, with the names of its positional arguments where torch recorded them.
 
     ``sizes``: those that are not fixed. ``fixed``: positions of the flat inputs that are numbers or texts which the
-    program was exported for.
+    program was exported for. ``within``: position of a flat input -> the lowest and the highest integer that it may
+    hold.
     """
     stated: dict[str, Any] = {"sizes": sizes.to_json()} if sizes.places else {}
     stated |= {"fixed": list(fixed)} if fixed else {}
+    stated |= {"within": [[k, *ends] for k, ends in within.items()]} if within else {}
     if not names and not stated:
         return encode_structure(spec)
     return json.dumps({"structure": _encode(spec), "names": list(names), **stated}, separators=(",", ":"))
@@ -69,6 +80,13 @@ def expect_fixed_inputs(plan: ExecutionPlan, flat: Sequence[Any], names: Sequenc
         if not _is_same(flat[k], wanted):
             raise InputError("input-invalid", f"input {names[k]} was exported as {wanted!r}; it is {flat[k]!r:.80}")
     return positions
+
+
+def expect_input_ranges(plan: ExecutionPlan, flat: Sequence[Any], names: Sequence[str]) -> None:
+    """Raise InputError for flat inputs with integers that the file was not lowered for."""
+    for k, (low, high) in input_ranges(plan.container, len(plan.inputs)).items():
+        if k < len(flat):
+            expect_within(flat[k], low, high, lambda: names, k)
 
 
 def _is_same(given: Any, wanted: Any) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
-from delegraph.errors import Unsupported
-from delegraph.exported_program import CALL_DELEGATE, constant_placeholders, written_values
+from delegraph.errors import OptionError, Unsupported
+from delegraph.exported import WITHIN, input_names
+from delegraph.exported_program import CALL_DELEGATE, constant_placeholders, user_inputs, written_values
 from delegraph.partitioner import CapabilityPartitioner, PartitionResult, tag_mutated_buffer
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -21,20 +24,26 @@ from .lowering.builder import Tosa
 from .lowering.interpret.dry_run import Constants, DryRun, Fact, facts_of_constants
 from .lowering.lazy.complex_numbers import Complex
 from .lowering.lazy.unsigned import Bytes
-from .lowering.ranges.ranges import Range
-from .lowering.registry import Result, is_empty, is_unpacking
+from .lowering.ranges.bounds import bounds_of
+from .lowering.ranges.carried import CARRIED, mark_carried
+from .lowering.ranges.ranges import INT32, Range, inside
+from .lowering.registry import Result, indexes_of, is_empty, is_unpacking
 from .lowering.torch_values.hints import at_border, dynamic, int64_result, no_dtype, untold_size
 from .lowering.torch_values.sizes import is_dynamic_tensor, shape_of_tensor, sizes_in
 from .lowering.torch_values.types import type_of
 from .options import Options
 from .spec import TosaSpec
 
+_PROMISE = re.compile(r"([^=]+?)(?:\s*=\s*(-?\d+)\s*\.\.\s*(-?\d+))?")
+"""An entry of ``int32_inputs``."""
+
 
 class TOSASupport:
     """What the capability partitioner asks: one interpretation of the program, and one of each finished partition."""
 
-    def __init__(self, spec: TosaSpec) -> None:
-        self._t = Tosa(spec)
+    def __init__(self, spec: TosaSpec, within: Mapping[str, Range] = MappingProxyType({})) -> None:
+        """``within``: name of an int64 input of the program -> the range in which the user says that it lies."""
+        self._t, self._within = Tosa(spec), within
         self._memo: dict[Hashable, Any] = {}
         self._accepted: set[Node] = set()
         self._copied: set[Node] = set()
@@ -54,10 +63,25 @@ class TOSASupport:
         self._constant = facts_of_constants(exported_program)
         self._has_sizes = bool(exported_program.range_constraints)
         self._calls = sum(n.op == "call_function" for n in exported_program.graph.nodes)
+        self._mark_inputs(exported_program)
         self._run = self._exact = self._fresh(exported_program.graph.nodes)
         if self._run.casts:
             self._exact = self._fresh(exported_program.graph.nodes)
             self._exact.casts = {}
+
+    def _mark_inputs(self, program: ExportedProgram) -> None:
+        """Mark the int64 inputs that fit as the user says, and those that cross in the type that their uses read."""
+        inputs = [n for n in user_inputs(program) if _is_int64(n.meta.get("val"))]
+        called = dict(zip(user_inputs(program), input_names(program), strict=True)) if self._within else {}
+        for node in inputs:
+            within = self._within.get(called.get(node, node.name), self._within.get(node.name))
+            if within is not None:
+                node.meta[WITHIN] = [*within]
+        if not self._t.spec.has_int64:
+            bounds = bounds_of(program.graph.nodes, indexes_of)
+            written = written_values(program)
+            unknown = [n for n in inputs if n not in bounds and WITHIN not in n.meta and n not in written]
+            mark_carried(program.graph.nodes, unknown, "FP" in self._t.spec.profiles)
 
     def why_not(self, node: Node) -> str | None:
         """Why ``node`` is not lowered for this target; None if it is. Asked in graph order."""
@@ -154,6 +178,8 @@ class TOSASupport:
         if not isinstance(value, Value):
             return f"the size {value} leaves the delegate: TOSA returns tensors"
         fact = Fact.of(value)
+        if node.meta.get(CARRIED) == "float32":
+            return "the result leaves the delegate, which has this int64 as a float"
         why = fact.why_not_result(self._t.spec) or self._why_no_bytes(value) or self._why_no_copy(value, fact.type)
         text = why and f"the result leaves the delegate: {why}"
         return int64_result(text) if text and fact.type.dtype is DType.INT64 else text
@@ -226,7 +252,8 @@ class TOSAPartitioner(CapabilityPartitioner):
     ``debug_artifact_path`` is a folder that gets a .tosa file of every partition, ``input_order`` a comma-separated
     permutation of a delegate's inputs; with ``locations`` a delegate's file names the source of each operator,
     without ``metadata`` it does not say the scales of quantized inputs and outputs; with ``named_constants`` its large
-    constants are named data, which a program file has once for all its methods.
+    constants are named data, which a program file has once for all its methods. ``int32_inputs`` names int64 inputs
+    that fit into 32 bits, as ``name``, or ``name=0..1`` for integers from 0 to 1, which each call is checked for.
     OptionError if one of them is wrong.
     """
 
@@ -238,10 +265,11 @@ class TOSAPartitioner(CapabilityPartitioner):
         locations: bool = False,
         metadata: bool = True,
         named_constants: bool = False,
+        int32_inputs: Sequence[str] = (),
     ) -> None:
         options = Options.of(str(spec), debug_artifact_path, input_order, locations, metadata, named_constants)
         super().__init__(
-            TOSASupport(options.spec),
+            TOSASupport(options.spec, dict(map(_promised, int32_inputs))),
             "TOSABackend",
             options.compile_specs(),
             additional_checks=() if options.spec.takes_dynamic else (why_not_dynamic,),
@@ -257,9 +285,21 @@ class TOSAPartitioner(CapabilityPartitioner):
         _tag_variables(exported_program, self.spec["spec"])
         if self.spec["spec"].has_int64:
             return result
-        crossing = [n.name for n in exported_program.graph.nodes if _is_int64(n.meta.get("val"))]
-        result.boundary_types = dict.fromkeys(crossing, torch.int32)
+        crossing = [n for n in exported_program.graph.nodes if _is_int64(n.meta.get("val"))]
+        result.boundary_types = {n.name: getattr(torch, n.meta.get(CARRIED, "int32")) for n in crossing}
         return result
+
+
+def _promised(entry: str) -> tuple[str, Range]:
+    """(name, range) of an entry of ``int32_inputs``. Raises OptionError for one of another form."""
+    match = _PROMISE.fullmatch(entry)
+    if match is None:
+        text = f"int32_inputs {entry!r} is neither the name of an input nor of the form name=0..1"
+        raise OptionError("option-invalid", text)
+    range = INT32 if match[2] is None else (int(match[2]), int(match[3]))
+    if range[0] > range[1] or not inside(range, INT32):
+        raise OptionError("option-invalid", f"int32_inputs {entry!r}: {range[0]} to {range[1]} is no range of int32")
+    return match[1], range
 
 
 def _tag_variables(program: ExportedProgram, spec: TosaSpec) -> None:

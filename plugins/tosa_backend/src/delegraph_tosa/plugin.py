@@ -21,6 +21,7 @@ OPTIONS = (
         "metadata", bool, True, help="whether the file ends with the scales of its quantized inputs and outputs"
     ),
     OptionSpec("named_constants", bool, False, help="whether large constants are named data, once for all methods"),
+    OptionSpec("int32_inputs", list, help="int64 inputs that fit into 32 bits: name, or name=LOWEST..HIGHEST"),
 )
 
 _BORDERS = "beside an infinity next to the border is finite; eager weighs it with 0, which is NaN"

@@ -26,7 +26,7 @@ def describe(name: str) -> dict[str, Any]:
         }
     if not info.usable:
         return {"error": f"backend {name!r} is {info.status} there: {info.error}"}
-    kinds = {kind.__name__: kind for kind in (str, int, float, bool)}
+    kinds = {kind.__name__: kind for kind in (str, int, float, bool, list)}
     options = [
         [o.name, next(k for k, v in kinds.items() if v is o.type), o.default, list(o.choices), o.help]
         for o in info.options

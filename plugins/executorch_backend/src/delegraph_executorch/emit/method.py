@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from delegraph.errors import Unsupported
+from delegraph.exported import WITHIN
 from delegraph.exported_program import constant_tensor as tensor_of
 from delegraph.exported_program import output_values, placeholders, trained_targets, user_inputs, written_targets
 from delegraph.formats import DelegateContents
@@ -306,7 +307,8 @@ class _Method:
         names = signature.forward_arg_names or ()
         fixed = [k for k, n in enumerate(user_inputs(self.program)) if not isinstance(n.meta.get("val"), _VARYING)]
         sizes = size_relations(self.program)
-        takes = encode_inputs(spec.in_spec, names, sizes, fixed) if spec.in_spec is not None else ""
+        within = {k: n.meta[WITHIN] for k, n in enumerate(user_inputs(self.program)) if WITHIN in n.meta}
+        takes = encode_inputs(spec.in_spec, names, sizes, fixed, within) if spec.in_spec is not None else ""
         used = self.delegates.used.values()
         made = [d.producer for d in used], [d.fingerprint for d in used]
         outputs = encode_outputs(spec.out_spec, [len(d.outputs) for d in used], *made)

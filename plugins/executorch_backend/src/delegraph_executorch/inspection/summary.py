@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from delegraph.formats import ConstantSummary, DelegateSummary, MethodSummary, Summary, TensorSummary
 
 from ..buckets.table import KEY
-from ..program.calling import input_names
+from ..program.calling import input_names, input_ranges
 from ..program.scalar_types import TORCH_NAMES, ScalarType
 from ..program.tables import Dynamism, ExecutionPlan, Location, Tensor
 from ..serialize.check import nbytes
@@ -43,7 +44,9 @@ def summarize(file: ProgramFile, facts: ProgramFacts) -> Summary:
 
 def _method(plan: ExecutionPlan, facts: MethodFacts) -> MethodSummary:
     delegates = tuple(DelegateSummary(d.backend, d.producer, d.bytes) for d in facts.delegates)
-    inputs = tuple(_described(plan, plan.inputs, input_names(plan.container, len(plan.inputs))))
+    ranges = input_ranges(plan.container, len(plan.inputs))
+    described = _described(plan, plan.inputs, input_names(plan.container, len(plan.inputs)))
+    inputs = tuple(replace(one, within=ranges.get(k)) for k, one in enumerate(described))
     outputs = tuple(_described(plan, plan.outputs, [""] * len(plan.outputs)))
     return MethodSummary(facts.name, inputs, outputs, facts.kernels, delegates)
 

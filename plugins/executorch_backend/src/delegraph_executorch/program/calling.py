@@ -49,6 +49,17 @@ def input_names(container: ContainerMetadata | None, count: int) -> list[str]:
     return [printable(name) for name in names] if len(names) == count else [""] * count
 
 
+def input_ranges(container: ContainerMetadata | None, count: int) -> dict[int, tuple[int, int]]:
+    """Position of a flat input -> the lowest and the highest integer that it may hold, as far as the file says it."""
+    try:
+        rows = json.loads(container.inputs)["within"] if container is not None else []
+        listed = {k: (low, high) for k, low, high in rows}
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return {}
+    known = all(type(n) is int for k, ends in listed.items() for n in (k, *ends))
+    return {k: ends for k, ends in listed.items() if 0 <= k < count} if known else {}
+
+
 def _leaf_names(name: str, encoded: Any) -> Iterator[str]:
     name = name[:_LONGEST]  # all that is below has it in its own
     if encoded == "*":

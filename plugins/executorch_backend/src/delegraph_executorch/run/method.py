@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from delegraph.errors import DelegraphError, FormatError, InputError, Unsupported
 
-from ..containers import expect_fixed_inputs, input_names
+from ..containers import expect_fixed_inputs, expect_input_ranges, input_names
 from ..program.input_sizes import input_sizes
 from ..program.tables import (
     NOTHING,
@@ -90,6 +90,7 @@ class HostMethod:
                     self._set_input(index, given, self._names[number])
             if self._sizes is not None:
                 self._sizes.check([getattr(given, "shape", ()) for given in inputs], self._names)
+            expect_input_ranges(self.plan, inputs, self._names)
             self._run()
             return [self._output(index) for index in self.plan.outputs]
 

@@ -13,6 +13,7 @@ from delegraph.formats import Verdict
 from ..containers import (
     argument_names,
     expect_fixed_inputs,
+    expect_input_ranges,
     flatten_call,
     input_names,
     structure_of,
@@ -65,6 +66,7 @@ class StockProgram:
         def call(*args: Any, **kwargs: Any) -> Any:
             flat = flatten_call(takes, args, kwargs, names)
             expect_fixed_inputs(plan, flat, called)
+            expect_input_ranges(plan, flat, called)
             for k, position in enumerate(plan.inputs[: len(flat)]):
                 flat[k] = _lay_out(flat[k], plan.values[position].value)
             outputs = _say(self._path, lambda: loaded.execute(flat))  # ``self`` keeps the program that it needs

@@ -23,12 +23,13 @@ from torch.fx import Node
 from ..ir.graph import Undecided, Value
 from ..ir.types import DType, Type
 from .builder import Tosa
+from .ranges.carried import AS_ITSELF, CARRIED
 from .ranges.indexes import Bound
 from .ranges.ranges import Range
 from .short_floats import apply_rounding_once
 from .torch_values.hints import no_rule, undecided
 from .torch_values.sizes import is_empty_tensor, shape_of_tensor
-from .torch_values.types import refused, type_of
+from .torch_values.types import DTYPES, refused, type_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -267,6 +268,9 @@ def checked(rule: Rule, node: Node, call: Callable[[], Any]) -> Result:
     # several results are checked after the call: the rule may return None for one that TOSA cannot express
     several = isinstance(val, (tuple, list))
     expected = None if several or val is None else _result_type(rule, val)
+    carried = node.meta.get(CARRIED)
+    if expected is not None and carried in AS_ITSELF:
+        expected = Type(expected.shape, DTYPES[getattr(torch, carried)])
     try:
         result = call()
     # the lowering depends on a size that is known at run time only

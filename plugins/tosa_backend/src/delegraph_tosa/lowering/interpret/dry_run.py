@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from delegraph.errors import Unsupported
+from delegraph.exported import WITHIN
 from delegraph.exported_program import constant_placeholders, constant_tensor, placeholders
 from delegraph.io.weights import why_no_bytes
 from torch._subclasses.fake_tensor import FakeTensor
@@ -20,11 +21,12 @@ from ...spec import TosaSpec
 from ..builder import Tosa
 from ..lazy.unsigned import Bytes, is_bytes, type_of_bytes
 from ..lazy.values import Lazy, any_lazy
+from ..ranges.carried import AS_ITSELF, CARRIED
 from ..ranges.ranges import INT32, READ, Range, inside, range_of
 from ..registry import CONTROL, Result, Rule, apply, apply_control, is_empty, is_unpacking, rule_of
 from ..torch_values.hints import int64_value, within
 from ..torch_values.sizes import is_size
-from ..torch_values.types import constant_of, refused, type_of
+from ..torch_values.types import DTYPES, constant_of, refused, type_of
 from .interpreter import Interpreter
 from .lazy_calls import apply_lazy
 from .templates import ABSENT
@@ -141,12 +143,22 @@ class DryRun(Interpreter):
         val = node.meta.get("val")
         if not isinstance(val, torch.Tensor) or val.dtype is not torch.int64 or self.t.has_int64:
             return super().input(node)
-        type, range = type_of(val, f"the input {node.name}", node), self.arriving(node)
+        type = type_of(val, f"the input {node.name}", node)
+        if CARRIED in node.meta:
+            return self._carried(node, type, node.meta[CARRIED])
+        within = node.meta.get(WITHIN)
+        range = self.arriving(node) if within is None else (within[0], within[1])
         why = "an int64 that nothing proves to fit into 32 bits" if range is None else _why_not_32_bits(range)
         if why is not None:
             raise refused(int64_value(node, why))
         self.expect_tensor(node, Type(type.shape, DType.INT32))
-        return Fact(type, False, INT32).value()
+        return Fact(type, False, INT32 if within is None else range).value()
+
+    def _carried(self, node: Node, type: Type, kind: str) -> Value:
+        """The value of an int64 input that crosses as ``kind``; ``type`` is its own."""
+        crossing = Type(type.shape, DTYPES[getattr(torch, kind)])
+        self.expect_tensor(node, crossing)
+        return Fact(crossing if kind in AS_ITSELF else type, False, None if kind in AS_ITSELF else INT32).value()
 
     def run(self, node: Node) -> Result | float:
         """Apply the rule of ``node`` to the facts of its operands, and return facts as values.
@@ -154,7 +166,7 @@ class DryRun(Interpreter):
         None stands for a result without elements, and for a getitem. Raises Unsupported if the call cannot be lowered.
         """
         # a getitem, or a number computed from sizes: neither has a rule
-        if is_unpacking(node) or is_size(node):
+        if is_unpacking(node) or is_size(node) or self.is_kept(node):
             return super().run(node)
         if node.target in CONTROL:
             return self._run_control(node)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from delegraph.errors import Unsupported
+from delegraph.exported import WITHIN
 from delegraph.exported_program import (
     STATE_WRITES,
     constant_placeholders,
@@ -29,7 +30,8 @@ from ..aten import import_late
 from ..builder import Tosa
 from ..lazy.unsigned import Bytes, constant_bytes, is_bytes, type_of_bytes
 from ..lazy.values import any_lazy, real
-from ..ranges.bounds import bounds_of
+from ..ranges.bounds import bounds_of, overloads
+from ..ranges.carried import AS_ITSELF, CARRIED
 from ..ranges.ranges import Range, meet, range_of
 from ..registry import CONTROL, Result, Rule, apply_control, bind, indexes_of, is_empty, is_unpacking, rule_of
 from ..torch_values.hints import dynamic, no_rule, other_target
@@ -40,6 +42,7 @@ from .lazy_calls import apply_lazy
 from .saturation import saturated, saturating_casts
 from .templates import templates_for
 
+_TYPE_CASTS = frozenset(o for name in ("to", "_to_copy", "type_as") for o in overloads(name))
 R = TypeVar("R", bound=Result | int)
 
 
@@ -152,6 +155,8 @@ class Interpreter:
         type = type_of_bytes(val, what) if is_bytes(val) else type_of(val, what, node)
         self.expect_tensor(node, type)
         value = Value(type, name=node.name)
+        if WITHIN in node.meta:
+            value.range = tuple(node.meta[WITHIN])
         return Bytes.arriving(self.t, value) if is_bytes(val) else value
 
     def expect_tensor(self, node: Node, type: Type) -> None:
@@ -163,6 +168,12 @@ class Interpreter:
             ways = value_alternatives(type.dtype, self.t.spec.version)
             raise refused(other_target(self.t.spec, f"the input {node.name}: {why}", ways))
 
+    def is_kept(self, node: Node) -> bool:
+        """Whether ``node`` casts, to int64 or from there, a value that stays what it crossed as (``CARRIED``)."""
+        operand = node.args[0] if node.target in _TYPE_CASTS and node.args else None
+        carried = operand.meta.get(CARRIED) if isinstance(operand, Node) else None
+        return carried in AS_ITSELF and node.meta.get(CARRIED) == carried
+
     def run(self, node: Node) -> Result | float:
         """Lower one call and return its result; raises Unsupported if it cannot be lowered.
 
@@ -173,6 +184,9 @@ class Interpreter:
             return None
         if is_size(node):
             return self.size(node)
+        if self.is_kept(node):
+            self.values[node] = kept = self.value_of(node.args[0])  # type: ignore[arg-type]
+            return kept
         if node.target in CONTROL:
             self.values[node] = results = apply_control(self, node)
             return results

@@ -167,7 +167,7 @@ def _range_of_product(node: Node) -> Range | None:
     return range if inside(range, range_of_type(DType.INT64)) else None
 
 
-_KEEP_ALL_ELEMENTS = (
+KEEPING_ALL = (
     "alias clone contiguous detach lift_fresh_copy view reshape _unsafe_view view_as unsqueeze squeeze flatten"
     " unflatten permute transpose swapaxes swapdims movedim t mT numpy_T expand expand_as broadcast_to repeat tile flip"
     " roll"
@@ -175,18 +175,18 @@ _KEEP_ALL_ELEMENTS = (
 """Operators whose result has all elements of the first argument and no others, in whatever shape and order."""
 
 
-def _overloads(name: str) -> list[Any]:
+def overloads(name: str) -> list[Any]:
     """The overloads of the operator ``name``, without view.dtype, which reinterprets the bits as another type."""
     packet = getattr(aten, name)
     return [getattr(packet, overload) for overload in packet.overloads() if (name, overload) != ("view", "dtype")]
 
 
 PASSING: dict[Any, Callable[[Node, Range], ArgumentRanges]] = {
-    **{overload: _first_argument for name in _KEEP_ALL_ELEMENTS for overload in _overloads(name)},
-    **{overload: _each_listed for name in ("cat", "concat", "concatenate", "stack") for overload in _overloads(name)},
-    **{overload: _operand_of_cast for name in ("to", "_to_copy", "type_as") for overload in _overloads(name)},
-    **{overload: _operands_of_sum(1) for overload in _overloads("add")},
-    **{overload: _operands_of_sum(-1) for overload in _overloads("sub")},
+    **{overload: _first_argument for name in KEEPING_ALL for overload in overloads(name)},
+    **{overload: _each_listed for name in ("cat", "concat", "concatenate", "stack") for overload in overloads(name)},
+    **{overload: _operand_of_cast for name in ("to", "_to_copy", "type_as") for overload in overloads(name)},
+    **{overload: _operands_of_sum(1) for overload in overloads("add")},
+    **{overload: _operands_of_sum(-1) for overload in overloads("sub")},
     aten.copy.default: _source_of_copy,
 }
 """Operator -> function of a call and the range of its result, which returns the ranges of its operands."""
@@ -195,7 +195,7 @@ _KNOWN_BEFOREHAND: dict[Any, Callable[[Node], Range | None]] = {
     **dict.fromkeys((aten.arange.default, aten.arange.start), _range_of_arange),
     **{
         overload: lambda node: _range_known_beforehand(node.args[0])
-        for overload in (*_overloads("to"), *_overloads("_to_copy"))
+        for overload in (*overloads("to"), *overloads("_to_copy"))
     },
     **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), _range_of_product),
 }
@@ -296,7 +296,7 @@ def _positions(base: Any, dim: int, start: Any, stop: Any, step: Any = None) -> 
 
 _CUTTING: dict[Any, int] = {
     aten.unbind.int: 1,
-    **{overload: 2 for name in ("split", "split_with_sizes", "chunk") for overload in _overloads(name)},
+    **{overload: 2 for name in ("split", "split_with_sizes", "chunk") for overload in overloads(name)},
 }
 """Operators that return all parts of a tensor as a list -> the position of their argument ``dim``."""
 _TAKING: dict[Any, Callable[[Node], Taken]] = {

@@ -68,7 +68,8 @@ def int64_value(node: Node, why: str) -> Reason:
     """
     cast = "write .int() behind what makes it"
     if node.op == "placeholder":
-        cast = f"{_give_other_dtype(node.name, torch.int32, '.int()')}; a mask can be bool"
+        cast = f'say so, options={{"tosa": {{"int32_inputs": ["{node.name}"]}}}} ("{node.name}=0..1" for a mask that is'
+        cast += f" computed with), or let {node.name} be int32 from the start; a mask can be bool"
     text, hint = f"the input {node.name}: {why}", f"if its values fit into 32 bits, {cast}"
     return Reason(text, hint=hint, cause="int64", of=node, unless=torch.int32)
 

@@ -1,0 +1,107 @@
+"""Inputs of int64 that nothing bounds, and of which all uses need less: whether they are 0, a float, their low bits.
+
+A mask is given as int64 and used as ``mask[:, None].to(torch.bool)``, a timestep as ``t[:, None].float()``. Such an
+input crosses the border of its delegate in the type that its uses read, so that views and conversions are inside. The
+cast at the border is the one that the program makes anyhow: nothing has to fit into 32 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from .bounds import KEEPING_ALL, overloads
+
+aten = torch.ops.aten
+CARRIED = "tosa_carried"
+"""Metadata key of such an input and of views of it: the name of the type in which it crosses, as torch has it."""
+AS_ITSELF = ("bool", "float32")
+"""Types that it also has inside of the delegate. As ``int32`` it stands for an int64, as other inputs do."""
+
+_CASTS = frozenset(o for name in ("to", "_to_copy", "type_as") for o in overloads(name))
+_VIEWS = frozenset({*(o for name in KEEPING_ALL for o in overloads(name)), aten.slice.Tensor, aten.select.int})
+_LOGIC = frozenset(o for name in ("and", "or", "xor", "not") for o in (getattr(aten, f"logical_{name}").default,))
+_COMPARISONS = frozenset({aten.eq.Scalar, aten.ne.Scalar})
+_ARITHMETIC = frozenset(o for name in ("add", "sub", "mul", "div", "rsub") for o in overloads(name))
+"""Operators that convert integers to the type of their result before they compute."""
+_LOW_BITS = (torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def mark_carried(nodes: Iterable[Node], candidates: Collection[Node], floats: bool) -> None:
+    """Write ``CARRIED`` into the metadata of the ``candidates`` for which it holds, and of their views.
+
+    ``nodes``: all of the graph; marks that they have already are taken away. ``candidates``: int64 inputs that nothing
+    bounds. ``floats``: whether an input may cross as float32.
+    """
+    nodes = list(nodes)
+    for node in nodes:
+        node.meta.pop(CARRIED, None)
+    if not candidates:
+        return
+    reads: dict[Node, set[torch.dtype] | None] = {}  # value -> the types that its uses need; None if one needs it whole
+    for node in reversed(nodes):
+        if _is_int64(node):
+            reads[node] = _read_by_all(node, reads)
+    for node in candidates:
+        kind = _narrowest(reads[node])
+        if kind is not None and (floats or kind is not torch.float32):
+            _mark(node, str(kind).removeprefix("torch."))
+
+
+def _mark(node: Node, kind: str) -> None:
+    """Mark ``node`` and its views."""
+    node.meta[CARRIED] = kind
+    for user in node.users:
+        if _is_int64(user):
+            _mark(user, kind)
+
+
+def _narrowest(reads: set[torch.dtype] | None) -> torch.dtype | None:
+    """The type in which a value can cross for uses that need ``reads``; None if there is none, or no use."""
+    if reads == {torch.bool, torch.float32}:
+        return torch.float32  # which is 0 where the integer is
+    return next(iter(reads)) if reads is not None and len(reads) == 1 else None
+
+
+def _read_by_all(node: Node, reads: dict[Node, set[torch.dtype] | None]) -> set[torch.dtype] | None:
+    """What the users of ``node`` need of it; ``reads`` has that of its views."""
+    found: set[torch.dtype] = set()
+    for user in node.users:
+        needed = _read_by(user, node, reads)
+        if needed is None:
+            return None
+        found |= needed
+    return found
+
+
+def _read_by(user: Node, node: Node, reads: dict[Node, set[torch.dtype] | None]) -> set[torch.dtype] | None:
+    """What the call ``user`` needs of ``node``; None if that is the integer itself, or not known."""
+    target: Any = user.target
+    if target is aten.sym_size.int:
+        return set()
+    if sum(operand is node for operand in user.args) != 1 or node in user.kwargs.values():
+        return None  # in a list, or twice, as in x * x
+    first = user.args[0] is node
+    made = _dtype(user)
+    if first and (target in _CASTS or target in _VIEWS) and made is torch.int64:
+        return reads.get(user)
+    if first and target in _CASTS:
+        if made in _LOW_BITS:
+            return {torch.int32}
+        return {made} if made is torch.bool or made is torch.float32 else None
+    if target in _LOGIC or (target in _COMPARISONS and user.args[1] == 0):
+        return {torch.bool}
+    return {torch.float32} if target in _ARITHMETIC and made is torch.float32 else None
+
+
+def _dtype(node: Node) -> torch.dtype | None:
+    """The element type that torch recorded for ``node``; None if it is no tensor."""
+    val = node.meta.get("val")
+    return val.dtype if isinstance(val, torch.Tensor) else None
+
+
+def _is_int64(node: Node) -> bool:
+    return _dtype(node) is torch.int64
