@@ -286,6 +286,24 @@ def test_the_frontend_is_asked_once_about_equal_calls(monkeypatch):
     assert asked == [1, 1, 4]  # sin, cos, and the partition
 
 
+@pytest.mark.parametrize("rank", [1, 3])
+def test_convolutions_and_norms_are_taken_whole_and_those_of_other_forms_in_pieces(rank):
+    conv = getattr(F, f"conv{rank}d")
+
+    def function(m, x, one):
+        alone = conv(one, m.w0)  # first, so that it is asked about first
+        y = conv(x, m.w0, m.w1, stride=2, padding=1)
+        plain = F.batch_norm(y, m.w1, m.w2, eps=1e-3) + F.batch_norm(y, m.w1, m.w2, m.w2, m.w1)
+        return alone, plain, conv(x, m.w0[:, :1], groups=2), F.batch_norm(y, None, None, training=True)
+
+    x, one = torch.randn(2, 2, *[5] * rank), torch.randn(2, *[5] * rank)
+    lowered = lower(function, x, one, weights=[torch.randn(4, 2, *[3] * rank), torch.randn(4), torch.rand(4) + 0.5])
+    assert lowered.verify(x, one).relative_error < 1e-5
+    taken = Counter(node.target.__name__ for node in lowered.delegates[0].nodes)
+    assert taken[f"conv{rank}d.default"] == taken["batch_norm.default"] == 2
+    assert taken["convolution.default"] == 1  # the image without a batch
+
+
 def test_the_time_of_a_call_is_by_call_and_on_lines_of_the_program():
     lowered = lower(Small(), IMAGES)
     [delegate] = lowered.delegates
@@ -384,7 +402,7 @@ def test_equal_programs_give_equal_bytes_in_any_process():
 
 
 def test_a_damaged_blob_is_an_error():
-    delegate = lower(Small(), IMAGES).delegates[0]
+    delegate = lower(nn.Linear(64, 64), torch.ones(64)).delegates[0]
     blob = delegate.processed_bytes
     for damaged in (blob[:-1], blob[:40], b"", blob[:-9] + bytes([blob[-9] ^ 1]) + blob[-8:]):
         with pytest.raises(FormatError):

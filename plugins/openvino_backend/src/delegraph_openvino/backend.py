@@ -20,8 +20,8 @@ from .frontend import Draft
 from .options import from_compile_specs
 from .runtime import MARK, WEIGHT, compile_model, is_present
 
-SMALLEST = 256
-"""Bytes that a constant has at least to be stored beside the blob, where delegates share it."""
+SMALLEST = 4096
+"""Bytes that a constant has at least to be stored beside the blob, where delegates share it: weights, few biases."""
 
 
 class OpenVINOBackend(BackendDetails):
@@ -56,7 +56,7 @@ def _name(model: ov.Model) -> None:
     """Name operators by their calls and places: OpenVINO numbers them as it makes them, in all of the process."""
     model.set_friendly_name("partition")
     for k, node in enumerate(model.get_ordered_ops()):
-        call = re.match(r"n\d+/", node.get_friendly_name())
+        call = re.match(r"n\d+(_in)?/", node.get_friendly_name())
         if node.get_type_name() != "Parameter":
             node.set_friendly_name(f"{call.group() if call else ''}{node.get_type_name()}/{k}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterable
 from functools import cache
@@ -12,6 +13,7 @@ from typing import Any
 import openvino as ov
 import torch
 from delegraph.errors import Unsupported
+from delegraph.exported import bound_arguments
 from delegraph.exported_program import constant_placeholders, constant_tensor, output_values, placeholders
 from delegraph.source import source_of
 from openvino.frontend import FrontEndManager
@@ -24,13 +26,14 @@ from .quantized import extensions
 _NAMES = ("float32 f32", "float16 f16", "bfloat16 bf16", "int8 i8", "uint8 u8", "int16 i16", "int32 i32", "int64 i64")
 TYPES = {getattr(torch, t): getattr(ov.Type, o) for t, o in map(str.split, (*_NAMES, "bool boolean"))}
 """The element types that cross the border, or lie inside."""
+NO_RULE = "OpenVINO's frontend has no rule for this operator"
 _NUMBERS = {dtype: k for k, dtype in enumerate(TYPES)}
 
 
 class Draft:
     """A graph for OpenVINO's frontend: constants are attributes, calls are named ``n0``, ``n1``, ... in their order.
 
-    The frontend puts a call's name before the names of the operators that it becomes.
+    The frontend puts a call's name before the names of the operators that it becomes. ``n0_in`` is a part of ``n0``.
     """
 
     def __init__(self, program: ExportedProgram) -> None:
@@ -62,8 +65,8 @@ class Draft:
         self.values[node] = self.graph.create_node("get_attr", name, name=name)
 
     def _add_call(self, node: Node) -> None:
-        target: Any = node.target
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.values.__getitem__)
+        target, args, kwargs = _as_known(node)
+        args, kwargs = torch.fx.map_arg((args, kwargs), self.values.__getitem__)
         if getattr(target, "namespace", "") == "quantized_decomposed":
             args = tuple(_NUMBERS.get(arg, arg) if isinstance(arg, torch.dtype) else arg for arg in args)
         name, joined = f"n{len(self.calls)}", dequantized_parts(node)
@@ -71,9 +74,12 @@ class Draft:
             # OpenVINO's int8 transformation of a concatenation of dequantized tensors is wrong, by up to all of the
             # range; of integers it is right. Where the call is alone, to ask about it, its parts are inputs.
             integers = [self.values[part].args[0] for part in joined]
-            small = self.graph.create_node("call_function", target, (integers, *args[1:]), kwargs, name=f"{name}q")
+            small = self.graph.create_node("call_function", target, (integers, *args[1:]), kwargs, name=f"{name}_in")
             small.meta["val"] = node.meta["val"].to(joined[0].all_input_nodes[0].meta["val"].dtype)
             target, args, kwargs = joined[0].target, (small, *self.values[joined[0]].args[1:]), {}
+        elif target is aten._native_batch_norm_legit_no_training.default and target is not node.target:
+            whole = self.graph.create_node("call_function", target, args, kwargs, name=f"{name}_in")
+            target, args, kwargs = operator.getitem, (whole, 0), {}
         made = self.values[node] = self.graph.create_node("call_function", target, args, kwargs, name=name)
         made.meta["val"] = node.meta.get("val")
         self.calls.append(node)
@@ -92,9 +98,33 @@ class Draft:
     def refused(self, error: Exception) -> Unsupported:
         """The refusal of the program, at the call that OpenVINO's error names, or at the first."""
         reason = reason_of(error)
-        named = re.search(r"\bn(\d+)/", reason)
+        named = re.search(r"\bn(\d+)(?:_in)?/", reason)
         node = self.calls[int(named.group(1)) if named and int(named.group(1)) < len(self.calls) else 0]
         return Unsupported("unsupported", reason, node=node, source=source_of(node))
+
+
+def _as_known(node: Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """A call, or the same by another operator for which the frontend has a rule: then the core decomposes none.
+
+    Of a batch norm that is the first result of the other.
+    """
+    given = bound_arguments(node) if node.target in KNOWN_AS else {}
+    target: Any = KNOWN_AS.get(node.target)
+    if target is aten.convolution.default:
+        given |= {"transposed": False, "output_padding": [0] * len(given["stride"])}
+        if given["input"].meta["val"].dim() != given["weight"].meta["val"].dim():  # an image without a batch
+            target = None
+    if target is None or given.get("training"):
+        return node.target, node.args, node.kwargs
+    return target, tuple(given[argument.name] for argument in target._schema.arguments), {}
+
+
+aten = torch.ops.aten
+KNOWN_AS: dict[Any, Any] = {
+    **dict.fromkeys((aten.conv1d.default, aten.conv2d.default, aten.conv3d.default), aten.convolution.default),
+    aten.batch_norm.default: aten._native_batch_norm_legit_no_training.default,
+}
+"""Operators without a rule -> those with one that compute the same in most of their forms."""
 
 
 def dequantized_parts(node: Node) -> list[Node]:
@@ -160,7 +190,7 @@ def reason_of(error: Exception) -> str:
     """The line of an error of OpenVINO that tells what is wrong; around it there is a trace of C++ files."""
     text = str(error)
     if "No conversion rule found" in text:
-        return "OpenVINO's frontend has no rule for this operator"
+        return NO_RULE
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = [after for line, after in pairwise(lines) if line.endswith("with a message:")]
     said += [line for line in lines if not re.match(r"Exception from|Check '|FrontEnd API failed|Summary:|--", line)]

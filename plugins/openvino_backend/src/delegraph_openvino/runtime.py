@@ -99,7 +99,7 @@ class OpenVINORuntime(BackendRuntime):
         model, memory, signature = read_model(processed_bytes, named_data)
         last: dict[int, Any] = {}
         for node in model.get_ordered_ops():
-            call = re.match(r"n(\d+)/", node.get_friendly_name())
+            call = re.match(r"n(\d+)(?:_in)?/", node.get_friendly_name())
             if call and node.get_output_size() == 1 and node.get_element_type() in DTYPES:
                 last[int(call.group(1))] = node.output(0)
         model.add_results([ov.opset13.result(output) for output in last.values()])
@@ -166,7 +166,7 @@ def _calls_of_kernels(compiled: ov.Model) -> dict[str, int]:
     calls = {}
     for node in compiled.get_ordered_ops():
         name, made_of = node.get_friendly_name(), node.get_rt_info()["originalLayersNames"].astype(str)
-        named = re.search(r"(?:^|[_,])n(\d+)/", f"{made_of},{name}")
+        named = re.search(r"(?:^|[_,])n(\d+)(?:_in)?/", f"{made_of},{name}")
         if named:
             calls[name] = int(named.group(1))
     return calls

@@ -10,7 +10,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
-from .frontend import TYPES, Draft, dequantized_parts, is_dequantized
+from .frontend import KNOWN_AS, NO_RULE, TYPES, Draft, dequantized_parts, is_dequantized
 from .options import Options
 from .quantized import RULES
 
@@ -27,6 +27,8 @@ MOVES = frozenset(
 """Operators that compute no new integers: all that is taken on integers for integer results."""
 ASKED = Asking(lambda program: Draft(program).convert())
 """The frontend's answers: it takes a millisecond or more for a call."""
+_WITHOUT_RULE: set[Any] = set()
+"""Operators for which the frontend has no rule, whatever the types and shapes, so that it is asked once about each."""
 
 
 class OpenVINOPartitioner(CapabilityPartitioner):
@@ -58,7 +60,10 @@ def why_not(node: Node) -> str | None:
     reason = _why_not_integers(node)
     if reason is not None:
         return reason
-    return ASKED(node)
+    answer = NO_RULE if node.target in _WITHOUT_RULE else ASKED(node)
+    if answer == NO_RULE and node.target not in KNOWN_AS:
+        _WITHOUT_RULE.add(node.target)
+    return answer
 
 
 def _why_no_value(value: Node) -> str | None:
