@@ -5,6 +5,7 @@ It wants root, debootstrap and a mirror of Debian (`apt-get install debootstrap`
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ for folder in %s; do mkdir -p "$root$folder"; mount --rbind "$folder" "$root$fol
 mkdir -p "$root/proc" "$root/dev"
 mount -t proc proc "$root/proc"
 mount --rbind /dev "$root/dev"
-exec chroot "$root" /usr/bin/env -i PATH=/usr/bin:/bin HOME=/tmp OMP_NUM_THREADS=1 LC_ALL=C.UTF-8 "$@"
+exec chroot "$root" /usr/bin/env -i --chdir=%s PATH=/usr/bin:/bin HOME=/tmp OMP_NUM_THREADS=1 LC_ALL=C.UTF-8 "$@"
 """
 """A shell of a mount namespace of its own: this interpreter, its packages and the checkout are in the root as well."""
 
@@ -40,7 +41,7 @@ def debian(tmp_path_factory):
     folders = " ".join(dict.fromkeys([sys.base_prefix, sys.prefix, str(ROOT)]))
 
     def run(*command):
-        shell = ["unshare", "--mount", "/bin/sh", "-c", INSIDE % folders, "sh", str(made), *command]
+        shell = ["unshare", "--mount", "/bin/sh", "-c", INSIDE % (folders, ROOT), "sh", str(made), *command]
         return subprocess.run(shell, capture_output=True, text=True)
 
     return run
@@ -58,6 +59,8 @@ def test_mobilenet_v2_is_verified_there(debian):
     model = str(ROOT / "examples/mobilenet_v2.py")
     done = debian(sys.executable, "-m", "delegraph", "lower", model, "--backend", "vgf", "--verify")
     assert done.returncode == 0 and "152 of 152 operators delegated" in done.stdout, done.stdout + done.stderr
+    [ratio] = re.findall(r"ratio (\S+)", done.stdout)
+    assert 0 < float(ratio) < 2e-5, done.stdout
 
 
 @pytest.mark.slow
