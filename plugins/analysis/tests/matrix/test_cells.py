@@ -12,7 +12,7 @@ import pytest
 from delegraph.errors import DelegraphError
 from delegraph_analysis.matrix import execute, executors, schedule
 from delegraph_analysis.matrix.executors import Engine
-from delegraph_analysis.matrix.rows import status
+from delegraph_analysis.matrix.rows import row_of, status
 from delegraph_analysis.matrix.store import read_rows
 
 SCHEMA = json.loads((Path(__file__).parents[4] / "docs/schema.json").read_text("utf-8"))
@@ -85,15 +85,25 @@ def test_what_has_a_row_is_not_done_again(finished, cells_for, store):
 
 
 def test_models_that_end_their_process(cells_for, store, folder):
-    rows = done(cells_for("exits", "greedy", "noisy", "forks", "killed", "small", memory_limit=400), store)
+    names = ("exits", "greedy", "noisy", "forks", "killed", "interrupts", "small")
+    rows = done(cells_for(*names, memory_limit=400), store)
     errors = {name: row["error"] and row["error"]["code"] for name, row in rows.items()}
     ended = "matrix/process-ended"
-    assert errors == dict(exits=ended, greedy="input-invalid", noisy=None, forks=None, killed=ended, small=None)
+    good = dict(noisy=None, forks=None, small=None)
+    assert errors == dict(exits=ended, greedy="input-invalid", killed=ended, interrupts=ended, **good)
+    assert rows["interrupts"]["measured"]["printed"][-1] == "KeyboardInterrupt: nobody pressed a key"
     assert "exit code 0" in rows["exits"]["error"]["message"] and rows["exits"]["stage"] == "load"
     assert "can't allocate memory" in rows["greedy"]["error"]["message"]
     assert rows["killed"]["error"]["message"].endswith("killed by SIGKILL")
     assert (folder / "attempts").read_text() == "xx" and rows["killed"]["measured"]["attempts"] == 2
     assert not exists(int((folder / "forked").read_text()))
+
+
+def test_a_limit_that_may_be_too_small_is_a_hint(cells_for):
+    told = {"exit": 1, "stopped": False, "printed": "", "stage": None}
+    (cell,) = cells_for("small", memory_limit=7)
+    assert "its limit of 7 MB may be too small" in row_of(cell, told, 1)["error"]["hint"]
+    assert row_of(cells_for("small")[0], told, 1)["error"]["hint"] is None
 
 
 def test_a_model_that_hangs_is_stopped_where_it_is(cells_for, store):

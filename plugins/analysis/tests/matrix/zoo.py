@@ -47,6 +47,10 @@ def exits():
     os._exit(0)
 
 
+def interrupts():
+    raise KeyboardInterrupt("nobody pressed a key")
+
+
 def hangs():
     import os
     import time

@@ -82,7 +82,8 @@ def cells_of(matrix: Matrix) -> list[Cell]:
     registry = default_registry()
     for target in matrix.targets:
         _check_options(target, {name: registry.spec(name) for name in target.backends})
-    for quantizer in filter(None, (entry.quantizer for entry in (*matrix.targets, *matrix.quantizations))):
+    quantizers = [*(target.quantizer for target in matrix.targets), *(kind.quantizer for kind in matrix.quantizations)]
+    for quantizer in filter(None, quantizers):
         if not quantizer.rpartition(":")[0].endswith(".py"):
             registry.spec(quantizer)
     for suffix in sorted({*matrix.settings.files} - {*Settings.files}):  # where the default is not there, rows say so

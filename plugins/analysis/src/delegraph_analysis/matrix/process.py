@@ -19,6 +19,7 @@ import selectors
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -212,8 +213,8 @@ def _be_the_cell(request: Mapping[str, Any], prints: int, gives: int, others: tu
         os.dup2(prints, 2)
         os.close(prints)
         fcntl.fcntl(gives, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
-        sys.stdin, sys.stdout, sys.stderr = (os.fdopen(n, m) for n, m in ((0, "r"), (1, "w"), (2, "w")))
-        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        # by line, since a process that is killed writes nothing out
+        sys.stdin, sys.stdout, sys.stderr = (os.fdopen(n, m, 1) for n, m in ((0, "r"), (1, "w"), (2, "w")))
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         faulthandler.enable()
         _limit(request["memory_limit"])
@@ -224,8 +225,12 @@ def _be_the_cell(request: Mapping[str, Any], prints: int, gives: int, others: tu
                 _say(gives, told)
 
         tell(answer=measure.cell(request["job"], request["store"], lambda stage: tell(stage=stage)))
+    except BaseException:
+        with contextlib.suppress(BaseException):  # such as a MemoryError again
+            traceback.print_exc()
+        os._exit(1)
     finally:
-        os._exit(0 if sys.exc_info()[0] is None else 1)
+        os._exit(0)
 
 
 def _limit(memory: int | None) -> None:

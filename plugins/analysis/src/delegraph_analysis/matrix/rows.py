@@ -83,7 +83,9 @@ def _ended(told: Mapping[str, Any], cell: Cell) -> dict[str, Any]:
         return _error("matrix/time-limit", f"its process was stopped after {limit}", "allow more with --time-limit")
     code = told["exit"]
     if code >= 0:
-        return _error("matrix/process-ended", f"its process ended with exit code {code}", None)
+        most = cell.settings.memory_limit
+        hint = None if most is None else f"its limit of {most:g} MB may be too small: see --memory-limit"
+        return _error("matrix/process-ended", f"its process ended with exit code {code}", hint)
     name = _signal(code)
     hint = "the system may have had no memory left; --memory-limit lets allocations fail before"
     return _error("matrix/process-ended", f"its process was killed by {name}", hint if name == "SIGKILL" else None)
