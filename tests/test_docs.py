@@ -8,7 +8,7 @@ A guide is executed from top to bottom in an empty folder. What is done with a f
     python in=PATH    (also toml) is an excerpt: the file has these lines
     diff              is applied to the files that it names
     sh                runs in a virtual environment of its own, laid over the one that runs the tests; without network
-    sh slow           runs only with -m slow, in an empty environment: with network
+    sh slow           runs only with -m slow: in an empty environment, with network; of a tutorial with its other blocks
     sh ci             is a line of .ci/run
     text              is what the block before it prints, errors included; ... stands for what differs from run to run
 
@@ -65,10 +65,13 @@ GUIDES = [
     "docs/tutorial.md",
     "docs/user-guide.md",
     "docs/recipes.md",
+    "docs/language-models.md",
     "docs/backend-authors.md",
     "docs/compatibility.md",
 ]
 GUIDES += [f"{distribution}/README.md" for distribution in DISTRIBUTIONS]
+TUTORIALS = [str(p.relative_to(ROOT)) for p in sorted(ROOT.glob("docs/tutorials/*.md"))]
+GUIDES += TUTORIALS
 COMMANDS = ("delegraph", "python3?", "pip", "pytest", "cd", "cat", r"eval .\$\(delegraph completion bash\)")
 """What a shell block may call."""
 FIRST = "## A first backend in ten minutes\n"
@@ -183,6 +186,7 @@ def test_every_code_block_of_a_guide_is_of_a_kind_that_is_tested(page):
 def test_what_a_guide_shows_runs_and_prints_what_it_says(page, tmp_path, monkeypatch, refreshing):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.path_importer_cache, ".", raising=False)  # it looks into the folder of the page before
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     guide = Guide(page, layered(tmp_path / ".environment"), tmp_path, refreshing)
     for command in BEFORE.get(page, ()):
@@ -198,7 +202,21 @@ def test_continuous_integration_runs_what_a_guide_says_it_runs(page):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [p for p in GUIDES if any(b.kind == "sh slow" for b in blocks(p))])
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("page", [p for p in TUTORIALS if any(b.kind == "sh slow" for b in blocks(p))])
+def test_a_tutorial_runs_with_the_commands_that_take_long(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.path_importer_cache, ".", raising=False)
+    guide = Guide(page, layered(tmp_path / ".environment"), tmp_path)
+    for block in blocks(page):
+        guide.run(block._replace(kind="sh") if block.kind == "sh slow" else block)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "page", [p for p in GUIDES if p not in TUTORIALS and any(b.kind == "sh slow" for b in blocks(p))]
+)
 def test_the_blocks_that_set_up_environments_run(page, tmp_path, refreshing):
     checkout = copied(tmp_path)
     guide = Guide(page, bare(tmp_path), checkout, refreshing)

@@ -1,6 +1,7 @@
 """The site: guides are there in pages, links lead somewhere, and public names and commands have their places."""
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 from delegraph.discovery.registry import Registry
 from delegraph.plugin import CommandSpec
+
+from tests.test_docs import layered
 
 ROOT = Path(__file__).parent.parent
 
@@ -71,6 +74,55 @@ def test_every_command_has_its_help_there(site):
         spec.name for spec, record in Registry().declared(CommandSpec) if record.distribution.startswith("delegraph")
     }
     assert ours <= {*shown} and {"lower", "backends", "doctor", "completion"} <= {*shown}
+
+
+def test_every_tutorial_is_offered_as_a_notebook_of_its_own_blocks(site, hooks):
+    pages = {p.stem for p in (ROOT / "docs/tutorials").glob("*.md")}
+    assert {f"tutorials/{name}.ipynb" for name in pages} == {*site.notebooks}
+    for name in pages:
+        assert f"]({name}.ipynb)" in site.pages[f"tutorials/{name}.md"].text
+        notebook = json.loads(site.notebooks[f"tutorials/{name}.ipynb"])
+        page = (ROOT / f"docs/tutorials/{name}.md").read_text()
+        shown = "".join("".join([*cell["source"], "\n"]) for cell in notebook["cells"])
+        printed = [o["text"] for cell in notebook["cells"] for o in cell.get("outputs", [])]
+        for kind, body in re.findall(r"^```(\S+).*\n((?s:.*?))^```$", page, re.MULTILINE):
+            assert body in shown or body.splitlines(keepends=True) in printed, (name, kind)
+        assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
+        assert re.findall(r"\]\((?!https:)", re.sub(r"```.*?```|`[^`]*`", "", _prose(notebook), flags=re.DOTALL)) == []
+
+
+def _prose(notebook):
+    return "\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "markdown")
+
+
+def test_a_notebook_of_each_kind_of_block(hooks):
+    blocks = (("python file=a.py", "x = 1"), ("sh", "ls"), ("text", "a.py"), ("toml in=a", "k = 1"))
+    text = "\n".join(["# Title", *(f"\n```{kind}\n{body}\n```" for kind, body in blocks), "end"])
+    cells = hooks.notebook(text)["cells"]
+    assert [(c["cell_type"], "".join(c["source"])) for c in cells] == [
+        ("markdown", "# Title"),
+        ("code", "%%writefile a.py\nx = 1"),
+        ("code", "%%bash -e\nls"),
+        ("markdown", "```toml\nk = 1\n```"),
+        ("markdown", "end"),
+    ]
+    assert cells[2]["outputs"] == [{"output_type": "stream", "name": "stdout", "text": ["a.py\n"]}]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("nbclient") is None, reason="pip install nbclient ipykernel")
+@pytest.mark.parametrize("name", sorted(p.stem for p in (ROOT / "docs/tutorials").glob("*.md")))
+def test_a_notebook_runs_in_jupyter(name, site, tmp_path, monkeypatch):
+    import nbformat
+    from nbclient import NotebookClient
+
+    for variable, value in layered(tmp_path / "environment").items():  # what a cell installs goes there
+        monkeypatch.setenv(variable, value)
+    notebook = nbformat.reads(site.notebooks[f"tutorials/{name}.ipynb"], as_version=4)
+    nbformat.validate(notebook)
+    folder = tmp_path / "work"
+    folder.mkdir()
+    NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(folder)}}).execute()
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 REPOSITORY = "https://github.com/delegraph/delegraph/blob/main/"
+SITE = "https://delegraph.github.io/delegraph/"
 GUIDES = {
     "docs/user-guide.md": ("guide", "User guide"),
     "docs/recipes.md": ("recipes", "Recipes"),
@@ -34,6 +35,7 @@ WHOLE = {
     "docs/compatibility.md": "project/compatibility.md",
     "docs/promise.md": "project/promise.md",
     "docs/errors.md": "reference/errors.md",
+    "docs/language-models.md": "guide/language-models.md",
     "docs/ethos-u.md": "guide/ethos-u.md",
     "docs/op-support.md": "reference/operators.md",
     "docs/tosa-legality.md": "reference/tosa-types.md",
@@ -45,6 +47,16 @@ WHOLE = {
     "SECURITY.md": "project/security.md",
 }
 """File that is a page as it is -> its place on the site. A link ``site:PLACE`` leads to a page that no file is."""
+TUTORIALS = (
+    "cnn-to-tosa",
+    "dynamic-transformer",
+    "int8-to-an-npu",
+    "accuracy",
+    "comparing-engines",
+    "first-backend",
+    "backend-in-cpp",
+)
+"""Pages of docs/tutorials in their order; each is offered as a notebook as well."""
 PACKAGES = {
     "delegraph": "core/src",
     **{
@@ -88,9 +100,10 @@ class Page:
 
 @dataclass
 class Site:
-    """All pages that are made, by their places, and the navigation."""
+    """All pages that are made, by their places, notebooks in the same way, and the navigation."""
 
     pages: dict[str, Page] = field(default_factory=dict)
+    notebooks: dict[str, str] = field(default_factory=dict)
     nav: list[Any] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
 
@@ -112,6 +125,8 @@ def on_files(files: Any, *, config: Any) -> Any:
 
     for place, page in _site.pages.items():
         files.append(File.generated(config, place, content=page.text))
+    for place, notebook in _site.notebooks.items():
+        files.append(File.generated(config, place, content=notebook))
     return files
 
 
@@ -121,16 +136,24 @@ def made() -> Site:
     guides = {title: _cut(site, source, folder) for source, (folder, title) in GUIDES.items()}
     for source, place in WHOLE.items():
         site.pages[place] = _page(ROOT.joinpath(source).read_text("utf-8"), source)
+    tutorials = [_add(site, ROOT / "docs/tutorials" / f"{name}.md", f"tutorials/{name}.md") for name in TUTORIALS]
     decisions = [_add(site, p, f"explanation/{p.name}") for p in sorted(ROOT.glob("docs/decisions/*.md"))]
     readmes = [_add(site, p, f"distributions/{p.parent.name}.md") for p in sorted(ROOT.glob("plugins/*/README.md"))]
     reference = list(_reference(site))
     site.pages["reference/commands.md"] = Page(_commands())
     site.pages["reference/json.md"] = Page(_schemas())
     _link(site)
+    _notebooks(site)
     site.nav = [
         {"Home": "index.md"},
-        {"Ten minutes": "tutorial.md"},
-        {"User guide": [*guides["User guide"], {"On a device with an Ethos-U": "guide/ethos-u.md"}]},
+        {"Tutorials": [{"Ten minutes": "tutorial.md"}, *tutorials]},
+        {
+            "User guide": [
+                *guides["User guide"],
+                {"Language models": "guide/language-models.md"},
+                {"On a device with an Ethos-U": "guide/ethos-u.md"},
+            ]
+        },
         {"Recipes": guides["Recipes"]},
         {"Writing a backend": guides["Writing a backend"]},
         {
@@ -222,6 +245,78 @@ def _page(text: str, source: str) -> Page:
     seen: Counter[str] = Counter()
     anchors = [slug(heading, seen) for _, _, heading in headings(text)]
     return Page(text, source, dict(zip(anchors, anchors, strict=True)))
+
+
+# --- notebooks --------------------------------------------------------------------------------------------------------
+
+
+def _notebooks(site: Site) -> None:
+    """Offer each tutorial as a notebook, made of the page's own blocks, which tests run as they stand."""
+    for name in TUTORIALS:
+        page = site.pages[f"tutorials/{name}.md"]
+        cells = notebook(
+            ROOT.joinpath(page.source).read_text("utf-8"), lambda t, s=page.source: _on_the_site(t, site, s)
+        )
+        place = f"tutorials/{name}.ipynb"
+        site.notebooks[place] = json.dumps(cells, indent=1, ensure_ascii=False) + "\n"
+        title, _, rest = page.text.partition("\n")
+        page.text = f'{title}\n\n[As a notebook]({name}.ipynb){{ download="{name}.ipynb" }}\n{rest}'
+
+
+def _on_the_site(text: str, site: Site, source: str) -> str:
+    """Markdown with links that lead to the site from anywhere."""
+    places = {page.source: place for place, page in reversed(site.pages.items()) if page.source}
+
+    def new(m: re.Match[str]) -> str:
+        path, _, anchor = m[2].partition("#")
+        if re.match(r"\w+:", m[2]):
+            return m[0]
+        file = normpath(str(PurePosixPath(source).parent / path)) if path else source
+        found = next((p for p, page in site.pages.items() if page.source == file and anchor in page.anchors), None)
+        place = found or places.get(file)
+        if place is None:
+            return m[1] + REPOSITORY + file + m[3]
+        there = "" if not anchor or found is None else f"#{site.pages[found].anchors[anchor]}"
+        return f"{m[1]}{SITE}{place.removesuffix('.md')}.html{there}{m[3]}"
+
+    return _outside_code(text, lambda t: LINK.sub(new, t))
+
+
+def notebook(text: str, relink: Callable[[str], str] = str) -> dict[str, Any]:
+    """A page of blocks (tests/test_docs.py says which there are) as a Jupyter notebook, what they print as outputs.
+
+    A block that becomes a file is a cell that writes it, one of shell a cell of bash. Excerpts stay text.
+    """
+    cells: list[dict[str, Any]] = []
+    last = 0
+    for m in [*re.finditer(r"^```(\w+) ?(.*)\n(?s:(.*?))^```$", text, re.MULTILINE), None]:
+        prose = text[last : m.start() if m else len(text)].strip()
+        if prose:
+            _markdown(cells, relink(prose))
+        if m is None:
+            break
+        last = m.end()
+        kind, how, body = m[1], m[2], m[3].rstrip("\n")
+        if kind == "text" and cells and cells[-1]["cell_type"] == "code":
+            cells[-1]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": _lines(body + "\n")}]
+        elif how.startswith("in=") or kind == "text":
+            _markdown(cells, f"```{kind if kind != 'text' else ''}\n{body}\n```")
+        else:
+            begin = {"sh": "%%bash -e\n", "diff": "%%bash -e\npatch -p0 <<'END'\n"}.get(kind, "")
+            begin = f"%%writefile {how.removeprefix('file=')}\n" if how.startswith("file=") else begin
+            source = begin + body + ("\nEND" if kind == "diff" else "")
+            cell = {"cell_type": "code", "execution_count": None, "metadata": {}, "outputs": []}
+            cells.append({**cell, "id": f"cell-{len(cells)}", "source": _lines(source)})
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    return {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+
+
+def _markdown(cells: list[dict[str, Any]], text: str) -> None:
+    cells.append({"cell_type": "markdown", "id": f"cell-{len(cells)}", "metadata": {}, "source": _lines(text)})
+
+
+def _lines(text: str) -> list[str]:
+    return text.splitlines(keepends=True)
 
 
 # --- links ------------------------------------------------------------------------------------------------------------
