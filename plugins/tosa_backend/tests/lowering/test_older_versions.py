@@ -64,7 +64,9 @@ def test_convolutions_of_short_floats_are_rounded_at_the_end(dtype):
         "bf16" if dtype is torch.bfloat16 else "fp16",
         "fp32",
     )
-    wanted = layers(x).detach()
+    wanted = x
+    for layer in layers.double():  # eager's own kernels of short floats round more often on some processors
+        wanted = layer(wanted.double()).to(dtype)
     torch.testing.assert_close(lowered(x), wanted, rtol=2**-8 if dtype is torch.bfloat16 else 2**-11, atol=1e-3)
 
 
