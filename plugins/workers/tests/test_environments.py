@@ -296,10 +296,9 @@ def test_the_command_takes_a_file_of_settings(settings, tmp_path):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ('[backends.a]\npython = "python"', "has python = "),
-        ("[backends.a]\npython = 3", "has python = "),
-        ('[backends.a]\npython = "/bin/python"\nshell = "x"', "unknown key 'shell'"),
         ("[backends", "delegraph.toml: "),
+        ('[backends."a b"]\npython = "/bin/python"', "'a b'.* names no backend"),
+        ('[[backends]]\npython = "/bin/python"', "backends is a list"),
         ('[backend.a]\npython = "/bin/python"', "unknown table or key 'backend'"),
         ('backends = "a"', "backends is a str"),
     ],
@@ -307,6 +306,26 @@ def test_the_command_takes_a_file_of_settings(settings, tmp_path):
 def test_settings_that_are_wrong(text, why, tmp_path):
     with pytest.raises(config.BadSettings, match=why):
         config.read_settings(text, tmp_path / "delegraph.toml")
+
+
+@pytest.mark.parametrize(
+    ("table", "why"),
+    [
+        ('python = "python"', "the table has python = "),
+        ("python = 3", "the table has python = "),
+        ('python = "~/env/bin/python"', "the table has python = "),
+        ('python = "/bin/python"\nshell = "x"', "unknown key 'shell'"),
+    ],
+)
+def test_a_table_that_is_wrong_costs_its_backend_alone(table, why, declared, tosa, monkeypatch):
+    real = config.description_of
+    monkeypatch.setattr(plugin, "description_of", lambda setting: tosa if setting.name == "well" else real(setting))
+    monkeypatch.setattr(plugin, "is_installed", lambda distribution: False)
+    registry, path = declared(f'[backends.wrong]\n{table}\n[backends.well]\npython = "{sys.executable}"\n')
+    rows = {b.name: b for b in registry.backends() if b.name in ("wrong", "well")}
+    assert rows["wrong"].status == "unavailable" and why in rows["wrong"].error
+    assert rows["wrong"].location.startswith(f"[backends.wrong] of {path}")
+    assert rows["well"].status in ("ok", "conflict")  # TOSA is installed here, too
 
 
 def test_settings_that_others_may_write_are_not_read(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import hashlib
 import importlib
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -27,6 +28,7 @@ SECONDS = 60.0
 """How long an environment may take to say which backend it has."""
 
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 KINDS = {"str": str, "int": int, "float": float, "bool": bool, "list": list}
 """The types of options, by their names in descriptions."""
 
@@ -37,11 +39,15 @@ class BadSettings(Exception):
 
 @dataclass(frozen=True)
 class Setting:
-    """A backend in an environment of its own: what it is called here and there, and the interpreter."""
+    """A backend in an environment of its own: what it is called here and there, and the interpreter.
+
+    ``wrong``: what is wrong with its table, which costs this backend and no other.
+    """
 
     name: str
     python: str
     backend: str
+    wrong: str = ""
 
 
 def path_of_settings() -> Path:
@@ -82,7 +88,7 @@ def settings() -> list[Setting]:
 
 
 def read_settings(text: str, path: Path) -> list[Setting]:
-    """The backends in the text of a file of settings. Raises BadSettings."""
+    """The backends in the text of a file of settings. Raises BadSettings for what is no table of a backend."""
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         whole = toml.loads(text)
@@ -95,16 +101,17 @@ def read_settings(text: str, path: Path) -> list[Setting]:
         raise BadSettings(f"{path}: backends is a {type(tables).__name__}; the file has tables [backends.NAME]")
     made = []
     for name, table in tables.items():
+        if not _NAME.fullmatch(name):
+            raise BadSettings(f"{path}: [backends.{name!r}] names no backend; a name is letters, digits and . _ + -")
         given = table if isinstance(table, Mapping) else {}
         python, backend = given.get("python"), given.get("backend", name)
         if not isinstance(python, str) or not os.path.isabs(python) or not isinstance(backend, str):
-            text = (
-                f'[backends.{name}] has python = "/absolute/path/of/a/python", and may have backend = "its name there"'
-            )
-            raise BadSettings(f"{path}: {text}")
-        if unknown := sorted(given.keys() - {"python", "backend"}):
-            raise BadSettings(f"{path}: [backends.{name}] has the unknown key {unknown[0]!r}")
-        made.append(Setting(name, python, backend))
+            text = 'the table has python = "/absolute/path/of/a/python", and may have backend = "its name there"'
+            made.append(Setting(name, "", "", text))
+        elif unknown := sorted(given.keys() - {"python", "backend"}):
+            made.append(Setting(name, python, backend, f"the table has the unknown key {unknown[0]!r}"))
+        else:
+            made.append(Setting(name, python, backend))
     return made
 
 
@@ -113,6 +120,8 @@ def description_of(setting: Setting) -> dict[str, Any]:
 
     It is kept in the user's cache folder until what is installed there changes. Raises BadSettings.
     """
+    if setting.wrong:
+        raise BadSettings(setting.wrong)
     base = _folder("XDG_CACHE_HOME", ".cache") / "delegraph/environments"
     kept = base / (hashlib.sha256(json.dumps([setting.python, setting.backend]).encode()).hexdigest() + ".json")
     try:
