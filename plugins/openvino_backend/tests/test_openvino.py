@@ -377,6 +377,21 @@ def test_weights_of_the_same_bytes_may_have_several_types_and_shapes():
     assert lowered.verify(x).agrees()
 
 
+def test_tied_weights_are_one_memory_in_several_shapes():
+    """One parameter stood for both, and lowering failed; with sizes that broadcast, results would have been wrong."""
+    weight = torch.randn(64, 64)
+
+    def function(m, x):
+        y = x @ m.w0 + m.w1[:64]
+        return torch.linalg.cholesky_ex(y @ y.t() + 64 * torch.eye(64))[0] @ m.w0
+
+    lowered = lower(function, torch.eye(64), weights=[weight, weight.view(-1)])
+    assert len(lowered.delegates) == 2
+    assert lowered.verify(torch.eye(64)).agrees()
+    keys = [set(delegate.module.named_data()) for delegate in lowered.delegates]
+    assert sorted(map(len, keys)) == [1, 2] and len(set.union(*keys)) == 2
+
+
 def test_weights_are_named_data_by_content_and_the_model_is_without_them():
     weight = torch.randn(64, 64)
     weights = [weight, weight.clone()]
@@ -409,3 +424,26 @@ def test_a_damaged_blob_is_an_error():
             OpenVINORuntime.load(damaged, delegate.compile_specs, {})
     with pytest.raises(FormatError, match="weight"):
         OpenVINORuntime.load(blob, delegate.compile_specs, {})
+
+
+def test_a_blob_that_does_not_fit_its_signature_or_is_no_model_is_an_error(tmp_path):
+    """OpenVINO reads as many bytes of an argument as the model says, so a forged signature would read beyond it."""
+    delegate = lower(lambda m, x, y: x.sin() + y, torch.ones(4), torch.ones(4)).delegates[0]
+    files, (size, inputs, outputs) = unseal(delegate.processed_bytes, MARK)
+
+    def load(content, *signature):
+        (tmp_path / "m").write_bytes(content)
+        blob = seal(tmp_path / "m", MARK, [min(size, len(content)), *signature])
+        return OpenVINORuntime.load(blob, delegate.compile_specs, {})
+
+    x = torch.ones(4)
+    assert torch.equal(load(files, inputs, outputs)(x, x)[0], x.sin() + x)
+    few, other, small = [inputs[0]], [inputs[0], ["int8", [4]]], [inputs[0], ["float32", [1]]]
+    for wrong in (few, other, small):
+        with pytest.raises(FormatError, match="its signature says"):
+            load(files, wrong, outputs)
+    with pytest.raises(FormatError, match="results"):
+        load(files, inputs, outputs * 2)
+    for content in (b"<?xml", bytes(files[:size]).replace(b'type="Sin"', b'type="Sun"'), bytes(files[: size // 2])):
+        with pytest.raises(FormatError, match="OpenVINO"):
+            load(content, inputs, outputs)

@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 
 from .frontend import Draft
 from .options import from_compile_specs
-from .runtime import MARK, WEIGHT, compile_model, is_present
+from .runtime import DTYPES, MARK, WEIGHT, compile_model, is_present
 
 SMALLEST = 4096
 """Bytes that a constant has at least to be stored beside the blob, where delegates share it: weights, few biases."""
@@ -65,23 +65,24 @@ def _take_weights(model: ov.Model, constants: Mapping[str, torch.Tensor]) -> Nam
     """Put parameters in the places of large constants of the program; the named data that belongs there."""
     store = NamedDataStore()
     places = {t.data_ptr(): t for t in constants.values() if t.nbytes >= SMALLEST}
-    parameters: dict[int, Any] = {}
+    parameters: dict[tuple[Any, ...], Any] = {}
     for node in model.get_ordered_ops():
         if node.get_type_name() != "Constant" or node.get_byte_size() < SMALLEST:
             continue
-        place = node.data.ctypes.data
-        tensor = places.get(place)
+        kind, shape = node.get_element_type(), node.output(0).get_shape()
+        tensor = places.get(node.data.ctypes.data)
         if tensor is None or node.get_byte_size() != tensor.nbytes:
             continue
-        if place not in parameters:
+        used = tensor.data_ptr(), kind.to_string(), *shape  # tied weights are one memory, maybe in several shapes
+        if used not in parameters:
             # by content: equal weights have one key, whatever program they come from; zeros of other types have another
-            content = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)} ".encode())
+            content = hashlib.sha256(f"{used[1:]} ".encode())
             content.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
             key = WEIGHT + content.hexdigest()
-            store.add_named_data(key, tensor, alignment=64)
-            shape, kind = node.output(0).get_partial_shape(), node.get_element_type()
-            parameters[place] = ov.opset13.parameter(shape, kind, name=key)
-        node.output(0).replace(parameters[place].output(0))
+            as_used = tensor.reshape(-1).view(getattr(torch, DTYPES[kind])).reshape(list(shape))
+            store.add_named_data(key, as_used, alignment=64)
+            parameters[used] = ov.opset13.parameter(shape, kind, name=key)
+        node.output(0).replace(parameters[used].output(0))
     model.add_parameters(list(parameters.values()))
     return store
 

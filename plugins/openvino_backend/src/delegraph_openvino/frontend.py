@@ -139,7 +139,7 @@ def is_dequantized(node: Node) -> bool:
     return "quantized_decomposed.dequantize" in str(node.target)
 
 
-class _Decoder(TorchFXPythonDecoder):
+class _Decoder(TorchFXPythonDecoder):  # type: ignore[misc]  # of Any
     """What the frontend reads a draft through. OpenVINO's own reads a GraphModule, for which torch writes code.
 
     That took longer than all else that is done here for a call which is asked about.

@@ -181,21 +181,41 @@ def read_model(blob: bytes, named_data: Mapping[str, bytes]) -> tuple[ov.Model, 
     if type(size) is not int or not 0 <= size <= len(files) or bytes(files[:5]) != b"<?xml":
         raise FormatError("format-invalid", "a blob of OpenVINOBackend that holds no IR in XML")
     memory = [np.frombuffer(files[size:] or b"\0", np.uint8)]
-    model = core().read_model(bytes(files[:size]), ov.Tensor(memory[0], [len(files) - size], ov.Type.u8))
-    for parameter in model.get_parameters():
-        key = parameter.get_friendly_name()
-        if not key.startswith(WEIGHT):
-            continue
-        kind, shape = parameter.get_element_type(), parameter.output(0).get_shape()
-        data = named_data.get(key)
-        if data is None or len(data) != int(np.prod(shape)) * kind.size:
-            raise FormatError("format-invalid", f"the weight {key} is missing, or has another size than the blob says")
-        memory.append(np.frombuffer(data, np.uint8))
-        weight = ov.op.Constant(ov.Tensor(memory[-1], shape, kind), shared_memory=True)
-        parameter.output(0).replace(weight.output(0))
-        model.remove_parameter(parameter)
-    model.validate_nodes_and_infer_types()
+    try:
+        model = core().read_model(bytes(files[:size]), ov.Tensor(memory[0], [len(files) - size], ov.Type.u8))
+        for parameter in model.get_parameters():
+            key = parameter.get_friendly_name()
+            if not key.startswith(WEIGHT):
+                continue
+            kind, shape = parameter.get_element_type(), parameter.output(0).get_shape()
+            data = named_data.get(key)
+            if data is None or len(data) != int(np.prod(shape)) * kind.size:
+                text = f"the weight {key:.80} is missing, or has another size than the blob says"
+                raise FormatError("format-invalid", text)
+            memory.append(np.frombuffer(data, np.uint8))
+            weight = ov.op.Constant(ov.Tensor(memory[-1], shape, kind), shared_memory=True)
+            parameter.output(0).replace(weight.output(0))
+            model.remove_parameter(parameter)
+        model.validate_nodes_and_infer_types()
+    except RuntimeError as e:
+        raise FormatError("format-invalid", f"OpenVINO does not read this blob: {reason_of(e)}") from e
+    if (why := _why_called_otherwise(model, signature)) is not None:
+        raise FormatError("format-invalid", f"an IR that {why}")
     return model, memory, signature
+
+
+def _why_called_otherwise(model: ov.Model, signature: Signature) -> str | None:
+    """Why a model cannot be called as ``signature`` says, None if it can: OpenVINO reads memory as the model says."""
+    if len(model.outputs) != len(signature.outputs):
+        return f"returns {len(model.outputs)} results, and its signature says {len(signature.outputs)}"
+    inputs = {f"x{place}": wanted for place, wanted in enumerate(signature.inputs)}
+    for parameter in model.get_parameters():
+        name, sizes = parameter.get_friendly_name(), parameter.get_partial_shape()
+        dtype, shape = inputs.get(name, ("nothing", ()))
+        kind = DTYPES.get(parameter.get_element_type())
+        if kind != {"int": "int64"}.get(dtype, dtype) or not sizes.compatible(ov.PartialShape(list(shape))):
+            return f"takes {kind} {sizes} as {name:.40}, and its signature says {dtype} {shape}"
+    return None
 
 
 class Loaded:
