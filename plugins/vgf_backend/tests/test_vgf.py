@@ -8,7 +8,7 @@ import delegraph
 import pytest
 import torch
 from delegraph.errors import FormatError, InputError, NoRuntime, OptionError
-from delegraph.io.sealed import unseal
+from delegraph.io.sealed import seal, unseal
 from delegraph.runtime import BlobHeader
 from delegraph_vgf import vulkan
 from delegraph_vgf.backend import VgfBackend
@@ -117,6 +117,36 @@ def test_inspect_shows_what_is_in_a_file(lowered, tmp_path):
         ("float32", ()),
         ("bool", (2, 4, 6, 6)),
     ]
+
+
+@pytest.mark.parametrize("told", [("float32", [1 << 40]), ("float32", [-1]), ("complex64", [2]), ("int", [])])
+def test_no_input_is_drawn_for_a_file_that_asks_for_what_there_is_not(told, lowered, tmp_path):
+    path = tmp_path / "m.vgf"
+    path.write_bytes(unseal(lowered.delegates[0].processed_bytes, MARK)[0])
+    path.write_bytes(seal(path, MARK, [[told], []]))
+    with pytest.raises(FormatError, match="can be drawn"):
+        VgfFormat.sample(path, 0)
+
+
+@pytest.mark.parametrize(
+    "does, said",
+    [
+        ("exit 0", None),
+        ("echo no driver", "no driver"),
+        ("echo 'OSError: no libgcc' >&2; exit 1", "does not load: OSError: no libgcc"),
+        ("exit 1", "no reason"),
+        ("kill -SEGV $$", "signal 11"),
+        ("exec sleep 9", "within 0.3 seconds"),
+    ],
+)
+def test_however_the_trial_of_a_driver_ends_it_is_said(does, said, tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{does}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(vulkan.sys, "executable", str(python))
+    monkeypatch.setattr(vulkan, "_PATIENCE", 0.3 if "sleep" in does else 300)
+    why = vulkan.why_not.__wrapped__()
+    assert why is None if said is None else said in why
 
 
 def test_the_cache_knows_the_converter():

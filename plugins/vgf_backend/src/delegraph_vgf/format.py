@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from delegraph.errors import FormatError
 from delegraph.formats import ConstantSummary, DelegateFormat, MethodSummary, Summary, TensorSummary
 from delegraph.io.escape import printable
 from delegraph.io.sealed import unseal
 
 from .content import MARK, Tensor, content_of
+
+_SAMPLED = frozenset("bool uint8 int8 int16 int32 int64 float16 bfloat16 float32".split())
+_MOST = 1 << 28
+"""Elements of an input that is drawn: a few bytes of a file can ask for any number."""
 
 
 class VgfInspection(Summary):
@@ -52,6 +58,8 @@ class VgfFormat(DelegateFormat):
 
         generator, arrays = np.random.default_rng(seed), []
         for dtype, shape in Signature.read(unseal(path.read_bytes(), MARK)[1]).inputs:
+            if min(shape, default=0) < 0 or prod(shape) > _MOST or dtype not in _SAMPLED:
+                raise FormatError("format-invalid", f"a VGF file for which no input {dtype} {shape} can be drawn")
             numbers = generator.standard_normal(shape) if "float" in dtype else generator.integers(0, 2, shape)
             arrays.append(np.asarray(numbers, "float32" if dtype == "bfloat16" else dtype))
         return arrays

@@ -26,6 +26,8 @@ _TRIED = (1, 4, 309)
 _LAYERS = {"VK_LAYER_ML_Graph_Emulation": "Graph", "VK_LAYER_ML_Tensor_Emulation": "Tensor"}
 """Name of a layer -> its library. The graph's comes first: it uses the other."""
 INSTALL = "apt-get install libvulkan1 mesa-vulkan-drivers on Debian 13 or newer"
+_PATIENCE = 300
+"""Seconds after which a driver hangs: a device is made in one, on an idle machine."""
 _environment = threading.Lock()
 
 
@@ -62,9 +64,15 @@ def why_not() -> str | None:
 
     A process of its own tries, since drivers and layers that do not fit each other crash.
     """
-    done = subprocess.run([sys.executable, "-m", __name__], capture_output=True, text=True, errors="replace")
+    command = [sys.executable, "-m", __name__]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE)
+    except subprocess.TimeoutExpired:
+        return f"the Vulkan driver made no device with Arm's emulation layer within {_PATIENCE} seconds"
     if done.returncode < 0:
         return f"the Vulkan driver crashes with Arm's emulation layer (signal {-done.returncode})"
+    if done.returncode:
+        return f"Arm's emulation layer does not load: {(done.stderr.strip() or 'no reason')[-200:].splitlines()[-1]}"
     return done.stdout.strip() or None
 
 
