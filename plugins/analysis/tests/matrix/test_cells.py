@@ -99,6 +99,13 @@ def test_models_that_end_their_process(cells_for, store, folder):
     assert not exists(int((folder / "forked").read_text()))
 
 
+def test_the_process_that_waits_for_a_cell_is_killed(cells_for, store):
+    rows = done(cells_for("orphaned", "small"), store)
+    assert rows["orphaned"]["error"]["message"] == "the cell was lost: the process that waits for it ended"
+    assert (rows["orphaned"]["error"]["code"], rows["orphaned"]["measured"]["attempts"]) == ("matrix/lost", 2)
+    assert rows["small"]["error"] is None
+
+
 def test_a_limit_that_may_be_too_small_is_a_hint(cells_for):
     told = {"exit": 1, "stopped": False, "printed": "", "stage": None}
     (cell,) = cells_for("small", memory_limit=7)
