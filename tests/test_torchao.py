@@ -13,15 +13,15 @@ WEIGHTS = 2 * 256 * 512
 
 
 class Net(nn.Module):
-    def __init__(self):
+    def __init__(self, width=256, inner=512):
         super().__init__()
-        self.first, self.second = nn.Linear(256, 512), nn.Linear(512, 256, bias=False)
+        self.first, self.second = nn.Linear(width, inner), nn.Linear(inner, width, bias=False)
 
     def forward(self, x):
         return self.second(nn.functional.silu(self.first(x)))
 
 
-def quantized(kind):
+def quantized(kind, net=None):
     """A network with quantized weights, by the configuration of torchao that people use for it."""
     from torchao.quantization import (
         Int8DynamicActivationIntxWeightConfig,
@@ -38,21 +38,32 @@ def quantized(kind):
         "8da4w": lambda: Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=grouped),
     }[kind]
     torch.manual_seed(0)
-    net = Net().eval()
+    net = (net or Net()).eval()
     quantize_(net, configuration())
     return net
 
 
 @pytest.mark.parametrize(
-    ("kind", "size", "tolerance"), [("int8", 1.05, 1e-5), ("int4", 1.3, 1e-5), ("8da4w", 1.35, 0.02)]
+    ("kind", "size", "tolerance"), [("int8", 1.05, 1e-5), ("int4", 0.69, 1e-5), ("8da4w", 0.74, 0.02)]
 )
 def test_weights_stay_integers_in_tosa(kind, size, tolerance, tmp_path):
+    """int4: half a byte for each weight; a group of 32 has a scale of four bytes and a zero point of one."""
     net, x = quantized(kind), torch.randn(3, 256)
     lowered = delegraph.lower(net, (x,), backends=["tosa"], require_full=True)
     assert torch.allclose(lowered(x), net(x), atol=tolerance)
     lowered.save(tmp_path / "m.tosa")
     assert (tmp_path / "m.tosa").stat().st_size < size * WEIGHTS, "a byte for each weight, and what scales take"
     assert torch.equal(delegraph.load(tmp_path / "m.tosa")(x)[0], lowered(x))
+
+
+@pytest.mark.parametrize(("kind", "size"), [("int8", 1.1), ("int4", 0.7)])
+def test_small_weights_are_not_folded_to_floats(kind, size, tmp_path):
+    net, x = quantized(kind, Net(64, 32)), torch.randn(3, 64)
+    lowered = delegraph.lower(net, (x,), backends=["tosa"], require_full=True)
+    assert torch.allclose(lowered(x), net(x), atol=1e-5)
+    lowered.save(tmp_path / "m.tosa")
+    summary = delegraph.load(tmp_path / "m.tosa").summary
+    assert summary.constant_bytes < size * 2 * 64 * 32 + 1000, "what is left are a bias and numbers"
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,12 @@ def test_what_the_program_writes_or_draws_is_no_constant() -> None:
             emit(lower(module, (torch.ones(3),)))
 
 
+def test_the_hint_of_what_experts_call_says_how_they_do_without() -> None:
+    with pytest.raises(Unsupported, match=r"no kernel that computes aten.histc") as raised:
+        emit(lower(p.Function(lambda x: torch.histc(x, 4, 0, 3)), (torch.ones(3),)))
+    assert 'set_experts_implementation("batched_mm")' in raised.value.hint
+
+
 def checked(x: Tensor) -> Tensor:
     torch._check_tensor_all(x.abs() < 100, lambda: "large")
     torch._assert_async((x == x).all(), "not a number")

@@ -56,9 +56,15 @@ def _listed(val: Any) -> list[Any]:
     return list(val) if isinstance(val, (tuple, list)) else [val]
 
 
+_OF_EXPERTS = ("aten.histc.default", "aten._grouped_mm.default", "transformers.grouped_mm_fallback.default")
+"""What transformers calls for a mixture of experts, unless it is told to do otherwise."""
+
+
 def _emit_decomposed(body: Body, node: Node, text: str) -> Result:
     """Emit what a node that no kernel computes consists of."""
     hint = "use another operator there, give it to a backend, or name a kernel set that has one (option kernels)"
+    if str(node.target) in _OF_EXPERTS:
+        hint = 'experts of transformers do without: model.set_experts_implementation("batched_mm") before the export'
     try:
         module, inputs = decompose(node) if node.target not in body.decomposing else (None, [])
         if module is not None:

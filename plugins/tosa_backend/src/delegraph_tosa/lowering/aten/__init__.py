@@ -54,6 +54,7 @@ FAMILIES = (
 _REGISTERED_BY = {
     "quantize": "torch.ao.quantization.fx._decomposed",
     "experts_of_transformers": "transformers.integrations.moe",
+    "weights_of_torchao": "torchao.quantization.quant_primitives",
 }
 """Family -> the module that defines its operators.
 

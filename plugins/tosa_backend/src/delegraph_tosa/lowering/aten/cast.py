@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
 from ...ir.graph import Value
+from ...ir.operators import CAST
 from ...ir.types import FLOATS, DType, Type
 from ..builder import Tosa
 from ..lazy.quantization import Scale
@@ -16,6 +18,8 @@ from ..registry import lowers
 from ..torch_values.types import dtype_of
 
 aten = torch.ops.aten
+LEAST_KEPT = 512
+"""The fewest elements of an int8 constant that is converted to floats at run time."""
 
 
 def to_torch(t: Tosa, x: Value, dtype: torch.dtype | None) -> Value:
@@ -27,8 +31,11 @@ def cast_to_torch(t: Tosa, x: Value, dtype: torch.dtype | None) -> Value:
     """As ``to_torch``, for ATen operators that only cast.
 
     On a target without floats, the cast of integers to float32 is a lazy value with a scale of 1, which no operator
-    computes: quantized operators can read it.
+    computes: quantized operators can read it. A weight of int8 stays one in the file, a quarter of the floats.
     """
+    is_weight = x.constant is not None and x.dtype is DType.INT8 and math.prod(x.shape) >= LEAST_KEPT
+    if is_weight and dtype is torch.float32 and "FP" in t.spec.profiles:
+        return t.emit(CAST, (x,), fold=False, dtype=DType.FP32)
     if dtype is not torch.float32 or x.dtype in FLOATS or x.constant is not None or "FP" in t.spec.profiles:
         return to_torch(t, x, dtype)
     narrow = {DType.BOOL: DType.INT8, DType.INT64: DType.INT32}.get(x.dtype, x.dtype)

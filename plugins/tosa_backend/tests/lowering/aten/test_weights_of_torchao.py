@@ -1,0 +1,79 @@
+"""Weights of torchao: integers that are taken apart and dequantized at run time, each row against eager torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from delegraph_tosa.ir.types import DType
+from delegraph_tosa.lowering import Tosa, lower_program
+from torch import nn
+
+from ...support.rule_cases import FP, SPEC, Family, randn
+
+pytest.importorskip("torchao.quantization.quant_primitives")  # registers the operator
+
+FAMILY = Family()
+
+
+class Weight(nn.Module):
+    """x times a weight of ``q``, in blocks that each have a scale, and a zero point if there are ``zeros``."""
+
+    def __init__(self, q, block, zeros, limits):
+        super().__init__()
+        self.block, self.limits = block, limits
+        counts = [size // part for size, part in zip(q.shape, block, strict=True)]
+        self.register_buffer("q", q)
+        self.register_buffer("scale", randn(*counts).abs() + 0.1)
+        self.register_buffer(
+            "zero", (torch.arange(self.scale.numel()) % 5 - 2).view(counts).to(zeros) if zeros else None
+        )
+
+    def forward(self, x):
+        weight = torch.ops.torchao.dequantize_affine(
+            self.q, self.block, self.scale, self.zero, torch.int8, *self.limits
+        )
+        return x * weight
+
+
+def integers(*shape, low=-8, high=7):
+    """All integers from ``low`` to ``high``, in turn."""
+    count = torch.Size(shape).numel()
+    return (torch.arange(count) % (high - low + 1) + low).to(torch.int8).view(shape)
+
+
+NIBBLES = (-8, 7)
+ROWS = {
+    "groups": ((16, 128), [1, 32], torch.int8, NIBBLES, SPEC),
+    "blocks over both axes": ((16, 64), [4, 16], torch.int8, NIBBLES, SPEC),
+    "a scale for all, no zero point": ((16, 64), [16, 64], None, NIBBLES, SPEC),
+    "one weight in a block": ((32, 32), [1, 1], torch.int32, NIBBLES, SPEC),
+    "rank of one": ((1024,), [64], torch.int8, NIBBLES, SPEC),
+    "rank of three": ((4, 16, 16), [1, 1, 16], torch.int8, NIBBLES, SPEC),
+    "an odd number": ((27, 21), [1, 21], torch.int8, NIBBLES, SPEC),
+    "few": ((2, 16), [1, 16], torch.int8, NIBBLES, SPEC),
+    "three bits": ((16, 64), [1, 64], torch.int8, (-4, 3), SPEC),
+    "eight bits": ((16, 64), [1, 16], torch.int8, (-128, 127), SPEC),
+    "without PRO-INT": ((16, 128), [1, 32], torch.int8, NIBBLES, FP),
+}
+for name, (shape, block, zeros, limits, spec) in ROWS.items():
+    module = Weight(integers(*shape, low=limits[0], high=limits[1]), block, zeros, limits)
+    FAMILY.case(name, module, randn(*shape), spec=spec)
+
+test_equals_eager = FAMILY.equals_eager()
+judged, test_equals_eager_through_the_reference_model = FAMILY.equals_eager_through_the_reference_model()
+
+
+BYTES = {
+    **dict.fromkeys(("groups", "one weight in a block", "three bits"), 0.5),
+    **dict.fromkeys(("an odd number", "few", "eight bits", "without PRO-INT"), 1),
+}
+
+
+@pytest.mark.parametrize(("name", "bytes_each"), BYTES.items())
+def test_the_file_has_two_of_four_bits_in_a_byte(name, bytes_each):
+    graph = lower_program(FAMILY.exported(name), Tosa(ROWS[name][-1]))
+    sizes = [torch.Size(v.shape).numel() for v in graph.constants() if v.dtype is DType.INT8]
+    count = torch.Size(ROWS[name][0]).numel()
+    assert max(sizes) == bytes_each * count
+    floats = [torch.Size(v.shape).numel() for v in graph.constants() if v.dtype is DType.FP32]
+    assert max(floats) <= count // torch.Size(ROWS[name][1]).numel(), "scales alone"
