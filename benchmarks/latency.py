@@ -138,7 +138,7 @@ def _in_executorch(content: bytes, args: tuple[Any, ...]) -> Call:
 PLACES = {
     "openvino": (
         ("delegraph_openvino.frontend", "FrontEnd.convert"),
-        ("delegraph_openvino.backend", "compile_model"),
+        ("delegraph_openvino.backend", "_try_to_compile"),
         ("openvino", "serialize"),
     ),
     "xnnpack": (

@@ -17,7 +17,7 @@ from delegraph.io.sealed import seal
 from torch.export import ExportedProgram
 
 from .frontend import Draft
-from .options import from_compile_specs
+from .options import Options, from_compile_specs
 from .runtime import DTYPES, MARK, WEIGHT, compile_model, is_present
 
 SMALLEST = 4096
@@ -43,13 +43,18 @@ class OpenVINOBackend(BackendDetails):
         _name(model)
         if is_present(options.device):
             try:
-                compile_model(model, options)
+                _try_to_compile(model, options)
             except RuntimeError as e:
                 raise draft.refused(e) from e
         weights = _take_weights(model, draft.constants)
         handles = {k: (n.meta["debug_handle"],) for k, n in enumerate(draft.calls) if "debug_handle" in n.meta}
         blob = _serialize(model, Signature.of(edge_program))
         return PreprocessResult(blob, handles, weights.get_named_data_store_output())
+
+
+def _try_to_compile(model: ov.Model, options: Options) -> None:
+    """Compile a model, and let go of it. Raises RuntimeError with OpenVINO's reason."""
+    compile_model(model, options)
 
 
 def _name(model: ov.Model) -> None:

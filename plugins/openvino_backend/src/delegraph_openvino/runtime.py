@@ -134,10 +134,11 @@ class OpenVINORuntime(BackendRuntime):
         def read(calls_so_far: int) -> Spent:
             spent: dict[int | None, dict[str, float]] = {}
             for kernel in loaded.idle[-1].get_profiling_info():  # the request of the last call
-                total = calls_so_far * kernel.real_time.total_seconds()
-                amounts = spent.setdefault(numbers.get(kernel.node_name), {"seconds": 0.0})
-                amounts["seconds"] += max(total - told.get(kernel.node_name, 0.0), 0.0)
-                told[kernel.node_name] = total
+                name = kernel.node_name
+                before = told.get(name, 0.0)
+                # means are whole microseconds, so that their sum may seem to fall: the next readings make up for it
+                told[name] = max(calls_so_far * kernel.real_time.total_seconds(), before)
+                spent.setdefault(numbers.get(name), {"seconds": 0.0})["seconds"] += told[name] - before
             return spent
 
         def profiled(*args: torch.Tensor | float) -> tuple[tuple[Any, ...], Callable[[], Spent]]:
