@@ -12,7 +12,7 @@ import pytest
 from delegraph.discovery.registry import Registry
 from delegraph.plugin import CommandSpec
 
-from tests.test_docs import layered
+from tests.test_docs import GUIDES, layered
 
 ROOT = Path(__file__).parent.parent
 
@@ -66,6 +66,32 @@ def test_the_reference_has_the_public_names_and_no_other(site, hooks):
     for module, folder in listed.items():
         directives = re.findall(r"^::: (\S+)$", site.pages[f"reference/python/{module}.md"].text, re.MULTILINE)
         assert directives == [f"{module}.{name}" for name in hooks.public_names(module, folder)] != []
+
+
+def code_of(hooks, page):
+    """The blocks of a guide that run, without what they print."""
+    found = re.findall(r"^```(\S+).*\n((?s:.*?))^```$", (ROOT / page).read_text(), re.MULTILINE)
+    return "\n".join(body for kind, body in found if kind != "text")
+
+
+def test_names_without_an_example_become_fewer(hooks):
+    """A new name needs an example in a guide, and one that got an example leaves the list of those without."""
+    words = {word for page in GUIDES for word in re.findall(r"\w+", code_of(hooks, page))}
+    names = {f"{m}.{n}": n in words for m, folder in hooks.modules().items() for n in hooks.public_names(m, folder)}
+    listed = (ROOT / "tests/fixtures/names_without_example.txt").read_text().split()
+    assert listed == sorted(name for name, shown in names.items() if not shown)
+
+
+def test_examples_are_on_the_page_of_their_module_and_every_command_has_one(site, hooks):
+    examples = hooks._examples()
+    assert {*examples} <= {*hooks.modules(), "Commands"}
+    for title, text in examples.items():
+        place = "reference/commands.md" if title == "Commands" else f"reference/python/{title}.md"
+        assert site.pages[place].text.endswith(text) and "```" in text
+    code = "\n".join(code_of(hooks, page) for page in GUIDES)
+    shown = {*re.findall(r"\bdelegraph ([\w-]+)", code)} | {"completion"}  # eval "$(delegraph completion bash)"
+    commands = {*re.findall(r"^## delegraph (\S+)$", site.pages["reference/commands.md"].text, re.MULTILINE)}
+    assert commands - shown == {"generate"}  # docs/language-models.md, whose blocks need a model
 
 
 def test_every_command_has_its_help_there(site):

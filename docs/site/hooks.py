@@ -139,8 +139,9 @@ def made() -> Site:
     tutorials = [_add(site, ROOT / "docs/tutorials" / f"{name}.md", f"tutorials/{name}.md") for name in TUTORIALS]
     decisions = [_add(site, p, f"explanation/{p.name}") for p in sorted(ROOT.glob("docs/decisions/*.md"))]
     readmes = [_add(site, p, f"distributions/{p.parent.name}.md") for p in sorted(ROOT.glob("plugins/*/README.md"))]
-    reference = list(_reference(site))
-    site.pages["reference/commands.md"] = Page(_commands())
+    examples = _examples()
+    reference = list(_reference(site, examples))
+    site.pages["reference/commands.md"] = Page(_commands() + examples["Commands"])
     site.pages["reference/json.md"] = Page(_schemas())
     _link(site)
     _notebooks(site)
@@ -387,13 +388,24 @@ def modules() -> dict[str, str]:
     return dict(sorted({**PACKAGES, **core}.items()))
 
 
-def _reference(site: Site) -> Iterator[Any]:
-    """A page for each public module, with its public names; yields its entry of the navigation."""
+def _examples() -> dict[str, str]:
+    """Module, or ``Commands`` -> its section of docs/examples.md, which tests run, as a section of its page."""
+    page = _page(ROOT.joinpath("docs/examples.md").read_text("utf-8"), "docs/examples.md")
+    starts = [(at, title) for at, level, title in headings(page.text) if level == 2]
+    ends = [*(at for at, _ in starts[1:]), len(page.text)]
+    return {
+        title: "\n## Examples\n" + page.text[at + len(f"## {title}") : end]
+        for (at, title), end in zip(starts, ends, strict=True)
+    }
+
+
+def _reference(site: Site, examples: dict[str, str]) -> Iterator[Any]:
+    """A page for each public module, with its public names and examples; yields its entry of the navigation."""
     for module, folder in modules().items():
         names = public_names(module, folder)
         lines = [f"# {module}", "", *(line for name in names for line in (f"::: {module}.{name}", ""))]
         place = f"reference/python/{module}.md"
-        site.pages[place] = Page("\n".join(lines))
+        site.pages[place] = Page("\n".join(lines) + examples.get(module, ""))
         yield {module: place}
 
 
