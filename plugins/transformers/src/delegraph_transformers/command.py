@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from delegraph.command import Outcome, expect_file, natural_number, progress
-from delegraph.errors import PluginUnavailable, UsageError
+from delegraph.errors import InputError, PluginUnavailable, UsageError
 
 
 class Generate:
@@ -17,11 +17,13 @@ class Generate:
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
-        two = "a program with the methods prefill and decode, or two files that have one method each"
+        two = "a program with the methods prefill and decode (and encode), or files that have one method each"
         add("files", type=Path, nargs="+", metavar="FILE", help=two)
         add("--prompt-tokens", type=natural_number, nargs="+", metavar="TOKEN", help="the tokens of the prompt")
         add("--prompt", metavar="TEXT", help="the prompt as text; needs --tokenizer")
         add("--tokenizer", type=Path, metavar="tokenizer.json", help="makes tokens of text, and text of tokens")
+        add("--given-tokens", type=natural_number, nargs="+", metavar="TOKEN", help="a text for encode, as tokens")
+        add("--given", type=Path, metavar="FILE.npy", help="features of a sound, or an image, for encode")
         add("--max-new-tokens", type=natural_number, default=20, metavar="N", help="20 unless given")
         add("--stop", type=natural_number, nargs="+", default=[], metavar="TOKEN", help="tokens after which it ends")
         add("--runtime", metavar="NAME", help="execute the file in this runtime, such as executorch")
@@ -32,9 +34,11 @@ class Generate:
             raise UsageError("usage-invalid", "the prompt is either --prompt-tokens or --prompt")
         if args.prompt is not None and args.tokenizer is None:
             raise UsageError("usage-invalid", "--prompt needs --tokenizer, a tokenizer.json")
-        if len(args.files) > 2:
-            raise UsageError("usage-invalid", f"one file or two are wanted, not {len(args.files)}")
-        for path in (*args.files, *filter(None, [args.tokenizer])):
+        if len(args.files) > 3:
+            raise UsageError("usage-invalid", f"one to three files are wanted, not {len(args.files)}")
+        if args.given is not None and args.given_tokens is not None:
+            raise UsageError("usage-invalid", "what encode reads is either --given or --given-tokens")
+        for path in (*args.files, *filter(None, [args.tokenizer, args.given])):
             expect_file(path)
         tokenizer: Any = _tokenizer(args.tokenizer) if args.tokenizer else None
         prompt = args.prompt_tokens or tokenizer.encode(args.prompt).ids
@@ -43,8 +47,11 @@ class Generate:
 
             from .generation import generate
 
+            given = args.given_tokens if args.given is None else _read_array(args.given)
+
             loaded = [delegraph.load(path, runtime=args.runtime) for path in args.files]
-            done = generate(loaded if len(loaded) > 1 else loaded[0], prompt, args.max_new_tokens, stop=args.stop)
+            program = loaded if len(loaded) > 1 else loaded[0]
+            done = generate(program, prompt, args.max_new_tokens, given=given, stop=args.stop)
             memory = _peak_memory()
         first, rest = done.rates
         text = tokenizer.decode(done.tokens) if tokenizer else None
@@ -71,6 +78,17 @@ def _peak_memory() -> int | None:
         return None
     unit = 1 if sys.platform == "darwin" else 1024  # Linux counts kilobytes, macOS bytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _read_array(path: Path) -> Any:
+    """The tensor in a ``.npy`` file. Raises InputError for any other file."""
+    import numpy as np
+    import torch
+
+    try:
+        return torch.from_numpy(np.load(path, allow_pickle=False))
+    except (ValueError, TypeError, OSError, EOFError) as e:
+        raise InputError("input-invalid", f"{path.name} is no array that numpy can read: {e}") from e
 
 
 def _tokenizer(path: Path) -> Any:

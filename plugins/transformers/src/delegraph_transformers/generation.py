@@ -12,10 +12,10 @@ import torch
 from delegraph.errors import InputError
 from delegraph.exported_program import user_inputs
 
-_CACHE = re.compile(r"(?:caches|states)\D*(\d+)\D*")
-"""The name of a cache: ``caches_0`` in programs and ``.tosa`` files, ``caches[0]`` in ``.pte`` files.
+_LISTED = re.compile(r"(caches|states|memory)\D*(\d+)\D*")
+"""The name of a tensor in a list: ``caches_0`` in programs and ``.tosa`` files, ``caches[0]`` in ``.pte`` files.
 
-``states`` are those of models that remember tokens in states of one size.
+``states`` are the caches of models that remember tokens in states of one size; ``memory`` is what ``encode`` returned.
 """
 
 
@@ -40,24 +40,34 @@ class Generation:
         return first, generated / self.seconds if self.seconds and generated > 0 else 0.0
 
 
-def generate(program: Any, prompt: Sequence[int], max_new_tokens: int, *, stop: Collection[int] = ()) -> Generation:
+def generate(
+    program: Any,
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    *,
+    given: torch.Tensor | Sequence[int] | None = None,
+    stop: Collection[int] = (),
+) -> Generation:
     """The tokens of highest score after ``prompt``, one after the other; the same as eager's greedy search.
 
     ``program``: what ``delegraph.lower`` or ``delegraph.load`` returned for a model with the methods ``prefill`` and
-    ``decode`` (``generation_steps``); or two programs that were loaded, for formats with one method a file. ``stop``:
-    tokens after which nothing follows. Raises InputError for a program without these methods, for tokens that the model
-    does not know, and where prompt and result together are longer than the cache.
+    ``decode`` (``generation_steps``); or programs that were loaded, for formats with one method a file. ``given``: what
+    ``encode`` reads where the program has that method: tokens of a text, features of a sound or an image. ``prompt`` is
+    then what the decoder begins with. ``stop``: tokens after which nothing follows. Raises InputError for a program
+    without these methods, for tokens that the model does not know, and where prompt and result together are longer than
+    the cache.
     """
-    prefill, decode = _steps(program)
+    encode, prefill, decode = _steps(program)
     _expect_fitting(decode, prompt, max_new_tokens)
     caches = [torch.zeros(size, dtype=kind) for size, kind in decode.caches]
     result = Generation(len(prompt))
     begin = time.perf_counter()
+    memory, mask = _encoded(encode, given)
     position, scores = 0, torch.empty(0)
     while position < len(prompt):
         # whole pieces of the prompt by ``prefill``, what is left over token by token
         step = prefill if len(prompt) - position >= prefill.length else decode
-        scores, caches = step(prompt[position : position + step.length], position, caches)
+        scores, caches = step(prompt[position : position + step.length], position, caches, memory, mask)
         position += step.length
     result.prompt_seconds = time.perf_counter() - begin
     begin = time.perf_counter()
@@ -65,10 +75,20 @@ def generate(program: Any, prompt: Sequence[int], max_new_tokens: int, *, stop: 
         result.tokens.append(int(scores.argmax()))
         if len(result.tokens) == max_new_tokens or result.tokens[-1] in stop:
             break
-        scores, caches = decode(result.tokens[-1:], position, caches)
+        scores, caches = decode(result.tokens[-1:], position, caches, memory, mask)
         position += 1
     result.seconds = time.perf_counter() - begin
     return result
+
+
+def _encoded(
+    encode: _Encode | None, given: torch.Tensor | Sequence[int] | None
+) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+    """What ``encode`` makes of ``given``, and the mask of a text's tokens; nothing for a program without it."""
+    if (encode is None) != (given is None):
+        text = "the program has no method encode" if encode is None else "the program has a method encode"
+        raise InputError("input-invalid", f"{text}, and {'something' if encode is None else 'nothing'} is given for it")
+    return ([], None) if encode is None or given is None else encode(given)
 
 
 def _expect_fitting(step: _Step, prompt: Sequence[int], max_new_tokens: int) -> None:
@@ -88,19 +108,46 @@ def _expect_fitting(step: _Step, prompt: Sequence[int], max_new_tokens: int) -> 
         raise InputError("input-invalid", text)
 
 
+Inputs = Mapping[str, tuple[Sequence[Any], torch.dtype]]
+"""Name -> (shape, dtype), in the order of a method's inputs."""
+
+
+class _Encode:
+    """The method ``encode``: ``encode(given)`` returns the memory, and the mask of a text."""
+
+    def __init__(self, call: Callable[..., Any], inputs: Inputs) -> None:
+        self._call, self._inputs = call, dict(inputs)
+        self._masks = [name for name in inputs if name == "attention_mask"]
+        (self._name,) = [name for name in inputs if name not in self._masks]
+
+    def __call__(self, given: torch.Tensor | Sequence[int]) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+        shape, _ = self._inputs[self._name]
+        values = {}
+        if self._masks:
+            given = torch.as_tensor(given).reshape(1, -1)
+            room = shape[1] - given.shape[1]
+            if room < 0 or given.shape[1] == 0:
+                text = f"encode takes 1 to {shape[1]} tokens, and {given.shape[1]} are given"
+                raise InputError("input-invalid", text, hint="lower the model with a longer cache_length")
+            values["attention_mask"] = torch.arange(shape[1])[None] < given.shape[1]
+            given = torch.nn.functional.pad(given, (0, room))
+        values[self._name] = torch.as_tensor(given)
+        flat = [values[name].to(dtype) for name, (_, dtype) in self._inputs.items()]
+        return torch.utils._pytree.tree_leaves(self._call(flat)), values.get("attention_mask")
+
+
 class _Step:
-    """A method of a program: ``step(tokens, position, caches)`` returns scores and new caches.
+    """A method of a program: ``step(tokens, position, caches, memory, mask)`` returns scores and new caches.
 
     ``length``: how many tokens a call takes. ``caches``: (shape, dtype) of each. ``vocabulary``: how many tokens there
     are, 0 if the file does not say. ``room``: how many tokens the caches hold, None if there is no limit.
     """
 
-    def __init__(
-        self, name: str, call: Callable[..., Any], inputs: Mapping[str, tuple[Sequence[Any], torch.dtype]], scores: int
-    ) -> None:
+    def __init__(self, name: str, call: Callable[..., Any], inputs: Inputs, scores: int) -> None:
         """``call``: takes the inputs in the order of ``inputs``, name -> (shape, dtype), as a flat list."""
         self._call, self._names, self.vocabulary = call, list(inputs), scores
-        numbered = {int(match[1]): given for key, given in inputs.items() if (match := _CACHE.fullmatch(key))}
+        listed = [(match, given) for key, given in inputs.items() if (match := _LISTED.fullmatch(key))]
+        numbered = {int(match[2]): given for match, given in listed if match[1] != "memory"}
         self.caches = [numbered[k] for k in sorted(numbered)]
         # keys and values are [B, heads, room, head size]; states do not grow with the tokens
         rooms = (shape[2] for key, (shape, _) in inputs.items() if key.startswith("caches") and len(shape) == 4)
@@ -113,55 +160,96 @@ class _Step:
             raise InputError("input-invalid", text, hint=hint)
         (batch, self.length), self._tokens = inputs["input_ids"]
         self._position = inputs["position"][1] if "position" in inputs else torch.long
+        self._mask = inputs["attention_mask"][1] if "attention_mask" in inputs else torch.bool
         if batch != 1:
             raise InputError("input-invalid", f"{name} takes {batch} sequences at once; generate makes one")
 
     def __call__(
-        self, tokens: Sequence[int], position: int, caches: Sequence[torch.Tensor]
+        self,
+        tokens: Sequence[int],
+        position: int,
+        caches: Sequence[torch.Tensor],
+        memory: Sequence[torch.Tensor] = (),
+        mask: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         given = {
+            "attention_mask": mask if mask is None else mask.to(self._mask),
             "input_ids": torch.tensor([list(tokens)], dtype=self._tokens),
             "position": torch.tensor([position], dtype=self._position),
         }
-        ordered = [caches[int(m[1])] if (m := _CACHE.fullmatch(n)) else given[n] for n in self._names]
+        lists = {"caches": caches, "states": caches, "memory": memory}
+        ordered = [lists[m[1]][int(m[2])] if (m := _LISTED.fullmatch(n)) else given[n] for n in self._names]
         scores, *new = torch.utils._pytree.tree_leaves(self._call(ordered))
         return scores, new
 
 
-def _steps(program: Any) -> tuple[_Step, _Step]:
-    """The steps ``prefill`` and ``decode`` of a program, or of two programs that have one method each."""
+def _steps(program: Any) -> tuple[_Encode | None, _Step, _Step]:
+    """The methods ``encode`` (None if there is none), ``prefill`` and ``decode`` of one program, or of several.
+
+    Of several, each has one method. A program without ``prefill`` reads its prompt by ``decode``.
+    """
     if isinstance(program, (tuple, list)):
-        if len(program) != 2:
-            raise InputError("input-invalid", f"two programs are wanted, prefill and decode, not {len(program)}")
-        steps = [_of_file(p, p.only_method, flat=True) for p in program]
-        steps.sort(key=lambda step: -step.length)
-        return steps[0], steps[1]
-    missing = {"prefill", "decode"}.difference(program.methods)
+        if not 1 < len(program) < 4:
+            text = f"two or three programs are wanted, prefill and decode, and encode, not {len(program)}"
+            raise InputError("input-invalid", text)
+        made = [_of_file(p, p.only_method, flat=True) for p in program]
+        encoders = [m for m in made if isinstance(m, _Encode)]
+        steps = sorted((m for m in made if isinstance(m, _Step)), key=lambda step: -step.length)
+        if len(encoders) > 1 or not steps:
+            raise InputError("input-invalid", "of the programs, one may be encode, and one has to be decode")
+        return encoders[0] if encoders else None, steps[0], steps[-1]
+    needed = {"decode"} if "encode" in program.methods else {"prefill", "decode"}
+    missing = needed.difference(program.methods)
     if missing:
         text = f"the program has no method {min(missing)}; its methods: {', '.join(program.methods)}"
         hint = "lower a language model: delegraph.lower(model) or delegraph_transformers.generation_steps"
         raise InputError("input-invalid", text, hint=hint)
     of = _of_file if hasattr(program, "summary") else _of_lowered
-    return of(program, "prefill"), of(program, "decode")
+    methods = {name: of(program, name) for name in ("encode", "prefill", "decode") if name in program.methods}
+    return methods.get("encode"), methods.get("prefill", methods["decode"]), methods["decode"]
 
 
-def _of_file(program: Any, name: str, flat: bool = False) -> _Step:
+def _of_file(program: Any, name: str, flat: bool = False) -> Any:
     """A method of a program that was loaded. ``flat``: it takes its inputs one by one, in the order of the file."""
     summary = next(m for m in program.summary.methods if m.name == name or flat)
     inputs = {i.name: (i.shape or (), getattr(torch, i.dtype)) for i in summary.inputs}
     method = program.method(name)
+    if _is_encode(inputs):
+        return _Encode(lambda given: method(*given), inputs)
     shape = summary.outputs[0].shape if summary.outputs else None
     scores = (shape[-1] if shape else None) or 0
-    return _Step(name, (lambda given: method(*given)) if flat else _structured(method), inputs, scores)
+    return _Step(name, (lambda given: method(*given)) if flat else _structured(method, inputs), inputs, scores)
 
 
-def _of_lowered(program: Any, name: str) -> _Step:
+def _of_lowered(program: Any, name: str) -> Any:
     """A method of what ``delegraph.lower`` returned."""
     exported = program.exported_program(name)
     inputs = {n.name: (n.meta["val"].shape, n.meta["val"].dtype) for n in user_inputs(exported)}
-    return _Step(name, _structured(program.method(name)), inputs, 0)
+    method = program.method(name)
+    if _is_encode(inputs):
+        return _Encode(lambda given: method(*given), inputs)
+    return _Step(name, _structured(method, inputs), inputs, 0)
 
 
-def _structured(method: Callable[..., Any]) -> Callable[[Sequence[Any]], Any]:
-    """A call of a method that takes its caches as one list."""
-    return lambda given: method(given[0], given[1], list(given[2:]))
+def _is_encode(inputs: Inputs) -> bool:
+    """Whether a method with these inputs reads something else than the tokens of a step."""
+    return "input_ids" not in inputs and not any(_LISTED.fullmatch(name) for name in inputs)
+
+
+def _structured(method: Callable[..., Any], inputs: Inputs) -> Callable[[Sequence[Any]], Any]:
+    """A call of a method that takes its caches as one list, and its memory, with the flat ``inputs``."""
+    kinds = [match[1] if (match := _LISTED.fullmatch(name)) else name for name in inputs]
+    lists = {"caches", "states", "memory"}
+
+    def call(given: Sequence[Any]) -> Any:
+        arguments: list[Any] = []
+        for k, (kind, value) in enumerate(zip(kinds, given, strict=True)):
+            if kind not in lists:
+                arguments.append(value)
+            elif k and kinds[k - 1] == kind:
+                arguments[-1].append(value)
+            else:
+                arguments.append([value])
+        return method(*arguments)
+
+    return call

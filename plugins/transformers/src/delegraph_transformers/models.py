@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from delegraph.errors import InputError
 
+from .encoders import Encode, EncodedStep, EncodeImage, ImageStep, is_of_images
+from .encoders import encoder_inputs as example_inputs
 from .steps import RecurrentStep, Step, is_recurrent
 
 _PROMPT = 32
@@ -17,15 +20,25 @@ _CACHE = 2048
 
 
 def generation_steps(
-    model: Any, *, prompt_length: int | None = None, cache_length: int | None = None, batch: int | None = None
+    model: Any,
+    *,
+    prompt_length: int | None = None,
+    cache_length: int | None = None,
+    batch: int | None = None,
+    encoder_inputs: Sequence[torch.Tensor] = (),
 ) -> dict[str, Any]:
     """The methods ``prefill`` and ``decode`` of a language model, as arguments of ``delegraph.lower``.
 
-    ``model``: a ``PreTrainedModel`` that generates text from tokens. ``prompt_length``: how many tokens ``prefill``
+    A model of text or sound with an encoder has ``encode`` and ``decode``, one of images all three. ``encode`` is
+    called once; the others take what it returns.
+
+    ``model``: a ``PreTrainedModel`` that generates text. ``prompt_length``: how many tokens ``prefill``
     takes; longer prompts take several calls, and what is left over goes through ``decode``. ``cache_length``: how many
     tokens prompt and result have together at most. ``batch``: how many sequences. None: as in ``cache_config`` and
     ``max_length`` of the model's generation config; if these are not set, a batch of 1 and the most positions that the
-    model has, up to 2048. Raises InputError for a model for which transformers has no static cache.
+    model has, up to 2048. ``encoder_inputs``: examples for ``encode``; without them a text has at most ``cache_length``
+    tokens, and sounds and images have the sizes that the model's config says. Raises InputError for a model for which
+    transformers has no static cache.
     """
     settings = getattr(model, "generation_config", None)
     told = getattr(settings, "cache_config", None) or {}
@@ -35,6 +48,9 @@ def generation_steps(
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", _CACHE)
     cache_length = cache_length or min(_CACHE, positions)
     prompt_length = min(prompt_length or _PROMPT, cache_length)
+    if model.can_generate() and (model.config.is_encoder_decoder or is_of_images(model)):
+        given = tuple(encoder_inputs) or example_inputs(model, batch, cache_length)
+        return _with_encoder(model, given, prompt_length, cache_length, batch)
     step = RecurrentStep(model, batch) if is_recurrent(model) else Step(model, batch, cache_length)
     lengths = {"prefill": prompt_length, "decode": 1}
     inputs = {
@@ -42,6 +58,25 @@ def generation_steps(
         for method, length in lengths.items()
     }
     return {"program": dict.fromkeys(lengths, step), "example_inputs": inputs}
+
+
+def _with_encoder(
+    model: Any, given: tuple[torch.Tensor, ...], prompt_length: int, cache_length: int, batch: int
+) -> dict[str, Any]:
+    """The methods of a model that has something before its tokens; ``given``: examples for ``encode``."""
+    images = is_of_images(model)
+    encode = EncodeImage(model) if images else Encode(model)
+    with torch.no_grad():
+        memory = encode(*given)
+    step: Any = ImageStep(model, batch, cache_length) if images else EncodedStep(model, batch, cache_length, memory)
+    lengths = {"prefill": prompt_length, "decode": 1} if images else {"decode": 1}
+    inputs: dict[str, tuple[Any, ...]] = {"encode": given}
+    for method, length in lengths.items():
+        ids = torch.zeros(batch, length, dtype=torch.long)
+        inputs[method] = (ids, torch.zeros(1, dtype=torch.long), step.empty_caches)
+    last = "prefill" if images else "decode"  # an image stands in the prompt alone
+    inputs[last] += (memory, *given[1:])
+    return {"program": {"encode": encode, **dict.fromkeys(lengths, step)}, "example_inputs": inputs}
 
 
 def read(given: Any) -> dict[str, Any]:

@@ -7,6 +7,8 @@ work in formats whose methods do not share memory, and in two files as well.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -43,18 +45,33 @@ class Step(torch.nn.Module):
     def forward(
         self, input_ids: torch.Tensor, position: torch.Tensor, caches: list[torch.Tensor]
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        layers = self._layers
-        kept = [(layer.keys, layer.values, layer.cumulative_length) for layer in layers]
-        try:
-            # the layers write in place: into copies, so that what the caller passed stays as it is
-            for k, layer in enumerate(layers):
-                layer.keys, layer.values = caches[2 * k].clone(), caches[2 * k + 1].clone()
-                layer.cumulative_length = position[0].clone()
-            logits = self.exportable(input_ids=input_ids, cache_position=position)
-            return logits[:, -1], [tensor for layer in layers for tensor in (layer.keys, layer.values)]
-        finally:
-            for layer, (keys, values, length) in zip(layers, kept, strict=True):
-                layer.keys, layer.values, layer.cumulative_length = keys, values, length
+        return self.call(caches, position, input_ids=input_ids)
+
+    def call(
+        self, caches: list[torch.Tensor], position: torch.Tensor, **given: torch.Tensor
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """As ``forward``; ``given``: the next tokens, as ids or as what the model makes of them first."""
+        with restored(self._layers, caches, position):
+            logits = self.exportable(**given, cache_position=position)
+            return logits[:, -1], [tensor for layer in self._layers for tensor in (layer.keys, layer.values)]
+
+
+@contextmanager
+def restored(layers: list[Any], caches: list[torch.Tensor], position: torch.Tensor) -> Iterator[None]:
+    """Let the layers of a static cache hold ``caches``, and afterwards what they held before.
+
+    ``position``: int64 [1], how many tokens the caches have.
+    """
+    kept = [(layer.keys, layer.values, layer.cumulative_length) for layer in layers]
+    try:
+        # the layers write in place: into copies, so that what the caller passed stays as it is
+        for k, layer in enumerate(layers):
+            layer.keys, layer.values = caches[2 * k].clone(), caches[2 * k + 1].clone()
+            layer.cumulative_length = position[0].clone()
+        yield
+    finally:
+        for layer, (keys, values, length) in zip(layers, kept, strict=True):
+            layer.keys, layer.values, layer.cumulative_length = keys, values, length
 
 
 class RecurrentStep(torch.nn.Module):
@@ -76,7 +93,7 @@ class RecurrentStep(torch.nn.Module):
             self._call(torch.zeros(batch, 1, dtype=torch.long, device=model.device))
         if unknown := [layer for layer in self.cache.layers if not hasattr(layer, "recurrent_states")]:
             text = f"{type(model).__name__} keeps its tokens in a {type(unknown[0]).__name__}, beside its states"
-            raise InputError("input-invalid", text, hint=_HINT)
+            raise InputError("input-invalid", text, hint=NO_RECIPE)
 
     @property
     def empty_caches(self) -> list[torch.Tensor]:
@@ -114,7 +131,7 @@ def is_recurrent(model: Any) -> bool:
     return model.can_generate() and "cache_params" in inspect.signature(model.forward).parameters
 
 
-_HINT = "give example inputs: delegraph.lower(model, example_kwargs={...}) lowers a call without a cache"
+NO_RECIPE = "give example inputs: delegraph.lower(model, example_kwargs={...}) lowers a call without a cache"
 
 
 def _exportable(model: Any, batch: int, cache_length: int) -> torch.nn.Module:
@@ -124,7 +141,7 @@ def _exportable(model: Any, batch: int, cache_length: int) -> torch.nn.Module:
 
     if not model.can_generate():
         text = f"{type(model).__name__} does not generate: what it is called with is not known"
-        raise InputError("input-invalid", text, hint=_HINT)
+        raise InputError("input-invalid", text, hint=NO_RECIPE)
     given = model.generation_config
     settings = given.to_dict() if given is not None else {}
     make: Any = GenerationConfig
@@ -133,6 +150,6 @@ def _exportable(model: Any, batch: int, cache_length: int) -> torch.nn.Module:
         return TorchExportableModuleForDecoderOnlyLM(model, batch, cache_length, model.device).model
     except (AttributeError, AssertionError, ValueError, TypeError) as e:  # what the recipe meets first in other models
         text = f"transformers has no static cache for {type(model).__name__}: {e}"
-        raise InputError("input-invalid", text, hint=_HINT) from e
+        raise InputError("input-invalid", text, hint=NO_RECIPE) from e
     finally:
         model.generation_config = given

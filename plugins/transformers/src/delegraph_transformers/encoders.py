@@ -1,0 +1,190 @@
+"""Models whose tokens follow from something else: a text or a sound that an encoder reads, or an image in the prompt.
+
+``encode`` is a method of its own, called once. What it returns, the ``memory``, is an argument of the steps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from delegraph.errors import InputError
+
+from .steps import Step, restored
+
+
+class Encode(torch.nn.Module):
+    """The encoder of a model that has a decoder beside it.
+
+    Takes ``input_ids`` int64 [B, S] and ``attention_mask`` bool [B, S], which is false where the text has ended; or the
+    features of a sound. Returns keys and values of each decoder layer's attention to the encoder, in turn, each
+    [B, heads, S, head size]: computed once here, so that no step repeats it.
+    """
+
+    def __init__(self, model: Any) -> None:
+        """``model``: a PreTrainedModel with an encoder and a decoder."""
+        super().__init__()
+        self.model, self.training = model, model.training
+
+    def forward(self, given: torch.Tensor, attention_mask: torch.Tensor | None = None) -> list[torch.Tensor]:
+        from transformers import DynamicCache, EncoderDecoderCache
+        from transformers.modeling_outputs import BaseModelOutput
+
+        options = {} if attention_mask is None else {"attention_mask": attention_mask}
+        model: Any = self.model
+        hidden = model.get_encoder()(given, **options).last_hidden_state
+        caches: Any = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        first = torch.zeros(given.shape[0], 1, dtype=torch.long, device=given.device)
+        # a token, of which nothing is kept: the layers put keys and values of the encoder's result into their cache
+        model(encoder_outputs=BaseModelOutput(hidden), decoder_input_ids=first, past_key_values=caches, use_cache=True)
+        return [tensor for layer in caches.cross_attention_cache.layers for tensor in (layer.keys, layer.values)]
+
+
+class EncodedStep(torch.nn.Module):
+    """A call of a decoder beside an encoder, with its caches as tensors.
+
+    ``input_ids``, ``position``, ``caches`` and the results: as those of ``Step``. ``memory``: what ``Encode`` returned.
+    ``attention_mask``: the encoder's, for models that have it.
+    """
+
+    def __init__(self, model: Any, batch: int, cache_length: int, memory: list[torch.Tensor]) -> None:
+        """``memory``: that of example inputs, for its sizes."""
+        super().__init__()
+        from transformers import StaticCache
+
+        self.model, self.training = model, model.training
+        cache: Any = StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=cache_length)
+        with torch.no_grad():
+            _, heads, _, size = memory[0].shape
+            cache.early_initialization(batch, heads, size, model.dtype, model.device)
+        self.static_cache, self.length = cache, memory[0].shape[2]
+
+    @property
+    def empty_caches(self) -> list[torch.Tensor]:
+        """Caches before the first token."""
+        cache: Any = self.static_cache
+        return [torch.zeros_like(tensor) for layer in cache.layers for tensor in (layer.keys, layer.values)]
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        position: torch.Tensor,
+        caches: list[torch.Tensor],
+        memory: list[torch.Tensor],
+        attention_mask: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        from transformers import DynamicCache, EncoderDecoderCache
+        from transformers.modeling_outputs import BaseModelOutput
+
+        cache: Any = self.static_cache
+        cross = DynamicCache()
+        for k in range(len(memory) // 2):
+            cross.update(memory[2 * k], memory[2 * k + 1], k)
+        both: Any = EncoderDecoderCache(cache, cross)
+        both.is_updated = dict.fromkeys(range(len(cache.layers)), True)
+        model: Any = self.model
+        # the layers read keys and values of the memory; of the encoder's result only its sizes
+        hidden = memory[0].new_zeros(input_ids.shape[0], self.length, model.config.get_text_config().hidden_size)
+        options = {} if attention_mask is None else {"attention_mask": attention_mask}
+        with restored(cache.layers, caches, position):
+            logits = model(
+                encoder_outputs=BaseModelOutput(hidden),
+                decoder_input_ids=input_ids,
+                past_key_values=both,
+                use_cache=True,
+                **options,
+            ).logits
+            return logits[:, -1], [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+
+
+class EncodeImage(torch.nn.Module):
+    """The part of a model of images and text that makes of an image what stands in the place of tokens.
+
+    ``pixel_values`` -> a list of one tensor, float [N, width]: one row for each place that an image takes in a prompt.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model, self.training = model, model.training
+
+    def forward(self, pixel_values: torch.Tensor) -> list[torch.Tensor]:
+        model: Any = self.model
+        if _is_in_parts(model):
+            hidden = model.model.vision_model(pixel_values=pixel_values).last_hidden_state
+            return [model.model.connector(hidden).flatten(0, 1)]
+        made = model.get_image_features(pixel_values=pixel_values)
+        made = getattr(made, "pooler_output", made)
+        rows = torch.cat(list(made), 0) if isinstance(made, (list, tuple)) else made
+        return [rows.reshape(-1, rows.shape[-1])]
+
+
+class ImageStep(Step):
+    """A ``Step`` whose tokens may be places of an image, which get the rows of ``memory`` in their order.
+
+    The last of the ``caches`` is int32 [1], how many places there were before.
+    """
+
+    def __init__(self, model: Any, batch: int, cache_length: int) -> None:
+        super().__init__(model, batch, cache_length)
+        self.embed = model.get_input_embeddings()
+        self.token = next(
+            getattr(model.config, name)
+            for name in ("image_token_id", "image_token_index")
+            if hasattr(model.config, name)
+        )
+
+    @property
+    def empty_caches(self) -> list[torch.Tensor]:
+        return [*super().empty_caches, torch.zeros(1, dtype=torch.int32)]
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        position: torch.Tensor,
+        caches: list[torch.Tensor],
+        memory: list[torch.Tensor] | None = None,
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        *layers, before = caches
+        made = self.embed(input_ids)
+        if memory is not None:
+            is_place = input_ids == self.token
+            count = is_place.to(torch.int32).cumsum(1, dtype=torch.int32) + before
+            row = (count - 1).clamp(0, memory[0].shape[0] - 1)
+            made = torch.where(is_place[..., None], torch.nn.functional.embedding(row, memory[0]).to(made.dtype), made)
+            before = count[:, -1]
+        scores, after = self.call(layers, position, inputs_embeds=made)
+        return scores, [*after, before.clone()]
+
+
+def encoder_inputs(model: Any, batch: int, length: int) -> tuple[torch.Tensor, ...]:
+    """Example inputs of ``Encode`` or ``EncodeImage``: tokens and a mask [B, length], features, or an image.
+
+    Raises InputError for a model that does not say the sizes of its features.
+    """
+    config = model.config
+    if is_of_images(model):
+        vision: Any = config.vision_config
+        size = vision.image_size
+        height, width = size if isinstance(size, (list, tuple)) else (size, size)
+        return (torch.zeros(batch, getattr(vision, "num_channels", 3), height, width, dtype=model.dtype),)
+    if model.main_input_name == "input_ids":
+        return torch.zeros(batch, length, dtype=torch.long), torch.ones(batch, length, dtype=torch.bool)
+    bins, positions = getattr(config, "num_mel_bins", None), getattr(config, "max_source_positions", None)
+    if bins is None or positions is None or model.main_input_name != "input_features":
+        text = f"{type(model).__name__} does not say how long its {model.main_input_name} are"
+        raise InputError("input-invalid", text, hint="generation_steps(model, encoder_inputs=(example,))")
+    # Whisper's first convolutions halve the number of frames
+    return (torch.zeros(batch, bins, 2 * positions, dtype=model.dtype),)
+
+
+def is_of_images(model: Any) -> bool:
+    """Whether ``model`` generates text of images and text."""
+    return hasattr(model.config, "vision_config") and hasattr(model, "get_image_features")
+
+
+def _is_in_parts(model: Any) -> bool:
+    """Whether the model has the parts of which transformers' recipe for images is made (SmolVLM, Idefics3).
+
+    As a whole, these models drop images that are all zeros, so that sizes would depend on the data.
+    """
+    return hasattr(model.model, "vision_model") and hasattr(model.model, "connector")
