@@ -18,7 +18,10 @@ HOSTILE = "<img src=x onerror=alert(1)>\x1b[31m|`$x`[a](javascript:b)\n=cmd()\u2
 
 @pytest.fixture
 def rows(finished):
-    return latest(read_rows(finished))
+    found = latest(read_rows(finished))
+    for row in found:
+        row["measured"]["load"] = 0.5  # whatever else runs beside the tests
+    return found
 
 
 def named(rows, name, target="tosa", kind="float"):
@@ -203,6 +206,8 @@ def test_noise_is_no_change(rows):
         row["measured"]["latency"]["seconds"] = [min(seconds), *[50 * s for s in seconds]]
 
     assert changed(rows, overlapping)[0] == []
+    found, after = changed(rows, lambda row: (slower(50.0)(row), row["measured"].update(load=12.0)))
+    assert found == [] and changes.busy(rows, after) == 1 and changes.busy(rows, rows) == 0
     few = copy.deepcopy(rows)
     named(few, "small")["measured"]["latency"]["seconds"] = [1e-9, 2e-9]
     assert changes.changes(few, rows) == [], "two calls say nothing"

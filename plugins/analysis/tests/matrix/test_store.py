@@ -17,7 +17,15 @@ def row(number, *paths, error=None, **more):
     found = {"causes": [], "methods": {}, "files": files, "not_run": None, "stage": None}
     found |= dict.fromkeys(("operators", "delegated", "delegates", "bytes"))
     found["error"] = error and {"message": "it failed", "source": None, "hint": None, **error}
-    measured = {"seconds": {}, "cpu": {}, "total_seconds": 1.0, "peak_bytes": 1, "machine": {}, "ended": None}
+    measured = {
+        "seconds": {},
+        "cpu": {},
+        "total_seconds": 1.0,
+        "peak_bytes": 1,
+        "load": 0.1,
+        "machine": {},
+        "ended": None,
+    }
     return {**asked, **named, **found, "measured": measured, **more}
 
 

@@ -348,6 +348,7 @@ def _diff(args: argparse.Namespace, stores: list[str]) -> Outcome:
         "failing": [changes.to_json(change) for change in failing],
         "gates": list(kinds),
         "other_machines": changes.other_machines(before, after),
+        "busy": changes.busy(before, after),
     }
     outcome = Outcome(DIFF_SCHEMA, content, _diff_text(before, after, found, failing), int(bool(failing)))
     for path in args.report:
@@ -364,5 +365,7 @@ def _diff_text(before: Sequence[Any], after: Sequence[Any], found: Sequence[Any]
     lines += filter(None, [changes.overall(before, after)])
     if count := changes.other_machines(before, after):
         lines.append(f"times of {count} cells are not compared: they are of another machine")
+    if count := changes.busy(before, after):
+        lines.append(f"latencies of {count} cells are not compared: their machine was too busy with other things")
     lines += [f"{len(failing)} of these fail the gates"] if failing else []
     return "\n".join(lines)

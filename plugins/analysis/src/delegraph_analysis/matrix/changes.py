@@ -137,7 +137,7 @@ def _latency(old: Row, new: Row, noise: Noise) -> Iterator[Told]:
     if None in times:
         return
     calls = [row["measured"]["latency"]["seconds"] for row in (old, new)]
-    if min(map(len, calls)) < _CALLS:
+    if min(map(len, calls)) < _CALLS or _is_busy(old) or _is_busy(new):
         return
     factor = times[1] / times[0] if times[0] else 1.0  # type: ignore[operator]
     drift = eager[1] / eager[0] if all(eager) else 1.0  # type: ignore[operator]
@@ -150,6 +150,19 @@ def _latency(old: Row, new: Row, noise: Noise) -> Iterator[Told]:
 
 _CALLS = 3
 """Calls that each of two runs has to have, so that their latencies are compared."""
+
+
+def _is_busy(row: Row) -> bool:
+    """Whether the machine had so much to do that all calls of a run may be slow by chance.
+
+    Two runs of twelve cells, at twelve processes for each processor, had a cell of which the five calls took 15 ms and
+    73 ms. Processes that compile with several threads beside each other stay below this.
+    """
+    load: float | None = row["measured"]["load"]
+    return load is not None and load > _BUSY
+
+
+_BUSY = 4.0
 
 
 def _lowering(row: Row) -> float | None:
@@ -194,6 +207,12 @@ def other_machines(before: Sequence[Row], after: Sequence[Row]) -> int:
     """The number of cells whose times are not compared, since they were taken on different machines."""
     old = {key_of(row): row for row in before}
     return sum(_machine(row) != _machine(old[key_of(row)]) for row in after if key_of(row) in old)
+
+
+def busy(before: Sequence[Row], after: Sequence[Row]) -> int:
+    """The number of cells whose latencies are not compared, since one of the machines had too much to do."""
+    old = {key_of(row): row for row in before}
+    return sum(_is_busy(row) or _is_busy(old[key_of(row)]) for row in after if key_of(row) in old)
 
 
 def overall(before: Sequence[Row], after: Sequence[Row]) -> str:

@@ -220,7 +220,7 @@ _ROW: Mapping[str, Any] = {
         **dict.fromkeys(("seconds", "cpu"), _Each(float)),
         **dict.fromkeys(("latency", "eager"), _TIMED),
         **dict.fromkeys(("page", "report"), _FILE),
-        "total_seconds": _NUMBER,
+        **dict.fromkeys(("total_seconds", "load"), _NUMBER),
         "peak_bytes": _WHOLE,
         "machine": _Maybe(_Each(object)),
         "ended": _Maybe(str),
