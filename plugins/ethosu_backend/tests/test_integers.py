@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-U85 = "TOSA-1.0+INT+int16+int4+u85"
+U55, U85 = "TOSA-1.0+INT+int16+int4+u55", "TOSA-1.0+INT+int16+int4+u85"
 HIDING = torch.full((33, 33), float("-inf")).triu(1)
 
 
@@ -93,3 +93,36 @@ def test_a_last_axis_of_one_element_is_left_out():
     for operator in operators:
         if operator.name in ("SUB", "CONCAT"):
             assert operator.outputs[0].type.shape[-1] > 1
+
+
+@pytest.mark.parametrize(("count", "products"), [(33, 2), (65, 3)])
+def test_few_positions_take_one_product_with_weights_of_8_bits_on_a_u55(count, products):
+    """The scores are one MATMUL; the weighted values one, or two for as many bits as more positions need."""
+    for settings in ({}, {"is_causal": True}):
+        attention = Model(lambda *x, given=settings: F.scaled_dot_product_attention(*x, **given))
+        operators, distance = compiled(attention, *[(1, 2, count, 16)] * 3, spec=U55)
+        expect_equal(distance, 0.85 if products == 2 else 0.99)
+        assert [operator.name for operator in operators].count("MATMUL") == products
+
+
+class Norm(torch.nn.Module):
+    """A norm whose weights and biases are near 0, 0, negative and large."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.norm = kind(24)
+        numbers = torch.tensor([0.0, 1e-9, -1.0, 0.03, -2.5, 1.0])
+        self.norm.weight.data = numbers.repeat(4)
+        if kind is torch.nn.LayerNorm:
+            self.norm.bias.data = numbers.repeat_interleave(4)
+
+    def forward(self, x):
+        return self.norm(x * torch.tensor([0.02, 1.0, 3.0]).reshape(3, 1))
+
+
+@pytest.mark.parametrize("kind", [torch.nn.LayerNorm, torch.nn.RMSNorm])
+def test_weights_of_a_norm_are_a_convolution_on_a_u55(kind):
+    for spec, count in ((U55, 1), (U85, 0)):
+        operators, distance = compiled(Norm(kind), (2, 3, 24), spec=spec)
+        expect_equal(distance, 0.98)
+        assert [operator.name for operator in operators].count("DEPTHWISE_CONV2D") == count

@@ -8,6 +8,7 @@ from ...ir.graph import Operator, Value, literal
 from ...ir.sizes import LARGEST_SIZE, is_dynamic, waits
 from ...ir.sizes import range_of as size_range
 from ...ir.types import ARRAY_DTYPES, FLOATS, DType
+from . import narrowed
 from .emitter import Shape
 from .operators import Operators
 from .size_numbers import computed
@@ -30,13 +31,16 @@ class Tosa(Operators):
     def _in_other_types(self, operator: Operator, why: str) -> Value:
         """The result of an operator that the target refuses (``why``), computed by other operators or in other types.
 
-        On a target of TOSA 0.80, ``older.instead`` may have a replacement. Otherwise the base class tries other types.
+        On a target of TOSA 0.80, ``older.instead`` may have a replacement, and ``narrowed.instead`` on one that names a
+        device. Otherwise the base class tries other types.
         """
         if self.spec.version < (1, 0):
             from .older import instead
 
             if (computed_otherwise := instead(self, operator)) is not None:
                 return computed_otherwise
+        if self.spec.devices and (computed_otherwise := narrowed.instead(self, operator)) is not None:
+            return computed_otherwise
         return super()._in_other_types(operator, why)
 
     def constant(self, number: float, dtype: DType, shape: Shape = (1,)) -> Value:

@@ -33,6 +33,10 @@ HIDDEN = -(2**30)
 """The score of a hidden key, below all other scores."""
 LOWER = 8
 """How many low bits of a weight go into the second of the two products."""
+ONCE = frozenset({"u55"})
+"""Devices that take a MATMUL as long as ten other operators: the weights have 8 bits there, and one product."""
+FEW = 64
+"""The most positions for which weights of 8 bits are enough: results are then within a step, as a rule."""
 
 
 class Widths(NamedTuple):
@@ -89,6 +93,8 @@ def scaled_dot_product_attention(
     if q.q.dtype is DType.INT8 and has_short_rows(t, scores, scores.rank - 1):
         return _short(t, *_masked(t, scores, mask), Scaled(values, v.scale, v.zero_point))
     weights = _weights(t, *_masked(t, scores, mask), bits)
+    if q.q.dtype is DType.INT8 and count <= FEW and ONCE & t.spec.devices:
+        return _in_one_product(t, weights, bits, Scaled(values, v.scale, v.zero_point))
     # weights are not divided by their sum yet: the result is (weights @ values) / total
     y = _weighted_values(t, weights, values, v.zero_point, widths.lost(bits, count))
     total = t.reduce_sum(weights, weights.rank - 1)
@@ -154,12 +160,23 @@ def _weighted_values(t: Tosa, weights: Value, values: Value, zero_point: int, lo
     # weights = high * 2**LOWER + low, where low is from -2**(LOWER - 1) to 2**(LOWER - 1) - 1
     high = t.right_shift(t.add(weights, 1 << (LOWER - 1)), LOWER)
     low = t.sub(weights, t.left_shift(high, LOWER))
+    low.range = -1 << (LOWER - 1), (1 << (LOWER - 1)) - 1
     sums = [
         batched_product(Weighing(t, values, zero_point, lost_of_part), t.cast(part, values.dtype), values)
         for part, lost_of_part in ((high, max(lost - LOWER, 0)), (low, lost))
     ]
     # of the LOWER bits by which the high sums stand above the low ones, the high sums have not lost LOWER - lost
     return t.add(t.left_shift(sums[0], max(LOWER - lost, 0)), sums[1])
+
+
+def _in_one_product(t: Tosa, weights: Value, bits: int, values: Scaled) -> Lazy:
+    """The result by one product with the upper 8 of the ``bits`` bits of the weights, as int8 from -128 on."""
+    coarse = Scaled(weights, Scale(2.0 ** (8 - bits)))
+    q = rescale(t, coarse, 1.0, -128, DType.INT8)
+    builder = Accumulating(t, DType.INT32, -128, values.zero_point)
+    y = batched_product(builder, q, values.q)
+    total = t.reduce_sum(rescale(t, Scaled(q, Scale(1.0), -128), 1.0, 0, DType.INT32), q.rank - 1)
+    return _divided_by_sums(t, y, total, values.scale, 8, 0)
 
 
 class Weighing(Accumulating):

@@ -110,6 +110,7 @@ def exp_of(t: Tosa, x: Scaled, bits: int) -> Value:
     # 16 * x with BETWEEN fraction bits: k, from -255 to 0, and f
     steps = rescale(t, Scaled(q, x.scale), 1 / (PLACES << BETWEEN), 0, DType.INT32)
     steps = t.maximum(steps, -255 << BETWEEN)
+    steps.range = -255 << BETWEEN, 0
     index = t.cast(t.add(t.right_shift(steps, BETWEEN), 127), DType.INT8)
     # the fraction of a step of 1/16 (4 bits) as Q29
     f = t.left_shift(t.bitwise_and(steps, (1 << BETWEEN) - 1), FRACTION - BETWEEN - 4)
@@ -119,7 +120,10 @@ def exp_of(t: Tosa, x: Scaled, bits: int) -> Value:
     entries = exp_table(1 / PLACES, bits)
     # k = -255 is x <= -LEAST, where the result is 0
     entries[0] = 0
-    return t.mul(looked_up(t, index, entries), series, shift=FRACTION)
+    y = t.mul(looked_up(t, index, entries), series, shift=FRACTION)
+    # one more for what is rounded
+    y.range = 0, exp_one(bits) + 1
+    return y
 
 
 LOG_FRACTION = 24
@@ -136,6 +140,7 @@ def logarithm(t: Tosa, x: Value, one: int) -> Scaled:
     """
     shift = t.sub(t.clz(x), 1)
     m = t.left_shift(x, shift)
+    m.range = 1 << 30, (1 << 31) - 1
     # the upper 8 bits beside the sign, 128 .. 255, as index -128 .. -1 into a table of 256 entries
     upper = t.right_shift(m, 23)
     index = t.cast(t.sub(upper, 256), DType.INT8)

@@ -4,26 +4,63 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from ...ir.graph import Value
+from ...ir.sizes import is_dynamic
 from ...ir.types import DType
 from ..aten.norm import channel_shape, factor_and_offset, last_axes
 from ..aten.reduce import reduced
 from ..builder import Tosa
-from ..lazy.quantization import Scale
-from ..lazy.values import Lazy, Scaled, operand, real
+from ..lazy.quantization import Quantization, Scale
+from ..lazy.values import Lazy, Scaled, operand, real, rescale
 from ..ranges.ranges import range_of
 from ..registry import lowers
-from .affine import affine, multiplied
+from .affine import affine, convolved, multiplied
 from .fixed_point import FRACTION, inverse_root
+from .fixed_point import Normalized as RowFactor
 
 aten = torch.ops.aten
 
 
-def normalized(t: Tosa, x: Scaled, axes: Sequence[int], eps: float, centre: bool) -> Scaled:
-    """(x - mean) / sqrt(variance + eps) over ``axes``, or x / sqrt(mean square + eps) without ``centre``; int32.
+DEVICES = frozenset({"u55"})
+"""Devices that take a few operators of 16 bits for less than as many of int32."""
+COARSE = 15
+"""Bits that results of 8 bits do not need: of the normalized integers, which have 30, and of the mantissa less one."""
+
+
+class Normalized(NamedTuple):
+    """(c << shift + left) * mantissa * scale: integers c [*S], and the inverse root of each row."""
+
+    c: Value
+    inverse: RowFactor
+    left: int
+    scale: Scale
+    is_bounded: bool
+    """Whether the integers of ``computed`` have at most 30 bits."""
+
+    def computed(self, t: Tosa) -> Scaled:
+        """The result as int32."""
+        shifted = t.left_shift(self.c, t.add(self.inverse.shift, self.left))
+        y = t.mul(shifted, self.inverse.mantissa, shift=FRACTION)
+        y.range = (-1 << 30, 1 << 30) if self.is_bounded else None
+        return Scaled(y, self.scale)
+
+    def coarse(self, t: Tosa) -> Scaled:
+        """The result as int16, if it ``is_bounded``; the factor of each row has 15 bits, so that it can be shifted."""
+        mantissa = t.right_shift(self.inverse.mantissa, COARSE)
+        # the shift is 15 at most
+        factor = t.left_shift(mantissa, self.inverse.shift)
+        y = t.mul(self.c, factor, shift=FRACTION - self.left)
+        y.range = -1 << 15, 1 << 15
+        step = self.scale.over(2.0**-COARSE)
+        return Scaled(rescale(t, Scaled(y, step), step.factor, 0, DType.INT16), step)
+
+
+def normalized(t: Tosa, x: Scaled, axes: Sequence[int], eps: float, centre: bool) -> Normalized:
+    """(x - mean) / sqrt(variance + eps) over ``axes``, or x / sqrt(mean square + eps) without ``centre``.
 
     With n elements, c = n * x - sum (without ``centre``, n * x) is exact, and sum(c**2) is n**3 * variance (or mean
     square). So the result is sqrt(n) * c / sqrt(sum(c**2) + n**3 * eps). ``lost`` low bits of the squares are rounded
@@ -36,12 +73,14 @@ def normalized(t: Tosa, x: Scaled, axes: Sequence[int], eps: float, centre: bool
     bits = math.ceil(math.log2(n * (high - low if centre else x.size)))
     t.require(bits < 31, f"a norm over {n} elements has more than 32 bits")
     # subtracting the mean removes the zero point too
-    q = t.sub(t.cast(x.q, DType.INT32), 0 if centre else x.zero_point)
+    q = t.cast(x.q, DType.INT32) if centre else t.sub(t.cast(x.q, DType.INT32), x.zero_point)
     c = t.mul(q, n)
     if centre:
         c = t.sub(c, reduced(t, q, t.reduce_sum, axes, True))
+    # the largest sum of squares: half of the elements are at each end of the range
+    most = n**3 * ((high - low) / 2 if centre else x.size) ** 2
     # an even number, so that the root loses a whole number of bits
-    lost = 2 * max(0, (2 * bits + math.ceil(math.log2(n)) - 29) // 2)
+    lost = 2 * max(0, math.ceil((math.log2(max(most, 1)) - 29.9) / 2))
     # n**3 * eps in steps of the squares that have lost their low bits
     offset = eps * n**3 / x.scale.factor**2 / 2.0**lost
     extra = max(0, math.ceil((math.log2(max(offset, 1)) - 29) / 2))
@@ -52,9 +91,46 @@ def normalized(t: Tosa, x: Scaled, axes: Sequence[int], eps: float, centre: bool
     left = 14 - lost // 2
     if left < 0:
         c, left = t.right_shift(c, -left), 0
-    y = t.mul(t.left_shift(c, t.add(inverse.shift, left)), inverse.mantissa, shift=FRACTION)
     # -29.5: the powers of two in ``inverse_root`` and in the shifts of c and of the product
-    return Scaled(y, Scale(math.sqrt(n) * 2.0 ** (-29.5 - extra)))
+    scale = Scale(math.sqrt(n) * 2.0 ** (-29.5 - extra))
+    # |c| is at most the root of the sum of squares; 1.3 times that where the squares were rounded. Below 2**30
+    return Normalized(c, inverse, left, scale, not extra)
+
+
+class Weighed(Lazy):
+    """A normalized value times ``weight`` [C] plus ``bias`` [C] along the last axis, on an NPU."""
+
+    __slots__ = ("bias", "of", "weight")
+
+    def __init__(self, of: Normalized, weight: Value | None, bias: Value | None) -> None:
+        """A ``weight`` of None is 1, a ``bias`` of None is 0."""
+        super().__init__(of.c.shape)
+        self.of, self.weight, self.bias = of, weight, bias
+
+    def integer(self, t: Tosa, to: Quantization) -> Value:
+        """The sum in the quantization ``to``; of int8 by a convolution of int16."""
+        if to.dtype is DType.INT8:
+            return convolved(t, self.of.coarse(t), self.weight, self.bias).integer(t, to)
+        return self._computed(t).integer(t, to)
+
+    def real(self, t: Tosa) -> Value:
+        """The sum of the real numbers, computed in floats."""
+        return self._computed(t).real(t)
+
+    def _computed(self, t: Tosa) -> Scaled:
+        """The sum by operators of int32."""
+        return affine(t, self.of.computed(t), (1,) * (self.rank - 1) + self.shape[-1:], self.weight, self.bias)
+
+
+def _weighed(t: Tosa, y: Normalized, sizes: Sequence[int], weight: Value | None, bias: Value | None) -> Lazy:
+    """y * weight + bias along the last axes, which have these ``sizes``."""
+    constants = [value for value in (weight, bias) if value is not None]
+    is_short = len(sizes) == 1 and y.is_bounded and not any(map(is_dynamic, y.c.shape))
+    if is_short and DEVICES & t.spec.devices and "int16" in t.spec.extensions:
+        if constants and y.c.rank > 1 and all(value.constant is not None for value in constants):
+            return Weighed(y, weight, bias)
+    shape = (1,) * (y.c.rank - len(sizes)) + tuple(sizes)
+    return affine(t, y.computed(t), shape, weight, bias)
 
 
 @lowers(aten.layer_norm.default, on=Lazy)
@@ -68,16 +144,18 @@ def layer_norm(
     cudnn_enable: bool,
 ) -> Lazy:
     """input [*S,*N], weight [*N], bias [*N] -> [*S,*N]"""
-    axes, shape = last_axes(input, normalized_shape)
-    return affine(t, normalized(t, operand(t, input, "its input"), axes, eps, True), shape, weight, bias)
+    axes, _ = last_axes(input, normalized_shape)
+    y = normalized(t, operand(t, input, "its input"), axes, eps, True)
+    return _weighed(t, y, normalized_shape, weight, bias)
 
 
 @lowers(aten.rms_norm.default, on=Lazy)
 def rms_norm(t: Tosa, input: Value, normalized_shape: Sequence[int], weight: Value | None, eps: float | None) -> Lazy:
     """input [*S,*N], weight [*N] -> [*S,*N]"""
-    axes, shape = last_axes(input, normalized_shape)
+    axes, _ = last_axes(input, normalized_shape)
     epsilon = torch.finfo(torch.float32).eps if eps is None else eps
-    return affine(t, normalized(t, operand(t, input, "its input"), axes, epsilon, False), shape, weight, None)
+    y = normalized(t, operand(t, input, "its input"), axes, epsilon, False)
+    return _weighed(t, y, normalized_shape, weight, None)
 
 
 @lowers(aten.group_norm.default, on=Lazy)
@@ -94,7 +172,7 @@ def group_norm(
     x = operand(t, input, "its input")
     parts = t.reshape(x.q, (x.shape[0], num_groups, math.prod(x.shape[1:]) // num_groups))
     groups = Scaled(parts, x.scale, x.zero_point)
-    y = normalized(t, groups, [2], eps, True)
+    y = normalized(t, groups, [2], eps, True).computed(t)
     return affine(t, Scaled(t.reshape(y.q, x.shape), y.scale), channel_shape(input), weight, bias)
 
 
@@ -115,7 +193,7 @@ def instance_norm(
     if not use_input_stats:
         return batch_norm(t, input, weight, bias, running_mean, running_var, False, momentum, eps, cudnn_enabled)
     t.require(running_mean is None, "instance normalization that keeps running statistics is not lowered")
-    y = normalized(t, operand(t, input, "its input"), range(2, input.rank), eps, True)
+    y = normalized(t, operand(t, input, "its input"), range(2, input.rank), eps, True).computed(t)
     return affine(t, y, channel_shape(input), weight, bias)
 
 

@@ -220,6 +220,12 @@ def _shifted(combine: Callable[[int, int], int]) -> Callable[[Operator], Range]:
     return shifted
 
 
+def _right_shifted(operator: Operator) -> Range:
+    """ARITHMETIC_RIGHT_SHIFT, which rounds down, or with ``round`` half up."""
+    rounds = operator.attribute_values()["round"]
+    return _shifted(lambda x, y: (x + (1 << y >> 1 if rounds else 0)) >> y)(operator)
+
+
 RANGES: dict[type[Operator], Callable[..., Range]] = {
     **dict.fromkeys((tosa.RESHAPE, tosa.TRANSPOSE, tosa.SLICE, tosa.TILE, tosa.REVERSE, tosa.IDENTITY), _first_operand),
     **dict.fromkeys((tosa.REDUCE_MAX, tosa.REDUCE_MIN, tosa.GATHER), _first_operand),
@@ -240,7 +246,7 @@ RANGES: dict[type[Operator], Callable[..., Range]] = {
     tosa.ARGMAX: _position,
     tosa.CAST: _cast,
     tosa.LOGICAL_LEFT_SHIFT: _shifted(lambda x, y: x << y),
-    tosa.ARITHMETIC_RIGHT_SHIFT: _shifted(lambda x, y: x >> y),
+    tosa.ARITHMETIC_RIGHT_SHIFT: _right_shifted,
     tosa.LOGICAL_RIGHT_SHIFT: _bits_shifted,
     tosa.BITWISE_NOT: _inverted,
     tosa.BITWISE_AND: _masked,
