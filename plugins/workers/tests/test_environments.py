@@ -317,7 +317,7 @@ def test_settings_that_are_wrong(text, why, tmp_path):
         ('python = "/bin/python"\nshell = "x"', "unknown key 'shell'"),
     ],
 )
-def test_a_table_that_is_wrong_costs_its_backend_alone(table, why, declared, tosa, monkeypatch):
+def test_a_table_that_is_wrong_costs_its_backend_alone(table, why, tosa, declared, monkeypatch):
     real = config.description_of
     monkeypatch.setattr(plugin, "description_of", lambda setting: tosa if setting.name == "well" else real(setting))
     monkeypatch.setattr(plugin, "is_installed", lambda distribution: False)
