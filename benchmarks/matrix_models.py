@@ -4,6 +4,7 @@
 
 They are those of benchmarks/engines.py (examples/, tests/fifteen, and the tests of delegraph-executorch and
 delegraph-tosa), with more of the last. Each is a function, called as its name with _ for what is no letter or digit.
+Models of tests import pytest: install requirements-dev.txt.
 """
 
 from __future__ import annotations
