@@ -72,6 +72,16 @@ def test_the_range_of_a_product_that_is_shifted(left, right, slack, shift):
     assert (low <= exact.min() and exact.max() <= high) or (low, high) == INT32
 
 
+@settings(max_examples=30, deadline=None)
+@given(numbers=NUMBERS, slack=st.integers(0, 5), shift=st.integers(0, 31))
+def test_the_range_of_a_shift_that_rounds(numbers, slack, shift):
+    t = Tosa(TosaSpec.parse("TOSA-1.0+INT"))
+    x = _constant(numbers, slack, DType.INT32)
+    result = t.emit(tosa.ARITHMETIC_RIGHT_SHIFT, (x, t.like(shift, x)), round=True)
+    elements, (low, high) = materialize(result), range_of(result)
+    assert low <= elements.min() and elements.max() <= high
+
+
 @pytest.mark.parametrize("name", OPERATORS)
 @settings(max_examples=30, deadline=None)
 @given(left=NUMBERS, right=NUMBERS, slack=st.integers(0, 5), dtype=st.sampled_from([DType.INT32, DType.INT64]))
