@@ -5,8 +5,13 @@ import pytest
 import torch
 from delegraph.errors import FormatError
 from delegraph.formats import join
-from delegraph_tosa.serialize import joined
-from delegraph_tosa.serialize.cut import LEAST, MAGIC
+from delegraph_tosa.ir.graph import Graph, Value
+from delegraph_tosa.ir.types import DType, Type
+from delegraph_tosa.lowering import Tosa
+from delegraph_tosa.lowering.torch_values.types import constant_of
+from delegraph_tosa.serialize import TosaFile, joined
+from delegraph_tosa.serialize.cut import LEAST, MAGIC, cut
+from delegraph_tosa.spec import TosaSpec
 from torch import nn
 
 OPTIONS = {"tosa": {"named_constants": True}}
@@ -97,3 +102,18 @@ def test_damaged_blobs(shared):
     ):
         with pytest.raises(FormatError, match="constants are named data is damaged"):
             joined(broken, there)
+
+
+def test_a_constant_that_is_written_in_pieces_is_one():
+    """As weights of three layers are that became one; and beside it the same numbers in one tensor."""
+    spec, parts = TosaSpec.parse("TOSA-1.0+FP+INT"), [torch.randn(32, 64) for _ in range(3)]
+    t = Tosa(spec)
+    x = Value(Type((96, 64), DType.FP32), name="x")
+    together = t.concat([constant_of(f"part{k}", part) for k, part in enumerate(parts)], 0)
+    y = t.add(t.add(x, together), constant_of("whole", torch.cat(parts)))
+    file = TosaFile(Graph([x], [y], t.operators), spec)
+    content, output = cut(file)
+    assert len(output.pte_data) == 1
+    data = {key: join(output.buffers[entry.buffer_index]) for key, entry in output.pte_data.items()}
+    assert list(map(len, data.values())) == [3 * 32 * 64 * 4]
+    assert joined(content, data) == file.join()

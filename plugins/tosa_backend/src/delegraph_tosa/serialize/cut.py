@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 import struct
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from delegraph.backend import NamedDataStore, NamedDataStoreOutput
@@ -97,19 +97,36 @@ def _damaged(why: str) -> FormatError:
 
 
 class _Kept(io.RawIOBase):
-    """Keeps what is written to it but for large constants, of which ``left_out`` has the digests and places."""
+    """Keeps what is written to it but for large constants, of which ``left_out`` has the digests and places.
 
-    def __init__(self, large: Collection[int]) -> None:
+    ``large``: place -> the constant there. It may come in pieces, as one does that is put together of several.
+    """
+
+    def __init__(self, large: Mapping[int, Any]) -> None:
         self.rest, self.left_out = io.BytesIO(), dict[bytes, int]()
         self._large, self._position = large, 0
+        self._place, self._digest = 0, hashlib.sha256()  # of the constant that is being written
+        self._missing = 0
+        """How many of its bytes have not come yet."""
 
     def write(self, data: Any) -> int:
-        """A constant comes in one piece."""
-        size, place = memoryview(data).nbytes, self._position
-        digest = hashlib.sha256(data).digest() if size >= LEAST and place in self._large else None
-        if digest is None or digest in self.left_out:
-            self.rest.write(data)
+        size = memoryview(data).nbytes
+        if size and not self._missing and self._position in self._large:
+            self._place, self._digest = self._position, hashlib.sha256()
+            self._missing = self._large[self._place].size
+        if self._missing:
+            self._digest.update(data)
+            self._missing -= size
+            if not self._missing:
+                self._leave_out(self._digest.digest())
         else:
-            self.left_out[digest] = place
+            self.rest.write(data)
         self._position += size
         return size
+
+    def _leave_out(self, digest: bytes) -> None:
+        """The constant at ``_place`` has come. Of equal ones, the first is left out."""
+        if digest in self.left_out:
+            self._large[self._place].write_to(self.rest)
+        else:
+            self.left_out[digest] = self._place
