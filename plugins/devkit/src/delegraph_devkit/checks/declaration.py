@@ -120,6 +120,7 @@ def _odd(option: OptionSpec) -> tuple[Any, ...]:
         int: (-1, 0, 2**70),
         float: (-1.0, float("nan"), float("inf")),
         bool: (True, False),
+        list: ([], [""], ["no such value"], ["\0", "é" * 300]),
     }
     return tuple(v for v in values[option.type] if accepts(option, v))
 
