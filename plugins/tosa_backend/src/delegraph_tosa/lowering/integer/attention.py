@@ -21,6 +21,7 @@ from ..aten.linear import batched_product
 from ..builder import Tosa
 from ..lazy.quantization import Scale
 from ..lazy.values import Joined, Lazy, Moved, Scaled, operand, rescale
+from ..ranges.ranges import range_of
 from ..registry import lowers
 from .fixed_point import FRACTION, exp_of, reciprocal
 from .products import WIDE, Accumulating
@@ -91,7 +92,9 @@ def scaled_dot_product_attention(
     bits = widths.of_weights(t, count)
     mask = lower_triangle(t, scores.shape) if is_causal else attn_mask
     if q.q.dtype is DType.INT8 and has_short_rows(t, scores, scores.rank - 1):
-        return _short(t, *_masked(t, scores, mask), Scaled(values, v.scale, v.zero_point))
+        # these passes leave hidden keys out themselves, and rescale scores by shifts that -2**30 does not fit
+        lowest = max(range_of(scores.q)[0], HIDDEN)
+        return _short(t, *_masked(t, scores, mask, lowest), Scaled(values, v.scale, v.zero_point))
     weights = _weights(t, *_masked(t, scores, mask), bits)
     if q.q.dtype is DType.INT8 and count <= FEW and ONCE & t.spec.devices:
         return _in_one_product(t, weights, bits, Scaled(values, v.scale, v.zero_point))
@@ -113,15 +116,16 @@ def _short(t: Tosa, scores: Scaled, seen: Value | None, values: Scaled) -> Lazy:
     return Scaled(y, values.scale.times(builder.unit).over(2.0**SHARE))
 
 
-def _masked(t: Tosa, scores: Scaled, mask: Value | None) -> tuple[Scaled, Value | None]:
+def _masked(t: Tosa, scores: Scaled, mask: Value | None, hidden: int = HIDDEN) -> tuple[Scaled, Value | None]:
     """The scores with the mask applied, and bool [*B,L,S], false for hidden keys; None if no key is hidden.
 
-    The mask is bool (False hides a key), a float or lazy value that is added to scores, or None.
+    The mask is bool (False hides a key, whose score becomes ``hidden``), a float or lazy value that is added to scores,
+    or None.
     """
     if mask is None:
         return scores, None
     if mask.dtype is DType.BOOL:
-        return Scaled(t.select(mask, scores.q, HIDDEN), scores.scale), mask
+        return Scaled(t.select(mask, scores.q, hidden), scores.scale), mask
     return logits(t, Shifted(scores, mask, scores.shape)), _above_minus_infinity(t, mask)
 
 
