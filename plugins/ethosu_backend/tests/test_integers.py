@@ -126,3 +126,11 @@ def test_weights_of_a_norm_are_a_convolution_on_a_u55(kind):
         operators, distance = compiled(Norm(kind), (2, 3, 24), spec=spec)
         expect_equal(distance, 0.98)
         assert [operator.name for operator in operators].count("DEPTHWISE_CONV2D") == count
+
+
+def test_the_score_of_a_hidden_key_fits_the_shift_behind_it():
+    """TOSA leaves a RESCALE of int32 open beyond 2**(shift - 1); no score of these is near -2**30."""
+    operators, _ = compiled(*ROWS["causal"][:1], *ROWS["causal"][1])
+    operands = [value for operator in operators if operator.name == "SELECT" for value in operator.inputs[1:]]
+    constants = [delegraph_tosa.materialize(v) for v in operands if v.constant is not None]
+    assert constants and min(int(c.min()) for c in constants) > -(2**24)
