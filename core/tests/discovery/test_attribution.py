@@ -112,6 +112,11 @@ class Failing(Partitioner):
         super().__init__()
         self.place = place
 
+    def check_settings(self, programs):
+        assert list(programs) == ["forward"]
+        if self.place == "settings":
+            raise ValueError("no such input")
+
     def partition(self, exported_program):
         if self.place == "partition":
             raise SystemExit(0)
@@ -129,7 +134,12 @@ class Failing(Partitioner):
 @pytest.mark.parametrize("wrap", [lambda p: p, lambda p: WrappingPartitioner(p, "EchoBackend")])
 @pytest.mark.parametrize(
     ("place", "text"),
-    [("partition", "raised SystemExit: 0"), ("ops", "raised TypeError: ops"), ("filter", "raised IndexError: wanted")],
+    [
+        ("settings", "raised ValueError: no such input"),
+        ("partition", "raised SystemExit: 0"),
+        ("ops", "raised TypeError: ops"),
+        ("filter", "raised IndexError: wanted"),
+    ],
 )
 def test_partitioners(place, text, wrap):
     """One that is wrapped is blamed itself."""

@@ -51,7 +51,7 @@ from .give_back import give_back, given_back_row
 from .insert import insert_delegates
 from .order import order, random_notes
 from .partition import Plan, Work
-from .plan import ask, make_plan
+from .plan import ask, check_settings, make_plan
 from .snapshot import Snapshot
 from .state import shared_state_notes
 
@@ -199,8 +199,11 @@ def _normalized(lowering: Lowering, method: str, program: ExportedProgram) -> Ex
 def _partition(lowering: Lowering) -> None:
     """Step ``decompose-and-partition``, for the methods about which the current backend is asked."""
     partitioners = lowering.rounds[lowering.turn].partitioners
+    asked = {method: program for method, program in lowering.programs.items() if method in partitioners}
     with attributing(lowering.registry):
-        lowering.plans = {m: _plan_all(lowering, m, p) for m, p in lowering.programs.items() if m in partitioners}
+        for partitioner in {id(p): p for p in partitioners.values()}.values():
+            check_settings(partitioner, {m: p for m, p in asked.items() if partitioners[m] is partitioner})
+        lowering.plans = {method: _plan_all(lowering, method, program) for method, program in asked.items()}
 
 
 def _plan_all(lowering: Lowering, method: str, program: ExportedProgram) -> Plan:

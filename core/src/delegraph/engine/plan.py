@@ -34,6 +34,12 @@ class Answer(NamedTuple):
     before: Snapshot | None
 
 
+def check_settings(partitioner: Partitioner, programs: Mapping[str, ExportedProgram]) -> None:
+    """Let ``partitioner`` check its settings by the ``programs`` of all methods that it will be asked about."""
+    with AtWork(partitioner, "check_settings"):
+        partitioner.check_settings(programs)
+
+
 def ask(
     program: ExportedProgram, partitioner: Partitioner, watched: bool = True, cache: Lookups | None = None
 ) -> Answer:

@@ -154,6 +154,14 @@ class Partitioner(ABC):
         """
         return None
 
+    def check_settings(self, programs: Mapping[str, ExportedProgram]) -> None:
+        """Raise OptionError for a setting that fits none of ``programs``, such as the name of an input that none has.
+
+        A lowering calls this before it asks about the first program. ``programs``: method -> program, for all methods
+        about which this partitioner will be asked; ``partition`` sees one of them at a time.
+        """
+        return None
+
     @abstractmethod
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """Tag the nodes of ``exported_program`` and say which backend each tag goes to."""

@@ -51,6 +51,10 @@ class WrappingPartitioner(Partitioner):
     def additional_checks(self, checks: Sequence[WhyNot]) -> None:
         self.inner.additional_checks = tuple(checks)  # type: ignore[attr-defined]
 
+    def check_settings(self, programs: Mapping[str, ExportedProgram]) -> None:
+        """Let ``inner`` check its settings."""
+        self.inner.check_settings(programs)
+
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """The result of ``inner``, with the partitions sent to ``backend_id``."""
         result = self.inner(exported_program)

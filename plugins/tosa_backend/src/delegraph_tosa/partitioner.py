@@ -72,7 +72,7 @@ class TOSASupport:
     def _mark_inputs(self, program: ExportedProgram) -> None:
         """Mark the int64 inputs that fit as the user says, and those that cross in the type that their uses read."""
         inputs = [n for n in user_inputs(program) if _is_int64(n.meta.get("val"))]
-        called = dict(zip(user_inputs(program), input_names(program), strict=True)) if self._within else {}
+        called = dict(_called_inputs(program)) if self._within else {}
         for node in inputs:
             within = self._within.get(called.get(node, node.name), self._within.get(node.name))
             if within is not None:
@@ -268,13 +268,27 @@ class TOSAPartitioner(CapabilityPartitioner):
         int32_inputs: Sequence[str] = (),
     ) -> None:
         options = Options.of(str(spec), debug_artifact_path, input_order, locations, metadata, named_constants)
+        self._within = dict(map(_promised, int32_inputs))
         super().__init__(
-            TOSASupport(options.spec, dict(map(_promised, int32_inputs))),
+            TOSASupport(options.spec, self._within),
             "TOSABackend",
             options.compile_specs(),
             additional_checks=() if options.spec.takes_dynamic else (why_not_dynamic,),
             spec={"spec": options.spec},
         )
+
+    def check_settings(self, programs: Mapping[str, ExportedProgram]) -> None:
+        """Raise OptionError for a name in ``int32_inputs`` that is no int64 input of any of the ``programs``."""
+        inputs = [pair for program in programs.values() for pair in _called_inputs(program)] if self._within else []
+        vals = {name: node.meta.get("val") for node, called in inputs for name in (node.name, called)}
+        int64 = {name for node, called in inputs if _is_int64(node.meta.get("val")) for name in (node.name, called)}
+        for name in self._within:
+            if name not in int64:
+                text = f"int32_inputs names {name!r}, which is no int64 input of the program"
+                if isinstance(val := vals.get(name), torch.Tensor):
+                    text += f", but {str(val.dtype).removeprefix('torch.')}"
+                there = dict.fromkeys(called for node, called in inputs if node.name in int64)
+                raise OptionError("option-invalid", text, hint=f"int64 inputs are {', '.join(there) or 'none'}")
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """As the checks say; every int64 that enters or leaves a delegate is cast there if the target has none.
@@ -288,6 +302,11 @@ class TOSAPartitioner(CapabilityPartitioner):
         crossing = [n for n in exported_program.graph.nodes if _is_int64(n.meta.get("val"))]
         result.boundary_types = {n.name: getattr(torch, n.meta.get(CARRIED, "int32")) for n in crossing}
         return result
+
+
+def _called_inputs(program: ExportedProgram) -> list[tuple[Node, str]]:
+    """The inputs of ``program``, each with the caller's name for it."""
+    return list(zip(user_inputs(program), input_names(program), strict=True))
 
 
 def _promised(entry: str) -> tuple[str, Range]:

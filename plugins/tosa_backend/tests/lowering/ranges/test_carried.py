@@ -136,6 +136,28 @@ def test_entries_of_another_form(entry, said):
         lower(masked, X, BITS, int32_inputs=[entry])
 
 
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [("maks", "'maks', which is no int64 input of the program"), ("x=0..1", "'x', .* program, but float32")],
+)
+def test_a_name_that_no_method_has(entry, said):
+    with pytest.raises(OptionError, match=said) as error:
+        lower(masked, X, BITS, int32_inputs=["mask", entry])
+    assert error.value.hint == "int64 inputs are mask"
+
+
+def test_a_name_that_one_of_two_methods_has():
+    sources = {"forward": Of(masked).eval(), "other": nn.ReLU().eval()}
+    inputs = {"forward": (X, BITS), "other": (X,)}
+
+    def both(*names):
+        return delegraph.lower(sources, inputs, backends=["tosa"], options={"tosa": {"int32_inputs": names}})
+
+    assert len(both("mask=0..1").delegates) == 2
+    with pytest.raises(OptionError, match="names 'mask_', which"):
+        both("mask=0..1", "mask_")
+
+
 def test_the_hint_says_how():
     (cause,) = lower(masked, X, BITS).report.causes
     assert 'options={"tosa": {"int32_inputs": ["mask"]}}' in cause.hint
