@@ -71,7 +71,7 @@ GUIDES = [
 ]
 GUIDES += [f"{distribution}/README.md" for distribution in DISTRIBUTIONS]
 TUTORIALS = [str(p.relative_to(ROOT)) for p in sorted(ROOT.glob("docs/tutorials/*.md"))]
-TUTORIALS += ["docs/examples.md"]
+TUTORIALS += [str(p.relative_to(ROOT)) for p in sorted(ROOT.glob("docs/examples/*.md"))]
 GUIDES += TUTORIALS
 COMMANDS = ("delegraph", "python3?", "pip", "pytest", "cd", "cat", r"eval .\$\(delegraph completion bash\)")
 """What a shell block may call."""

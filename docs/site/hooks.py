@@ -389,14 +389,15 @@ def modules() -> dict[str, str]:
 
 
 def _examples() -> dict[str, str]:
-    """Module, or ``Commands`` -> its section of docs/examples.md, which tests run, as a section of its page."""
-    page = _page(ROOT.joinpath("docs/examples.md").read_text("utf-8"), "docs/examples.md")
-    starts = [(at, title) for at, level, title in headings(page.text) if level == 2]
-    ends = [*(at for at, _ in starts[1:]), len(page.text)]
-    return {
-        title: "\n## Examples\n" + page.text[at + len(f"## {title}") : end]
-        for (at, title), end in zip(starts, ends, strict=True)
-    }
+    """Module, or ``Commands`` -> its section of docs/examples, which tests run, as a section of its page."""
+    sections = {}
+    for file in sorted(ROOT.glob("docs/examples/*.md")):
+        page = _page(file.read_text("utf-8"), file.relative_to(ROOT).as_posix())
+        starts = [(at, title) for at, level, title in headings(page.text) if level == 2]
+        ends = [*(at for at, _ in starts[1:]), len(page.text)]
+        for (at, title), end in zip(starts, ends, strict=True):
+            sections[title] = "\n## Examples\n" + page.text[at + len(f"## {title}") : end]
+    return sections
 
 
 def _reference(site: Site, examples: dict[str, str]) -> Iterator[Any]:
