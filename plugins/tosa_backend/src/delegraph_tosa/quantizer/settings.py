@@ -22,24 +22,27 @@ class Precision:
 
     ``activations``: torch.int8 (affine) or torch.int16 (symmetric; needs EXT-INT16). ``weight_bits``: 8, or 4, which
     weights are rounded to; they are symmetric, with a scale for each output channel if ``per_channel``. ``observer``
-    chooses the limits of activations: ``"minmax"`` takes all that calibration showed, ``"histogram"`` those with the
-    smallest squared error (int8 only).
+    chooses the limits of activations: ``"histogram"`` takes those with the smallest squared error (int8 only),
+    ``"minmax"`` all that calibration showed. None is ``"histogram"`` for int8, whose steps are wide, and ``"minmax"``
+    for int16.
     """
 
     activations: torch.dtype = torch.int8
     weight_bits: int = 8
     per_channel: bool = True
-    observer: str = "minmax"
+    observer: str | None = None
 
     def __post_init__(self) -> None:
         if self.activations not in (torch.int8, torch.int16):
             raise _wrong(f"activations are torch.int8 or torch.int16, not {self.activations}")
         if self.weight_bits not in (4, 8):
             raise _wrong(f"weight_bits is 4 or 8, not {self.weight_bits}")
+        if self.observer is None:
+            object.__setattr__(self, "observer", "histogram" if self.activations is torch.int8 else "minmax")
         if self.observer not in OBSERVERS:
             raise _wrong(f"observer is one of {', '.join(OBSERVERS)}, not {self.observer!r}")
         if self.observer == "histogram" and self.activations is torch.int16:
-            raise _wrong("the histogram observer has as many bins as int8 has values; int16 takes 'minmax'")
+            raise _wrong("the histogram has too few bins for steps of int16, which takes 'minmax'")
 
 
 Setting = Precision | None

@@ -12,7 +12,6 @@ import torch
 from torch.fx import Node
 from torchao.quantization.pt2e import (
     FakeQuantize,
-    HistogramObserver,
     MinMaxObserver,
     MovingAverageMinMaxObserver,
     MovingAveragePerChannelMinMaxObserver,
@@ -25,6 +24,7 @@ from torchao.quantization.pt2e.quantizer import (
     QuantizationSpecBase,
 )
 
+from .observer import SquaredErrorObserver
 from .settings import Precision
 
 aten = torch.ops.aten
@@ -45,7 +45,7 @@ def activation(precision: Precision, qat: bool) -> QuantizationSpec:
     """Of a tensor that is computed."""
     low, high, scheme = _limits(precision)
     settings = {"dtype": precision.activations, "quant_min": low, "quant_max": high, "qscheme": scheme}
-    observer: Any = HistogramObserver if precision.observer == "histogram" else MinMaxObserver
+    observer: Any = SquaredErrorObserver if precision.observer == "histogram" else MinMaxObserver
     if qat:
         made = FakeQuantize.with_args(observer=MovingAverageMinMaxObserver, eps=EPS, **settings)
     else:

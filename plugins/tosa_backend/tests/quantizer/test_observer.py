@@ -1,0 +1,95 @@
+"""Limits with the smallest squared error, beside all others that there are."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from delegraph_tosa.quantizer.observer import SquaredErrorObserver
+
+SETTINGS = {"dtype": torch.int8, "quant_min": -128, "quant_max": 127, "qscheme": torch.per_tensor_affine, "eps": 2**-16}
+
+
+def observed(*batches):
+    observer = SquaredErrorObserver(**SETTINGS)
+    for batch in batches:
+        assert observer(batch) is batch
+    return observer
+
+
+def error(x, low, high):
+    """The mean squared error of ``x`` in 256 steps from ``low`` to ``high``."""
+    scale = (high - low) / 255
+    steps = torch.fake_quantize_per_tensor_affine(x, scale, round(-128 - low / scale), -128, 127)
+    return (steps - x).square().mean().item()
+
+
+def found(observer):
+    """The limits that it chose."""
+    scale, zero_point = (v.item() for v in observer.calculate_qparams())
+    return (-128 - zero_point) * scale, (127 - zero_point) * scale
+
+
+DRAWN = {
+    "normal": lambda: torch.randn(20_000),
+    "rectified": lambda: torch.randn(20_000).relu(),
+    "one side": lambda: torch.randn(20_000).exp(),
+    "both sides": lambda: torch.randn(20_000).exp() * torch.where(torch.rand(20_000) < 0.2, -0.3, 1.0),
+    "even": lambda: torch.rand(20_000) - 0.1,
+    "negative": lambda: -torch.rand(20_000).square(),
+    "outlier": lambda: torch.cat([torch.randn(20_000), torch.tensor([40.0])]),
+    "small": lambda: torch.randn(20_000) * 1e-3,
+}
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+def test_no_other_limits_are_much_better(kind):
+    torch.manual_seed(0)
+    x = DRAWN[kind]()
+    low, high = min(x.min().item(), 0.0), max(x.max().item(), 0.0)
+    parts = [k / 24 for k in range(3, 25)]
+    best = min(error(x, low * a, high * b) for a in (parts if low else [0]) for b in (parts if high else [0]))
+    chosen = error(x, *found(observed(*x.split(7_000))))
+    assert chosen <= 1.06 * best
+    assert chosen <= 1.02 * error(x, low, high), "what minmax takes"
+
+
+def test_rare_large_values_are_clipped():
+    low, high = found(observed(torch.cat([torch.randn(200_000), torch.tensor([9.0])])))
+    assert -5 < low < -3 and 3 < high < 8
+
+
+def test_batches_that_grow():
+    """The histogram doubles when larger values come: the limits are those of all batches at once, to a bin."""
+    batches = [torch.rand(5_000) * 2.0**k for k in (-9, 3, 0, -2, 4)]
+    one, many = observed(torch.cat(batches)), observed(*batches)
+    assert found(many) == pytest.approx(found(one), rel=1e-2)
+    assert many.counts.sum() == pytest.approx(25_000, abs=1)
+
+
+def test_growth_beyond_all_bins():
+    low, high = found(observed(torch.full((10,), 1e-20), torch.tensor([1.0, -1.0])))
+    assert low == pytest.approx(-1, rel=0.02) and high == pytest.approx(1, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        *(torch.zeros(4), torch.full((3,), 2.5), torch.full((3,), -2.5), torch.tensor([-0.0]), torch.tensor(1.5)),
+        *(torch.tensor([3e38, -1.0]), torch.tensor([1e-40, -1e-40]), torch.tensor([1.0, math.inf])),
+    ],
+    ids=str,
+)
+def test_what_has_no_histogram_has_the_limits_of_all(x):
+    from torchao.quantization.pt2e import MinMaxObserver
+
+    plain = MinMaxObserver(**SETTINGS)
+    plain(x)
+    for chosen, all_of_it in zip(observed(x).calculate_qparams(), plain.calculate_qparams(), strict=True):
+        assert torch.equal(chosen, all_of_it)
+
+
+def test_what_has_no_elements_changes_nothing():
+    x = torch.randn(100)
+    assert found(observed(torch.empty(0), x, torch.empty(0, 3))) == found(observed(x))
