@@ -25,12 +25,13 @@ def narrow_constants(graph: Graph, spec: TosaSpec) -> Graph:
     NPUs fuse the RESCALE of both operands with the operator (Vela: a layer norm of 197 x 192 elements and its gain take
     140,000 cycles less). The constant takes a quarter of the bytes.
     """
-    return sweep(graph, _narrowed)
+    least = 1 if spec.devices else LEAST_ELEMENTS
+    return sweep(graph, lambda operator, rewrite: _narrowed(operator, rewrite, least))
 
 
-def _narrowed(operator: Operator, rewrite: Rewrite) -> Operator:
+def _narrowed(operator: Operator, rewrite: Rewrite, least: int) -> Operator:
     """``operator`` with a RESCALE of its constant operand, which is added to ``rewrite``; itself if it does not fit."""
-    if type(operator) not in MEETING or not _is_worth_it(operator):
+    if type(operator) not in MEETING or not _is_worth_it(operator, least):
         return operator
     scaled = {v: rescale for v in operator.inputs if (rescale := _rescale_of(v))}
     if not scaled:
@@ -39,9 +40,9 @@ def _narrowed(operator: Operator, rewrite: Rewrite) -> Operator:
     return replaced(operator, [scaled[v].outputs[0] if v in scaled else v for v in operator.inputs])
 
 
-def _is_worth_it(operator: Operator) -> bool:
-    """Whether the result has at least LEAST_ELEMENTS, and an operand is rescaled from int8 at run time."""
-    is_large = range_of(math.prod(operator.outputs[0].shape))[0] >= LEAST_ELEMENTS
+def _is_worth_it(operator: Operator, least: int) -> bool:
+    """Whether the result has at least ``least`` elements, and an operand is rescaled from int8 at run time."""
+    is_large = range_of(math.prod(operator.outputs[0].shape))[0] >= least
     return is_large and any(_widens(v.producer) for v in operator.inputs)
 
 

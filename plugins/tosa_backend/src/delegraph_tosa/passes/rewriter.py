@@ -91,6 +91,10 @@ class Rewrite:
             self._values.update(zip(old.outputs, new.outputs, strict=True))
         self.operators.append(new)
 
+    def forward(self, old: Value, new: Value) -> None:
+        """Use ``new``, of the same type, in the place of ``old``."""
+        self._values[old] = new
+
     def graph(self, old: Graph) -> Graph:
         """The new graph, with the inputs, the name and the new values of the outputs of ``old``."""
         return Graph(old.inputs, [self.value(v) for v in old.outputs], self.operators, old.name)

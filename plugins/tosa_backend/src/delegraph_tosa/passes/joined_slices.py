@@ -1,0 +1,60 @@
+"""Slices of slices, and of one operand of a CONCAT, are cut from what is there before."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+
+from ..ir.graph import Graph, Operator, Value, shape_of
+from ..ir.operators import CONCAT, SLICE
+from ..spec import TosaSpec
+from .axes import Shape
+from .rewriter import Rewrite, both, origin, replaced
+
+
+def join_slices(graph: Graph, spec: TosaSpec) -> Graph:
+    """Cut a part of a part from the whole, and a part of joined values from the one that it lies in.
+
+    before: SLICE [25,192] - SLICE [1,192] - SLICE [1,64]        CONCAT (x, y) - SLICE of y
+    after:  SLICE [25,192] - SLICE [1,64]                        y
+
+    Vela reads a slice of a tensor where the tensor is, but copies a slice that is sliced again: of a GRU that is each
+    step's part of the first product, all of them before the first step. Of a recurrent network whose last state is
+    asked for, only this is kept.
+    """
+    rewrite = Rewrite()
+    for old in graph.operators:
+        operator = rewrite.renewed(old)
+        if isinstance(operator, SLICE):
+            operator = _from_origin(operator, rewrite)
+            if operator.inputs[0].shape == operator.outputs[0].shape:
+                rewrite.forward(old.outputs[0], operator.inputs[0])
+                continue
+        rewrite.put(old, operator)
+    return rewrite.graph(graph)
+
+
+def _from_origin(operator: Operator, rewrite: Rewrite) -> Operator:
+    """A SLICE with the same result that reads no result of a SLICE, or of a CONCAT of whose operands one suffices."""
+    while True:
+        x, start, size = operator.inputs
+        before = origin(x)
+        if isinstance(before, SLICE):
+            begin = tuple([a + b for a, b in zip(shape_of(before.inputs[1]), shape_of(start), strict=True)])
+            whole: Value | None = before.inputs[0]
+        elif isinstance(before, CONCAT):
+            whole, begin = _operand(before, shape_of(start), shape_of(size))
+        else:
+            return operator
+        if whole is None:
+            return operator
+        operator = replaced(operator, (whole, rewrite.shape(begin), size), both(before.source, operator.source))
+
+
+def _operand(joined: CONCAT, start: Shape, size: Shape) -> tuple[Value | None, Shape]:
+    """The operand that a slice of a CONCAT lies in, and where it begins there; None if it takes of several."""
+    axis = joined.axis
+    ends = accumulate((v.shape[axis] for v in joined.inputs), initial=0)
+    for value, (low, high) in zip(joined.inputs, pairwise(ends), strict=True):
+        if low <= start[axis] and start[axis] + size[axis] <= high:
+            return value, (*start[:axis], start[axis] - low, *start[axis + 1 :])
+    return None, start

@@ -1,0 +1,64 @@
+"""Slices of slices and of joined values, as Ethos-U reads them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from delegraph_tosa.evaluate import evaluate
+from delegraph_tosa.ir import operators as tosa
+from delegraph_tosa.ir.graph import Value
+from delegraph_tosa.ir.types import DType
+from delegraph_tosa.passes import run_passes
+from delegraph_tosa.passes.joined_slices import join_slices
+from delegraph_tosa.spec import TosaSpec
+
+from ..support.drafts import Draft, assert_well_formed, names
+
+INT = TosaSpec.parse("TOSA-1.0+INT")
+
+
+def joined(d: Draft, *outputs: Value):
+    """The graph after the pass, without what is dead, which computes the same."""
+    given = d.graph(*outputs)
+    result = run_passes(join_slices(given, INT), INT)
+    assert_well_formed(result, INT)
+    arrays = [d.random.integers(-128, 128, v.shape).astype(np.int8) for v in d.inputs]
+    for old, new in zip(evaluate(given, arrays), evaluate(result, arrays), strict=True):
+        np.testing.assert_array_equal(new, old)
+    return result
+
+
+def test_a_slice_of_slices_is_cut_from_the_whole():
+    d = Draft()
+    x = d.input(5, 4, 6, dtype=DType.INT8)
+    row = d.slice(d.slice(x, (1, 0, 0), (3, 4, 6)), (1, 1, 0), (1, 2, 6))
+    result = joined(d, d.slice(row, (0, 1, 3), (1, 1, 2)), d.slice(row, (0, 0, 0), (1, 1, 6)))
+    assert names(result) == {"SLICE": 2}
+    assert {op.inputs[0] for op in result.operators} == set(result.inputs)
+
+
+@pytest.mark.parametrize(
+    ("start", "size", "left"),
+    [
+        (2, 3, {}),  # all of the second operand, which is returned
+        (0, 2, {}),
+        (3, 2, {"SLICE": 1}),
+        (5, 1, {}),
+        (1, 2, {"CONCAT": 1, "SLICE": 1}),  # of two operands
+        (0, 6, {"CONCAT": 1}),
+    ],
+)
+def test_a_slice_of_joined_values_is_cut_from_one(start, size, left):
+    d = Draft()
+    parts = [d.input(1, n, 3, dtype=DType.INT8) for n in (2, 3, 1)]
+    result = joined(d, d.op(tosa.BITWISE_NOT, d.slice(d.op(tosa.CONCAT, *parts, axis=1), (0, start, 0), (1, size, 3))))
+    found = names(result)
+    assert found.pop("BITWISE_NOT") == 1 and found == left
+
+
+def test_an_input_that_is_sliced_whole_is_still_an_output():
+    d = Draft()
+    x, y = d.input(2, 3, dtype=DType.INT8), d.input(1, 3, dtype=DType.INT8)
+    whole = d.op(tosa.CONCAT, x, y, axis=0)
+    result = joined(d, d.slice(whole, (0, 0), (2, 3)), d.slice(whole, (0, 0), (2, 3)))
+    assert len(set(result.outputs)) == 2 and not set(result.outputs) & set(result.inputs)
