@@ -47,11 +47,27 @@ def blocks():
     return program(nn.Sequential(*[Block() for _ in range(3)]), torch.randn(1, 4, 5, 5))
 
 
+class Constants(nn.Module):
+    """Rules that make constants, of more elements than what is merged by its elements afterwards."""
+
+    def forward(self, x):
+        attended = nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+        pooled, places = nn.functional.max_pool2d(attended, 2, 1, return_indices=True)
+        y = nn.functional.interpolate(pooled, (8, 8), mode="bicubic") + places.float().sum() + torch.arange(8.0)
+        y = (
+            torch.view_as_real(torch.fft.rfft(y))[..., [0, 2, 1, 3, 2, 4, 3, 1], 1]
+            + torch.eye(8)
+            + torch.linspace(0, 1, 8)
+        )
+        return y + torch.histc(y, 20, -1, 1).sum()
+
+
 def test_a_file_is_the_same_as_without_copies(blocks, monkeypatch):
-    copied = data(blocks)
+    programs = blocks, program(nn.Sequential(Constants(), Constants()), torch.randn(1, 2, 8, 8))
+    copied = [data(exported) for exported in programs]
     monkeypatch.setattr(templates.Template, "copy", None)
     monkeypatch.setattr(templates.Templates, "apply", lambda self, *call: registry.apply(*call))
-    assert data(blocks) == copied
+    assert [data(exported) for exported in programs] == copied
 
 
 def test_a_rule_runs_once_for_equal_calls(blocks, monkeypatch):

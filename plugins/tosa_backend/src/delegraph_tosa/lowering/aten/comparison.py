@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ...ir.graph import Literal, Value, literal
+from ...ir.graph import Literal, Value
 from ...ir.sizes import is_dynamic
 from ...ir.types import ARRAY_DTYPES, DType
 from ..builder import Operand, Tosa
@@ -165,7 +165,7 @@ def lower_triangle(t: Tosa, shape: Sequence[int], diagonal: int = 0) -> Value:
         return t.greater_equal(t.add(row, diagonal), t.numbers(columns, DType.FP32))
     dtype = DType.FP32 if "FP" in t.spec.profiles else DType.INT32
     numbers = np.arange(rows)[:, None] + diagonal, np.arange(columns)[None]
-    row, column = (literal(of_axis, dtype, ARRAY_DTYPES[dtype]) for of_axis in numbers)
+    row, column = (t.literal(of_axis.astype(ARRAY_DTYPES[dtype]), dtype) for of_axis in numbers)
     return t.greater_equal(row, column)
 
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 
-from ...ir.graph import Literal, Value
+from ...ir.graph import Value
 from ...ir.sizes import Range, is_dynamic, waits
 from ...ir.sizes import range_of as size_range
 from ...ir.types import Type
@@ -189,7 +189,7 @@ def _literal(t: Tosa, tensor: torch.Tensor, name: str) -> Value:
     count = tensor.numel()
     if count > LARGEST:
         raise refused(too_large(f"{name} of {count} elements is too large for a constant that is made here"))
-    return Value(Type(tuple(tensor.shape), dtype_of(tensor.dtype)), Literal(array_of(tensor)))
+    return t.literal(array_of(tensor), dtype_of(tensor.dtype))
 
 
 def counted(t: Tosa, start: float, end: float, step: float, dtype: torch.dtype | None) -> Value:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...ir.graph import Value, literal
+from ...ir.graph import Value
 from ...ir.sizes import exceeds, is_dynamic
 from ...ir.types import DType
 from ..builder import Tosa
@@ -79,7 +79,7 @@ def histc(t: Tosa, self: Value, bins: int, min: float, max: float) -> Value:
         # one bin between the least and the largest element has all of them, and others than finite ones raise in eager
         return t.constant(size, DType.FP32, (1,))
     flat = t.reshape(self, (1, size))
-    begins = literal(_beginnings(bins, min, max).reshape(bins, 1), DType.FP32, np.float32)
+    begins = t.literal(_beginnings(bins, min, max).reshape(bins, 1).astype(np.float32), DType.FP32)
     inside = t.greater_equal(t.constant(max, DType.FP32, (1, 1)), flat)
     reached = t.logical_and(t.greater_equal(flat, begins), inside)
     # how many reach a bin's beginning, less how many reach the next one's

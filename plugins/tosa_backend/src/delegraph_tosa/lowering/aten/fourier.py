@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...ir.graph import Value, literal
+from ...ir.graph import Value
 from ...ir.types import DType
 from ..builder import Operand, Tosa
 from ..geometry.layout import axis_of
@@ -40,7 +40,7 @@ def _waves(size: int, count: int) -> tuple[Any, Any]:
 def _times_matrix(t: Tosa, x: Value, matrix: Any, scale: float) -> Value:
     """x [*S,K], numpy ``matrix`` [K,M] -> x @ (matrix * scale) [*S,M]; Unsupported above LARGEST elements"""
     t.require(matrix.size <= LARGEST, f"a Fourier transform of {len(matrix)} numbers is too large for a matrix")
-    return affine(t, x, literal(matrix.T * scale, DType.FP32, np.float32), None)
+    return affine(t, x, t.literal((matrix.T * scale).astype(np.float32), DType.FP32), None)
 
 
 def _axis_last(rank: int, axis: int) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ...ir.graph import Value, literal
+from ...ir.graph import Value
 from ...ir.sizes import is_dynamic
 from ...ir.types import FLOATS, DType
 from ..builder import Tosa
@@ -181,7 +181,7 @@ def _weighted(t: Tosa, x: Value, axis: int, taps: list[Tap]) -> Value:
         part = x if np.array_equal(positions, identity) else picked(t, x, axis, positions)
         if weights is not None:
             shape = (len(weights), *(1,) * (x.rank - axis - 1))
-            part = t.mul(part, literal(weights.reshape(shape), DType.FP32, f32))
+            part = t.mul(part, t.literal(weights.reshape(shape).astype(f32), DType.FP32))
         total = part if total is None else t.add(total, part)
     assert total is not None
     return total

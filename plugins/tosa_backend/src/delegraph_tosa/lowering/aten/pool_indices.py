@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from delegraph.errors import Unsupported
 
-from ...ir.graph import Value, literal
+from ...ir.graph import Value
 from ...ir.sizes import is_dynamic
 from ...ir.types import DType
 from ..builder import Tosa
@@ -64,9 +64,9 @@ def _largest_of_windows(t: Tosa, x: Value, taps: list[list[list[int]]]) -> tuple
     planes, (count, longest) = math.prod(lead), table.shape
     window = picked(t, t.reshape(x, (planes, math.prod(sizes))), 1, table)
     # index of the largest element in the flattened table: start of the window's row, plus ARGMAX
-    row_start = literal(np.arange(count)[None] * longest, DType.INT32, np.int32)
+    row_start = t.literal(np.arange(count, dtype=np.int32)[None] * longest, DType.INT32)
     entry = t.reshape(t.add(t.argmax(window, 2), row_start), (1, planes * count))
-    positions = t.gather(literal(table.reshape(1, -1, 1), DType.INT32, np.int32), entry)
+    positions = t.gather(t.literal(table.reshape(1, -1, 1).astype(np.int32), DType.INT32), entry)
     result = (*lead, *map(len, taps))
     return t.reshape(t.reduce_max(window, 2), result), converted(t, t.reshape(positions, result), DType.INT64)
 

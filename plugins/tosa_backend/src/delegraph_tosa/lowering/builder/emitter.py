@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ...evaluate.kernels import stored_numbers
-from ...ir.graph import Folded, Illegal, Literal, Operator, Value, shape_value
+from ...ir.graph import Array, Folded, Illegal, Literal, Operator, Value, shape_value
 from ...ir.types import ARRAY_DTYPES, BYTES, FLOATS, SHORT_FLOATS, DType, Type
 from ...spec import TosaSpec
 from ...spec.target import alternatives
@@ -198,6 +198,14 @@ class Emitter:
                 raise refused(needs_sizes(f"{why}: {list(key)}", wider))
             self._constants[key] = value
         return self._constants[key]
+
+    def literal(self, elements: Array, dtype: DType) -> Value:
+        """A constant with these ``elements``, whose type ARRAY_DTYPES has for ``dtype``; equal ones are one value.
+
+        So a rule that runs for each of many equal calls makes one constant, as the copies of a template share one.
+        """
+        key = (dtype, elements.shape, elements.tobytes())
+        return self.once(key, lambda: Value(Type(elements.shape, dtype), Literal(elements)))
 
     def constant(self, number: float, dtype: DType, shape: Shape = (1,)) -> Value:
         """A constant filled with ``number``; equal calls return the same value.

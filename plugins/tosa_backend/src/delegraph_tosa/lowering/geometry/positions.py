@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...ir.graph import Value, literal
+from ...ir.graph import Value
 from ...ir.types import DType
 from ..builder import Tosa
 
@@ -24,7 +24,7 @@ def picked(t: Tosa, x: Value, axis: int, positions: Any) -> Value:
     before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
     # GATHER reads rows [1,N,C] along the middle axis: ``axis`` becomes the middle one, all others the last one
     rows = t.transpose(t.reshape(x, (before, x.shape[axis], after)), (1, 0, 2))
-    index = literal(places.reshape(1, -1), DType.INT32, np.int32)
+    index = t.literal(places.reshape(1, -1).astype(np.int32), DType.INT32)
     selected = t.gather(t.reshape(rows, (1, x.shape[axis], before * after)), index)
     y = t.transpose(t.reshape(selected, (places.size, before, after)), (1, 0, 2))
     return t.reshape(y, (*x.shape[:axis], *places.shape, *x.shape[axis + 1 :]))
