@@ -10,6 +10,7 @@ from pathlib import Path
 import delegraph
 import pytest
 import torch
+from delegraph_dynamo.graph import _addresses_in, _places
 from torch import nn
 
 
@@ -164,6 +165,33 @@ def test_changed_weights_are_lowered_again():
         torch.testing.assert_close(called(x), model(x))
         assert not torch.equal(called(x), before)
     assert len(graphs) == 1
+
+
+def test_an_equal_weight_in_place_of_another_is_the_one_that_is_looked_at():
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, bias=False)).eval()
+    called, _ = compiled(model, backends=[])
+    x = torch.randn(3, 1)
+    with torch.no_grad():
+        called(x)
+        for layer in (model[0], model[1]):  # the graph has x between their weights
+            layer.weight = nn.Parameter(layer.weight.clone())
+            called(x)
+            layer.weight.add_(1)
+            torch.testing.assert_close(called(x), model(x))
+
+
+@pytest.mark.parametrize("positions", [[], [0], [3], [0, 1, 3], [1, 2], [0, 2], [0, 1, 2, 3]])
+def test_what_lies_at_some_places_of_a_tuple_is_told_by_its_addresses(positions):
+    values = [object() for _ in range(4)]
+    places = _places(positions)
+
+    def key(values):
+        return [_addresses_in(tuple(values))[place] for place in places]
+
+    for k in range(4):
+        others = [*values]
+        others[k] = object()
+        assert (key(others) == key(values)) == (k not in positions)
 
 
 def test_modules_that_share_a_graph_have_programs_of_their_own():
