@@ -6,7 +6,8 @@ From one exported program of examples/. OpenVINO's own API: `openvino.convert_mo
 and `openvino.serialize`, since delegraph stores the IR as well. ExecuTorch's own: `to_edge_transform_and_lower` with
 `XnnpackPartitioner`, and `to_executorch`; both `.pte` files run in its runtime. Compiling is CPU seconds, in a process
 that has compiled another model; "engine" is what of delegraph's is spent in OpenVINO or ExecuTorch, "tracer" what is
-spent in torch's tracer of decompositions, which both of the others run as well, over the whole program.
+spent in torch's tracer of decompositions and its table of them, which both of the others run as well, over the whole
+program.
 
 Then both are called in turns in one process, on one thread, in pairs: the ratio is the median of the pairs, with its
 interval of 95 % from their order; milliseconds are medians. "load" is how many processes wanted a processor, for each
@@ -138,7 +139,7 @@ def _in_executorch(content: bytes, args: tuple[Any, ...]) -> Call:
 PLACES = {
     "openvino": (
         ("delegraph_openvino.frontend", "FrontEnd.convert"),
-        ("delegraph_openvino.backend", "_try_to_compile"),
+        ("delegraph_openvino.backend", "compile_model"),
         ("openvino", "serialize"),
     ),
     "xnnpack": (
@@ -177,6 +178,7 @@ def _watched(spent: dict[str, float], engine: str) -> ExitStack:
     for place in PLACES[engine]:
         watch("engine", *place)
     watch("tracer", "delegraph.exported.decompose.trace", "_trace")
+    watch("tracer", "delegraph.exported.decompose.tables", "_core_table")
     return stack
 
 

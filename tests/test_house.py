@@ -143,14 +143,16 @@ def test_every_path_in_the_architecture_page_exists():
 
 
 BUDGET = {
-    "exported": 3150, "engine": 2290, "discovery": 1730, "host": 1100, "cli": 860, "report": 770,
-    "partitioner": 765, "command": 520, "io": 585, "exported_program.py": 270, "plugin.py": 270,
-    "delegates": 340, "formats.py": 210, "lowered_program.py": 180, "api.py": 170, "named_data.py": 160,
-    "work.py": 150, "backend.py": 140, "__init__.py": 120, "errors.py": 90, "runtime.py": 110, "summary.py": 60,
+    "exported": 3165, "engine": 2290, "discovery": 1730, "host": 1105, "cli": 860, "report": 770,
+    "partitioner": 845, "command": 520, "io": 585, "exported_program.py": 270, "plugin.py": 270,
+    "delegates": 375, "formats.py": 210, "lowered_program.py": 180, "api.py": 170, "named_data.py": 175,
+    "work.py": 150, "backend.py": 155, "__init__.py": 120, "errors.py": 90, "runtime.py": 155, "summary.py": 60,
     "source.py": 60, "reports.py": 50, "lowering.py": 10, "__main__.py": 10,
 }  # fmt: skip
 """Lines of code in core/src/delegraph, by folder or module: blank lines, comments and docstrings do not count.
 
+What plugins of engines would each write again is part of the contract: why an engine has no such value or computes
+another (``ValueCheck``), blobs with signatures, counters, pools, weights by content.
 A change that needs more says so here, where a reviewer sees it, and why a plugin could not have it. 5 % are tolerated.
 """
 
@@ -175,6 +177,13 @@ def test_no_folder_of_the_core_is_over_its_budget():
     assert found.keys() == BUDGET.keys()
     over = {name: (count, BUDGET[name]) for name, count in found.items() if count > 1.05 * BUDGET[name]}
     assert not over, "what does not fit is a plugin; if a plugin could not have it, raise the budget and say why"
+
+
+@pytest.mark.parametrize("plugin", ["openvino", "iree", "vgf"])
+def test_a_plugin_of_an_engine_is_small(plugin):
+    """Where one needs more, the contract lacks something."""
+    modules = (ROOT / f"plugins/{plugin}_backend/src").rglob("*.py")
+    assert 100 < sum(map(lines_of_code, modules)) <= 400
 
 
 def test_lines_of_code_leave_out_reasons(tmp_path):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -29,6 +30,7 @@ __all__ = [
     "TensorLayout",
     "enforcedmethod",
     "from_specs",
+    "read_properties",
     "to_specs",
 ]
 
@@ -55,12 +57,12 @@ def to_specs(prefix: str, settings: Mapping[str, str]) -> list[CompileSpec]:
 
 
 def from_specs(
-    compile_specs: Sequence[CompileSpec], prefix: str, defaults: Mapping[str, str]
+    compile_specs: Sequence[CompileSpec], prefix: str, defaults: Mapping[str, str], *, only: bool = False
 ) -> tuple[dict[str, str], list[CompileSpec]]:
     """The settings that ``to_specs`` made compile specs of, and those compile specs whose keys begin otherwise.
 
     ``defaults``: name -> text of each setting that there is. Raises OptionError for another setting, and for one that
-    is given twice or is no text: a compile spec may come from a file.
+    is given twice or is no text: a compile spec may come from a file. ``only``: also if there are other compile specs.
     """
     own = [spec for spec in compile_specs if spec.key.startswith(prefix)]
     given = {spec.key.removeprefix(prefix): spec.value.decode(errors="surrogateescape") for spec in own}
@@ -68,8 +70,31 @@ def from_specs(
         raise OptionError("option-invalid", f"there is no compile spec {prefix}{min(unknown):.40}")
     if len(given) < len(own):
         raise OptionError("option-invalid", f"a compile spec is given twice: {', '.join(spec.key for spec in own)}")
+    others = [spec for spec in compile_specs if spec not in own]
+    if only and others:
+        raise OptionError("option-invalid", f"there is no compile spec {others[0].key:.40}, which nobody would read")
     to_specs(prefix, given)  # the same checks
-    return {**defaults, **given}, [spec for spec in compile_specs if spec not in own]
+    return {**defaults, **given}, others
+
+
+def read_properties(option: str, text: str, known: Collection[str]) -> dict[str, str]:
+    """An engine's properties, of the text of an option: ``NAME=VALUE,NAME=VALUE``. Raises OptionError for other text.
+
+    ``known``: the names that a program may set. Properties of most engines name files as well, and a program can be a
+    file that somebody else made; so values are words and numbers. ``option``: its name, for the errors.
+    """
+    properties = {}
+    for pair in filter(None, text.split(",")):
+        name, equals, value = map(str.strip, pair.partition("="))
+        if not equals:
+            text = f"option {option!r} is NAME=VALUE,NAME=VALUE with the engine's names; {pair!r:.80} has no '='"
+            raise OptionError("option-invalid", text)
+        if name not in known or not re.fullmatch(r"[\w.-]{1,40}", value):
+            text = f"option {option!r} does not set {name!r:.40} to {value!r:.40}: files of others could"
+            hint = f"it takes words and numbers for {', '.join(sorted(known))}"
+            raise OptionError("option-invalid", text, hint=hint)
+        properties[name] = value
+    return properties
 
 
 @dataclass

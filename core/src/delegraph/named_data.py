@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from .errors import NamedDataError, NamedDataTypeError
-from .io.blob import Blob, TensorBlob, equal, head, is_blob
+from .errors import FormatError, NamedDataError, NamedDataTypeError
+from .io.blob import Blob, TensorBlob, equal, head, is_blob, stream
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DataEntry", "NamedDataStore", "NamedDataStoreOutput", "TensorLayout", "check_output"]
+__all__ = ["DataEntry", "NamedDataStore", "NamedDataStoreOutput", "TensorLayout", "check_output", "expect_data"]
 
 _COMPARED_FIRST = 64
 """Buffers of the same length are compared completely only if this many first bytes are equal."""
@@ -101,6 +102,18 @@ class NamedDataStore:
         entry = entries.get(key, DataEntry(index, alignment, layout))
         entries[key] = replace(entry, alignment=math.lcm(entry.alignment, alignment))
 
+    def add_by_content(self, prefix: str, tensor: torch.Tensor, alignment: int = 1) -> str:
+        """Add a tensor under a key that begins with ``prefix`` and is made of its type, shape and elements.
+
+        So tensors that are equal have one key, whatever program they come from. Returns the key. It reads all elements.
+        """
+        content, layout = _content(prefix, tensor, None)
+        digest = hashlib.sha256(f"{layout} ".encode())
+        stream(content, digest.update)
+        key = prefix + digest.hexdigest()
+        self.add_named_data(key, content, alignment, tensor_layout=layout)
+        return key
+
     def get_named_data_store_output(self) -> NamedDataStoreOutput:
         return self._output
 
@@ -160,6 +173,15 @@ class NamedDataStore:
             raise _error(key, f"is in {home or 'the program file'} already, and cannot go to {tag or 'that'} too")
         if entry.tensor_layout != layout:
             raise _error(key, f"was added before with layout {entry.tensor_layout}, not {layout}")
+
+
+def expect_data(named_data: Mapping[str, bytes], key: str, size: int) -> bytes:
+    """The data of ``key``, for a runtime. Raises FormatError unless it is there and has ``size`` bytes."""
+    data = named_data.get(key)
+    if data is None or len(data) != size:
+        given = "is missing" if data is None else f"has {len(data)} bytes"
+        raise FormatError("format-invalid", f"the named data {key:.80} {given}, and the blob wants {size} bytes")
+    return data
 
 
 def check_output(output: Any) -> None:

@@ -188,7 +188,7 @@ class BackendSpec(Declaration):
 
     ``checksum=False``: the runtime may not notice changed bytes of a blob. ``known_differences``: where results differ
     from eager's on NaN, infinity or integers at the ends of their range, as ``(("aten.gelu.default", "of infinity is
-    NaN"),)``. ``delegraph check`` uses both.
+    NaN"),)``; a text may be of several operators, with spaces between them. ``delegraph check`` uses both.
 
     ``composes``: distributions that influence the compiled blob, besides the backend's own, delegraph and torch. A
     cached result is used only if their versions are the same. ``independent_of``: ``("torch", "delegraph")`` or one of

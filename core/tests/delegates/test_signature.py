@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from delegraph.backend import CompileSpec, from_specs, to_specs
+from delegraph.backend import CompileSpec, from_specs, read_properties, to_specs
 from delegraph.delegates import Signature
 from delegraph.errors import FormatError, InputError, OptionError, Unsupported
 from delegraph.io.sealed import seal, unseal
@@ -85,6 +85,49 @@ def test_a_sealed_file_is_opened_whole_or_not_at_all(tmp_path):
                 unseal(damaged, b"acme-1")
 
 
+def test_a_file_is_sealed_with_its_signature_and_facts(signature, tmp_path):
+    path = tmp_path / "m"
+    path.write_bytes(b"engine's own")
+    file, read, facts = Signature.unseal(signature.seal(path, b"acme-1", target="x"), b"acme-1")
+    assert (bytes(file), read, facts) == (b"engine's own", signature, {"target": "x"})
+    for told in (7, [], ["x", *signature.told], [{}], [{}, 3, 4]):
+        path.write_bytes(b"engine's own")
+        with pytest.raises(FormatError):
+            Signature.unseal(seal(path, b"acme-1", told), b"acme-1")
+
+
+def test_what_an_engine_takes_and_returns_is_compared_as_far_as_it_is_known(signature):
+    inputs = [("float32", (3, 4)), None, ("bool", None)]
+    outputs = [("float32", ()), ("bfloat16", (-1,)), ("bool", ()), ("int64", ())]
+    assert signature.why_otherwise(inputs, iter(outputs)) is None
+    assert signature.why_otherwise(inputs[:2], outputs) == "takes 2 values, where 3 are wanted"
+    for wrong in (("float32", (2, 3, 4)), ("float32", (3, 5)), ("float16", (3, 4)), (None, (3, 4))):
+        said = signature.why_otherwise([wrong, *inputs[1:]], outputs)
+        assert said == f"takes {wrong[0]} {wrong[1]} at place 0, where float32 (-1, 4) is wanted"
+    said = signature.why_otherwise(inputs, [*outputs[:3], ("float64", ())])
+    assert said == "returns float64 () at place 3, where int () is wanted"
+
+
+@pytest.mark.parametrize("bad", [2**31, -(2**31) - 1])
+def test_an_int64_that_the_engine_does_not_hold_is_an_input_error(bad):
+    signature = Signature((("int64", (-1,)), ("int", ())), ())
+    fits = torch.tensor([2**31 - 1, -(2**31)])
+    assert signature.arrays((fits, 3), int64_bits=32)[0].tolist() == fits.tolist()
+    assert signature.arrays((torch.ones(0, dtype=torch.int64), 3), int64_bits=32)[0].size == 0
+    for args in ((torch.tensor([0, bad]), 3), (fits, bad)):
+        with pytest.raises(InputError, match=f"32 bits.*{bad}"):
+            signature.arrays(args, int64_bits=32)
+        signature.arrays(args)
+
+
+def test_properties_are_words_and_numbers_of_names_that_are_known():
+    assert read_properties("o", " A=1, B = x.y-z ,,", {"A", "B"}) == {"A": "1", "B": "x.y-z"}
+    assert read_properties("o", "", {"A"}) == {}
+    for text, said in (("A", "has no '='"), ("C=1", "does not set 'C'"), ("A=../x", "does not set 'A'"), ("A=", "'A'")):
+        with pytest.raises(OptionError, match=said):
+            read_properties("o", text, {"A"})
+
+
 def test_settings_go_into_compile_specs_and_back():
     specs = [*to_specs("acme_", {"flags": "-ä"}), CompileSpec("tosa_spec", b"x")]
     assert from_specs(specs, "acme_", {"flags": "", "cpu": "any"}) == ({"flags": "-ä", "cpu": "any"}, specs[1:])
@@ -92,6 +135,8 @@ def test_settings_go_into_compile_specs_and_back():
     for given in wrong:
         with pytest.raises(OptionError):
             from_specs(given, "acme_", {"flags": "", "cpu": "any"})
+    with pytest.raises(OptionError, match="tosa_spec"):
+        from_specs(specs, "acme_", {"flags": ""}, only=True)
     for text in ("\0", "\udcff"):
         with pytest.raises(OptionError, match="'flags'"):
             to_specs("acme_", {"flags": text})
@@ -133,3 +178,24 @@ def test_a_compiler_is_asked_about_a_call_alone_and_once_about_equal_calls():
     said = [ask(n) for n in calls if n.meta["val"] is not None]
     assert sorted(filter(None, said)) == ["no sums with 2", "no sums with 3"]
     assert asked.count(("aten.sin.default", 1)) == 1 and len(asked) == 4
+
+
+def test_a_refusal_may_be_one_of_the_operator_whatever_the_shapes():
+    asked = []
+
+    def compile(program):
+        asked.append(program)
+        raise Unsupported("unsupported", "no rule")
+
+    exported = torch.export.export(Two(), (torch.ones(3), torch.ones(4)))
+    first, second = [n for n in exported.graph.nodes if n.op == "call_function"][:2]
+    ask = Asking(compile, lambda node, why: why == "no rule")
+    assert ask(first) == ask(second) == ask(first) == "no rule" and len(asked) == 1
+    asked.clear()
+    ask = Asking(compile, lambda node, why: False)
+    assert ask(first) == ask(second) == "no rule" and len(asked) == 2
+
+
+class Two(torch.nn.Module):
+    def forward(self, x, y):
+        return x.sin(), y.sin()

@@ -654,7 +654,7 @@ def test_what_needs_no_trace_is_what_a_trace_gives(dynamic, memory_format, monke
     def types(call):
         return [(v.dtype, v.shape, v.stride(), v.requires_grad) for v in pytree.tree_leaves(call.meta["val"])]
 
-    known = without_trace._BY_OPERATOR
+    known = without_trace._TRACED
     calls = [n for n in program.graph.nodes if n.target in known]
     assert {n.target for n in calls} == {*known} and len(calls) == 8
     direct = [without_trace.without_trace(n, trace._fake_mode(n)) is not None for n in calls]

@@ -200,3 +200,11 @@ def test_a_verdict_is_one_of_three(given):
 def test_a_producer_is_a_distribution_and_a_version():
     header = BlobHeader("B", 0, b"", "acme-npu 1.0 beta")
     assert (header.distribution, header.version) == ("acme-npu", "1.0 beta")
+
+
+@pytest.mark.parametrize("kind", [OptionError, FormatError])
+def test_what_a_runtime_cannot_read_it_cannot_run(saved, kind):
+    registry, path, _ = saved
+    HalvingRuntime.answer = kind("option-invalid", "no such setting")
+    answer = delegraph.load(path, registry=registry).compatible()
+    assert answer.verdict == "cannot" and "no such setting" in str(answer)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,12 @@ from torch.fx import Node
 from ..errors import FormatError, InputError
 from ..exported.call_spec import TensorCheck
 from ..exported_program import MUTATIONS, output_values, user_inputs
+from ..io.sealed import seal, unseal
 
 Type = tuple[str, tuple[int, ...]]
 """The name of a dtype (``float32``) and a shape, where -1 is a size that each call chooses. ("int", ()) is a number."""
+Held = tuple[str | None, tuple[int, ...] | None]
+"""A ``Type`` as far as an engine's file tells it: None is a dtype that torch does not have, or any shape."""
 NUMBERS: dict[str, type] = {
     "int": int,
     "float": float,
@@ -52,6 +56,19 @@ class Signature:
             raise FormatError("format-invalid", f"a blob whose signature is {told!r:.80}: {e}") from e
         return cls(inputs, outputs)
 
+    def seal(self, path: Path, mark: bytes, **facts: Any) -> bytes:
+        """The blob that is the engine's file at ``path``, this signature and ``facts``, sealed as by ``io.sealed``."""
+        return seal(path, mark, [facts, *self.told])
+
+    @classmethod
+    def unseal(cls, blob: bytes, mark: bytes) -> tuple[memoryview, Signature, dict[str, Any]]:
+        """The file, the signature and the facts in a blob of ``seal``. FormatError for another, or a damaged one."""
+        file, told = unseal(blob, mark)
+        facts, *sides = told if isinstance(told, list) and told else [None]
+        if not isinstance(facts, dict):
+            raise FormatError("format-invalid", f"a blob of which is told {told!r:.80}")
+        return file, cls.read(sides), facts
+
     @property
     def told(self) -> list[tuple[Type, ...]]:
         """The signature as JSON can have it."""
@@ -61,11 +78,30 @@ class Signature:
     def _checks(self) -> list[TensorCheck | None]:
         return [_check_of(*wanted) for wanted in self.inputs]
 
-    def arrays(self, args: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
+    def why_otherwise(self, inputs: Iterable[Held | None], outputs: Iterable[Held]) -> str | None:
+        """Why an engine takes or returns something else than this signature says; None if it does not.
+
+        ``inputs``, ``outputs``: the types that its file says, in order. None in place of an input: the engine leaves it
+        out. A size may be -1, and a shape None, if it is not known; an int is an int64.
+        """
+        for does, side, wanted in ("takes", [*inputs], self.inputs), ("returns", [*outputs], self.outputs):
+            if len(side) != len(wanted):
+                return f"{does} {len(side)} values, where {len(wanted)} are wanted"
+            for place, (held, type_) in enumerate(zip(side, wanted, strict=True)):
+                if held is not None and not _may_be(held, type_):
+                    return f"{does} {held[0]} {held[1]} at place {place}, where {type_[0]} {type_[1]} is wanted"
+        return None
+
+    @cached_property
+    def _int64(self) -> list[int]:
+        return [place for place, (dtype, _) in enumerate(self.inputs) if dtype in ("int64", "int")]
+
+    def arrays(self, args: Sequence[Any], int64_bits: int = 64) -> list[np.ndarray[Any, Any]]:
         """The arguments of a call as arrays in C order, which share the tensors' memory where they can.
 
-        numpy has no bfloat16: that is int16 with the same bits. An int is an int64. Raises InputError for an argument
-        of another type.
+        numpy has no bfloat16: that is int16 with the same bits. An int is an int64. ``int64_bits``: how many of its
+        bits the engine computes with. Raises InputError for an argument of another type, and for one with integers that
+        these bits do not hold.
         """
         if len(args) != len(self.inputs):
             text = f"the delegate takes {len(self.inputs)} inputs; {len(args)} were given"
@@ -75,7 +111,11 @@ class Signature:
                 given = f"{arg.dtype} {tuple(arg.shape)}" if isinstance(arg, torch.Tensor) else f"{arg!r:.40}"
                 text = f"input {position}: {wanted[0]} {wanted[1]} is wanted, {given} was given"
                 raise InputError("input-invalid", text)
-        return [_array_of(arg) if isinstance(arg, torch.Tensor) else np.asarray(arg) for arg in args]
+        arrays = [_array_of(arg) if isinstance(arg, torch.Tensor) else np.asarray(arg) for arg in args]
+        if int64_bits < 64:
+            for place in self._int64:
+                _expect_fits(arrays[place], int64_bits)
+        return arrays
 
     def results(self, arrays: Iterable[np.ndarray[Any, Any]]) -> tuple[Any, ...]:
         """What the engine computed, as tensors with memory of their own and as numbers.
@@ -107,6 +147,25 @@ def _check_of(dtype: str, shape: tuple[int, ...]) -> TensorCheck | None:
     if dtype in NUMBERS:
         return None
     return TensorCheck(getattr(torch, dtype), [None if size < 0 else size for size in shape], "cpu")
+
+
+def _may_be(held: Held, wanted: Type) -> bool:
+    """Whether a value of the type ``wanted`` is one of the type ``held``, as far as that is known."""
+    (dtype, shape), (wanted_dtype, sizes) = held, wanted
+    if dtype != {"int": "int64", "float": "float64"}.get(wanted_dtype, wanted_dtype):
+        return False
+    if shape is None:
+        return True
+    return len(shape) == len(sizes) and all(a == b or -1 in (a, b) for a, b in zip(shape, sizes, strict=True))
+
+
+def _expect_fits(array: np.ndarray[Any, Any], bits: int) -> None:
+    """Raise InputError for integers that so many bits do not hold."""
+    if array.size:
+        least, most, end = int(array.min()), int(array.max()), 1 << bits - 1
+        if least < -end or most >= end:
+            text = f"int64 is computed in {bits} bits, and an input has elements from {least} to {most}"
+            raise InputError("input-invalid", text, hint="keep what computes with such numbers on the host")
 
 
 def _array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:

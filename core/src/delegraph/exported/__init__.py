@@ -8,6 +8,7 @@ from .call_spec import VARYING, expect_within, is_fixed, wrong_input
 from .checks import erase, find_checks
 from .constant_values import ConstantValues
 from .decompose.tables import RECURRENT, to_core
+from .decompose.without_trace import CORE_CALLS, core_call
 from .gc_pause import pause_collection
 from .graph_equality import same_arguments
 from .input_sizes import input_names
@@ -18,6 +19,7 @@ from .tracing import TRACING
 from .types import ExampleInputs, Program, Transform
 
 __all__ = [
+    "CORE_CALLS",
     "EXPORTED",
     "LEFT",
     "RECURRENT",
@@ -31,6 +33,7 @@ __all__ = [
     "Transform",
     "all_nodes",
     "bound_arguments",
+    "core_call",
     "count_operators",
     "erase",
     "expect_within",

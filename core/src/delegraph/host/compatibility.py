@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..backend import CompileSpec, check_called_on_class
 from ..discovery.attribution import AtWork
-from ..errors import ContractViolation, DelegraphError, FormatError
+from ..errors import ContractViolation, DelegraphError, FormatError, OptionError
 from ..formats import StoredBlob
 from ..io.escape import printable
 from ..runtime import BackendRuntime, BlobHeader, Compatibility
@@ -80,7 +80,10 @@ def compatibility_of(
         return None
     check_called_on_class(runtime, "compatible", ("header", "compile_specs", "device"))
     with AtWork(runtime, "compatible", f"a blob of {header.backend_id}", (), registry):
-        answer = runtime.compatible(header, list(compile_specs), device)
+        try:
+            answer = runtime.compatible(header, list(compile_specs), device)
+        except (OptionError, FormatError) as e:
+            answer = Compatibility("cannot", e.message)
     if not isinstance(answer, Compatibility | None):
         text = f"{runtime.__name__}.compatible returned {answer!r:.80}, not a Compatibility or None"
         raise ContractViolation("contract-violation", text)

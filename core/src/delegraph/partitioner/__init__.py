@@ -6,6 +6,7 @@ from .capability import CapabilityPartitioner, NodeLists, WhyNot
 from .checks import DontPartition, DontPartitionModule, DontPartitionName, is_shape_dynamic
 from .contract import DelegationSpec, Partitioner, PartitionResult, Reason, Refusal, Support
 from .tagging import tag_constant_data, tag_mutated_buffer
+from .values import ValueCheck, dequantized_parts, is_dequantized
 from .wrapping import WrappingPartitioner
 
 __all__ = [
@@ -23,8 +24,11 @@ __all__ = [
     "Reason",
     "Refusal",
     "Support",
+    "ValueCheck",
     "WhyNot",
     "WrappingPartitioner",
+    "dequantized_parts",
+    "is_dequantized",
     "is_shape_dynamic",
     "matches",
     "tag_constant_data",

@@ -26,15 +26,21 @@ class Asking:
 
     ``compile`` gets a program of that one call, whose operands are inputs, and raises Unsupported with the reason if it
     cannot compile it; what it returns is not used. It has to decide by operator, literals, types and shapes: calls that
-    are alike in these are asked about once in the life of this object.
+    are alike in these are asked about once in the life of this object. ``for_all(node, reason)``: whether a refusal is
+    one of the operator, whatever the types and shapes, so that it is asked about no more.
     """
 
-    def __init__(self, compile: Callable[[ExportedProgram], object]) -> None:
-        self.compile = compile
+    def __init__(
+        self, compile: Callable[[ExportedProgram], object], for_all: Callable[[Node, str], bool] = lambda *_: False
+    ) -> None:
+        self.compile, self._for_all = compile, for_all
+        self._refused: dict[Any, str] = {}
         self._answers: OrderedDict[str, str | None] = OrderedDict()
 
     def __call__(self, node: Node) -> str | None:
         """Why ``node`` is not taken; None if it is."""
+        if node.target in self._refused:
+            return self._refused[node.target]
         key = _described(node)
         if key not in self._answers:
             try:
@@ -42,6 +48,8 @@ class Asking:
                 self._answers[key] = None
             except Unsupported as refusal:
                 self._answers[key] = refusal.message
+                if self._for_all(node, refusal.message):
+                    self._refused[node.target] = refusal.message
             if len(self._answers) > REMEMBERED:
                 self._answers.popitem(last=False)
         return self._answers[key]

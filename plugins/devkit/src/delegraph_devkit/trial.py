@@ -255,7 +255,8 @@ def blame_others(one: LoweringAttempt, backend: ConfiguredBackend) -> str | None
 
 def _declared_difference(one: LoweringAttempt, backend: ConfiguredBackend) -> str | None:
     """What the backend declares of an operator that it took, if the program has special values."""
-    known = dict(backend.registry.spec(backend.name).known_differences) if one.program.special else {}
+    declared = backend.registry.spec(backend.name).known_differences if one.program.special else ()
+    known = {operator: text for operators, text in declared for operator in operators.split()}
     taken = [operator_name(n) for d in one.lowered.delegates for n in d.nodes] if one.lowered else []
     return next((f"declared: {o} {known[o]}" for o in taken if o in known), None)
 

@@ -13,15 +13,14 @@ import delegraph_tosa
 from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult, from_specs
 from delegraph.delegates import Signature
 from delegraph.formats import join
-from delegraph.io.sealed import seal
 from delegraph_tosa import Graph
 from torch.export import ExportedProgram
 
 from . import partitioner  # noqa: F401  # makes the word of targets that the compile specs have
 from .mlir import write_mlir
 
-MARK = b"delegraph-iree-2"
-"""What a blob ends with: a module, and as told behind it, the target and the signature."""
+MARK = b"delegraph-iree-3"
+"""What a blob ends with: a module, its signature, and as a fact its target."""
 _DEFAULTS = {"target": "llvm-cpu", "cpu": "host", "flags": ""}
 
 
@@ -73,4 +72,4 @@ def _compile(graph: Graph, settings: Mapping[str, str], signature: Signature) ->
             command.append(f"--iree-llvmcpu-target-cpu={settings['cpu']}")
         delegraph_tosa.run_compiler(command, folder)
         # a module is native code, which IREE runs without looking for damage
-        return seal(folder / "main.vmfb", MARK, [settings["target"], *signature.told])
+        return signature.seal(folder / "main.vmfb", MARK, target=settings["target"])

@@ -7,24 +7,16 @@ from delegraph_tosa.plugin import KNOWN_DIFFERENCES
 from delegraph_tosa.plugin import OPTIONS as TOSA_OPTIONS
 
 INSTALL = "pip install 'delegraph-iree[engine]'"
-_LEAST = "of nothing but infinities of one sign is the number that is nearest to them"
-LEAST = tuple(
-    (f"aten.{name}", _LEAST)
-    for name in (
-        *(
-            "max_pool2d.default",
-            "max_pool2d_with_indices.default",
-            "amax.default",
-            "amin.default",
-            "max.dim",
-            "min.dim",
-        ),
-    )
+DIFFERENCES = (
+    *KNOWN_DIFFERENCES,
+    (  # IREE begins a maximum with the least finite float, where TOSA's runtime begins with minus infinity
+        "aten.max_pool2d.default aten.max_pool2d_with_indices.default aten.amax.default aten.amin.default "
+        "aten.max.dim aten.min.dim",
+        "of nothing but infinities of one sign is the number that is nearest to them",
+    ),
+    # MLIR makes a constant of such a product before it is compiled
+    ("aten.mul.Tensor aten.mul.Scalar", "of NaN or infinity by a constant that is 0 everywhere is 0"),
 )
-"""IREE begins a maximum with the least finite float, where TOSA's runtime begins with minus infinity."""
-_ZERO = "of NaN or infinity by a constant that is 0 everywhere is 0"
-ZERO = (("aten.mul.Tensor", _ZERO), ("aten.mul.Scalar", _ZERO))
-"""MLIR makes a constant of such a product before it is compiled."""
 OPTIONS = (
     OptionSpec("target", str, "llvm-cpu", choices=("llvm-cpu", "vulkan-spirv"), help="what IREE compiles for"),
     OptionSpec("cpu", str, "host", help="processor of llvm-cpu: host, generic, or a name that LLVM knows"),
@@ -45,7 +37,7 @@ def delegraph_backends() -> list[BackendSpec]:
             requires=("iree.compiler",),
             install_hint=INSTALL,
             options=OPTIONS,
-            known_differences=(*KNOWN_DIFFERENCES, *LEAST, *ZERO),
+            known_differences=DIFFERENCES,
             composes=("delegraph-tosa",),
         )
     ]

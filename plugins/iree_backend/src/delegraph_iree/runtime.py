@@ -15,7 +15,6 @@ import torch
 from delegraph.backend import CompileSpec
 from delegraph.delegates import Signature
 from delegraph.errors import FormatError, NoRuntime
-from delegraph.io.sealed import unseal
 from delegraph.runtime import BackendRuntime, BlobHeader, Compatibility, Delegate
 
 from .backend import MARK
@@ -42,13 +41,11 @@ class IREERuntime(BackendRuntime):
     @staticmethod
     def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:
         """Load a module. FormatError if it is damaged, NoRuntime if the host has no device for its target."""
-        module, told = unseal(processed_bytes, MARK)
-        target, *sides = told if isinstance(told, list) and told else [None]
-        signature = Signature.read(sides)
+        module, signature, facts = Signature.unseal(processed_bytes, MARK)
         for dtype, _ in (*signature.inputs, *signature.outputs):
             if dtype not in _ELEMENTS:
                 raise FormatError("format-invalid", f"an IREE module with a tensor of {dtype}")
-        return _Module(module, str(target), signature)
+        return _Module(module, str(facts.get("target")), signature)
 
     @staticmethod
     def compatible(

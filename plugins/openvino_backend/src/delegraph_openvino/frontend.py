@@ -5,29 +5,31 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Iterable
-from functools import cache
-from itertools import pairwise
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import openvino as ov
 import torch
+from delegraph.delegates import Signature
 from delegraph.errors import Unsupported
-from delegraph.exported import bound_arguments
+from delegraph.exported import core_call
 from delegraph.exported_program import constant_placeholders, constant_tensor, output_values, placeholders
+from delegraph.partitioner import dequantized_parts
 from delegraph.source import source_of
 from openvino.frontend import FrontEndManager
+from openvino.frontend.pytorch import ConversionExtension
 from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
-from .quantized import extensions
-
 _NAMES = ("float32 f32", "float16 f16", "bfloat16 bf16", "int8 i8", "uint8 u8", "int16 i16", "int32 i32", "int64 i64")
 TYPES = {getattr(torch, t): getattr(ov.Type, o) for t, o in map(str.split, (*_NAMES, "bool boolean"))}
 """The element types that cross the border, or lie inside."""
+DTYPES = {kind: str(dtype).removeprefix("torch.") for dtype, kind in TYPES.items()}
 NO_RULE = "OpenVINO's frontend has no rule for this operator"
-_NUMBERS = {dtype: k for k, dtype in enumerate(TYPES)}
+aten, op = torch.ops.aten, ov.opset13
 
 
 class Draft:
@@ -37,38 +39,29 @@ class Draft:
     """
 
     def __init__(self, program: ExportedProgram) -> None:
-        self.graph, self.values = Graph(), dict[Node, Node]()
-        self.constants: dict[str, torch.Tensor] = {}
-        self.types: list[str] = []
-        self.calls: list[Node] = []
+        self.graph, self.values, self.signature = Graph(), dict[Node, Node](), Signature.of(program)
+        self.constants, self.calls = dict[str, torch.Tensor](), list[Node]()
         constant = constant_placeholders(program)
         for node, spec in placeholders(program):
             if node in constant:
-                self._add_constant(node, constant_tensor(program, spec))
+                name = f"c{len(self.constants)}"
+                self.constants[name] = constant_tensor(program, spec).detach().resolve_neg().contiguous()
+                self.values[node] = self.graph.create_node("get_attr", name, name=name)
             else:
-                self._add_input(node)
+                made = self.values[node] = self.graph.placeholder(f"x{len(self.values) - len(self.constants)}")
+                val = node.meta["val"]  # an integer is a tensor without dimensions
+                made.meta["val"] = val if isinstance(val, torch.Tensor) else torch.zeros((), dtype=torch.int64)
         for node in program.graph.nodes:
             if node.op == "call_function":
                 self._add_call(node)
-        self.outputs: list[Node] = list(output_values(program))
-
-    def _add_input(self, node: Node) -> None:
-        """An input with the type and the shape of ``node``; an integer is a tensor without dimensions."""
-        val = node.meta["val"]
-        made = self.values[node] = self.graph.placeholder(f"x{len(self.types)}")
-        made.meta["val"] = val if isinstance(val, torch.Tensor) else torch.empty((), dtype=torch.int64, device="meta")
-        self.types.append(str(made.meta["val"].dtype))
-
-    def _add_constant(self, node: Node, tensor: torch.Tensor) -> None:
-        name = f"c{len(self.constants)}"
-        self.constants[name] = tensor.detach().resolve_neg().contiguous()
-        self.values[node] = self.graph.create_node("get_attr", name, name=name)
+        self.outputs = [self.values[node] for node in output_values(program)]
 
     def _add_call(self, node: Node) -> None:
-        target, args, kwargs = _as_known(node)
+        # conv2d and batch_norm as operators that the frontend knows: then the core decomposes none
+        target, args, kwargs = core_call(node) or (node.target, node.args, node.kwargs)
         args, kwargs = torch.fx.map_arg((args, kwargs), self.values.__getitem__)
         if getattr(target, "namespace", "") == "quantized_decomposed":
-            args = tuple(_NUMBERS.get(arg, arg) if isinstance(arg, torch.dtype) else arg for arg in args)
+            args = tuple([*TYPES].index(arg) if isinstance(arg, torch.dtype) else arg for arg in args)
         name, joined = f"n{len(self.calls)}", dequantized_parts(node)
         if joined and all(self.values[part].op == "call_function" for part in joined):
             # OpenVINO's int8 transformation of a concatenation of dequantized tensors is wrong, by up to all of the
@@ -86,57 +79,27 @@ class Draft:
 
     def convert(self) -> ov.Model:
         """OpenVINO's model, of the recorded types and shapes. Raises Unsupported with the reason, and the call."""
-        decoder = _Decoder(self, [self.values[node] for node in self.outputs])
+        decoder = _Decoder(self)  # the frontend does not keep it alive
         try:
             model = _frontend().convert(_frontend().load(decoder))
         except Exception as e:  # OpenVINO names no base of what its frontend raises, in C++ and in Python
             raise self.refused(e) from e
-        for output, node in zip(model.outputs, self.outputs, strict=True):
-            _check_value(output, node.meta["val"])
+        if why := self.signature.why_otherwise([None] * len(self.signature.inputs), map(type_of, model.outputs)):
+            raise Unsupported("unsupported", f"OpenVINO's model {why}")
         return model
 
     def refused(self, error: Exception) -> Unsupported:
         """The refusal of the program, at the call that OpenVINO's error names, or at the first."""
         reason = reason_of(error)
-        named = re.search(r"\bn(\d+)(?:_in)?/", reason)
-        node = self.calls[int(named.group(1)) if named and int(named.group(1)) < len(self.calls) else 0]
+        number = call_in(reason) or 0
+        node = self.calls[number if number < len(self.calls) else 0]
         return Unsupported("unsupported", reason, node=node, source=source_of(node))
 
 
-def _as_known(node: Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """A call, or the same by another operator for which the frontend has a rule: then the core decomposes none.
-
-    Of a batch norm that is the first result of the other.
-    """
-    given = bound_arguments(node) if node.target in KNOWN_AS else {}
-    target: Any = KNOWN_AS.get(node.target)
-    if target is aten.convolution.default:
-        given |= {"transposed": False, "output_padding": [0] * len(given["stride"])}
-        if given["input"].meta["val"].dim() != given["weight"].meta["val"].dim():  # an image without a batch
-            target = None
-    if target is None or given.get("training"):
-        return node.target, node.args, node.kwargs
-    return target, tuple(given[argument.name] for argument in target._schema.arguments), {}
-
-
-aten = torch.ops.aten
-KNOWN_AS: dict[Any, Any] = {
-    **dict.fromkeys((aten.conv1d.default, aten.conv2d.default, aten.conv3d.default), aten.convolution.default),
-    aten.batch_norm.default: aten._native_batch_norm_legit_no_training.default,
-}
-"""Operators without a rule -> those with one that compute the same in most of their forms."""
-
-
-def dequantized_parts(node: Node) -> list[Node]:
-    """What ``node`` concatenates, if it does, and each part is dequantized here; else nothing."""
-    if node.target is not torch.ops.aten.cat.default:
-        return []
-    parts: Any = node.args[0]
-    return list(parts) if all(map(is_dequantized, parts)) else []
-
-
-def is_dequantized(node: Node) -> bool:
-    return "quantized_decomposed.dequantize" in str(node.target)
+def call_in(text: str) -> int | None:
+    """The number of the first call in a name of OpenVINO's, or in a text with names; None if there is none."""
+    found = re.search(r"(?<![a-zA-Z0-9])n(\d+)(?:_in)?/", text)
+    return int(found.group(1)) if found else None
 
 
 class _Decoder(TorchFXPythonDecoder):  # type: ignore[misc]  # of Any
@@ -145,15 +108,14 @@ class _Decoder(TorchFXPythonDecoder):  # type: ignore[misc]  # of Any
     That took longer than all else that is done here for a call which is asked about.
     """
 
-    def __init__(self, draft: Draft, results: Iterable[Node]) -> None:
-        super().__init__(SimpleNamespace(**draft.constants), input_types=draft.types)  # not read: it is no graph
+    def __init__(self, draft: Draft) -> None:
+        types = [f"torch.{'int64' if dtype == 'int' else dtype}" for dtype, _ in draft.signature.inputs]
+        super().__init__(SimpleNamespace(**draft.constants), input_types=types)  # not read: it is no graph
         self._nodes = _Nodes(draft.graph.nodes)
-        inputs = [node for node in self._nodes if node.op == "placeholder"]
-        self._inputs = [self._nodes.index(node) for node in inputs]
-        self._input_signature = [node.name for node in inputs]
-        shapes = (node.meta["val"].shape for node in inputs)
-        self.input_shapes = [[size if isinstance(size, int) else -1 for size in shape] for shape in shapes]
-        self._outputs = [("", self._nodes.index(node)) for node in results]
+        self._inputs = [place for place, node in enumerate(self._nodes) if node.op == "placeholder"]
+        self._input_signature = [self._nodes[place].name for place in self._inputs]
+        self.input_shapes = [list(shape) for _, shape in draft.signature.inputs]
+        self._outputs = [("", self._nodes.index(node)) for node in draft.outputs]
 
 
 class _Nodes(list[Node]):
@@ -161,29 +123,22 @@ class _Nodes(list[Node]):
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         super().__init__(nodes)
-        self._places = {node: k for k, node in enumerate(self)}
-
-    def index(self, node: Node, *limits: Any) -> int:
-        return self._places[node]
+        self.index = {node: k for k, node in enumerate(self)}.__getitem__  # type: ignore[method-assign,assignment]
 
 
 @cache
 def _frontend() -> Any:
     frontend = FrontEndManager().load_by_framework("pytorch")
-    for extension in extensions(list(TYPES.values())):
-        frontend.add_extension(extension)
+    for name, rule in RULES.items():
+        frontend.add_extension(ConversionExtension(name, partial(rule, "channel" in name)))
     return frontend
 
 
-def _check_value(output: Any, val: Any) -> None:
-    """Raise Unsupported if OpenVINO makes another type or shape of a call than the program records."""
-    dtype, shape = (val.dtype, val.shape) if isinstance(val, torch.Tensor) else (torch.int64, ())
-    kind, sizes = output.get_element_type(), [size if isinstance(size, int) else -1 for size in shape]
-    if kind != TYPES[dtype]:
-        raise Unsupported("unsupported", f"OpenVINO makes {kind.get_type_name()} of what is {dtype} here")
-    if not output.get_partial_shape().compatible(ov.PartialShape(sizes)):
-        text = f"OpenVINO makes the shape {output.get_partial_shape()} of what is {sizes} here"
-        raise Unsupported("unsupported", text)
+def type_of(output: Any) -> tuple[str | None, tuple[int, ...] | None]:
+    """Dtype and shape of an input or output of OpenVINO's, as ``Signature.why_otherwise`` takes them."""
+    dtype, shape = DTYPES.get(output.get_element_type()), output.get_partial_shape()
+    known = None if shape.rank.is_dynamic else [size.get_length() if size.is_static else -1 for size in shape]
+    return dtype, None if known is None else tuple(known)
 
 
 def reason_of(error: Exception) -> str:
@@ -191,7 +146,50 @@ def reason_of(error: Exception) -> str:
     text = str(error)
     if "No conversion rule found" in text:
         return NO_RULE
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    said = [after for line, after in pairwise(lines) if line.endswith("with a message:")]
-    said += [line for line in lines if not re.match(r"Exception from|Check '|FrontEnd API failed|Summary:|--", line)]
-    return f"OpenVINO: {(said or lines or [type(error).__name__])[0]:.200}"
+    said = re.findall(r"with a message:\s+(.+)", text)
+    said += re.findall(r"^\s*(?!Exception from|Check '|FrontEnd API failed|Summary:|--)(\S.*)", text, re.MULTILINE)
+    return f"OpenVINO: {(said or [text.strip() or type(error).__name__])[0].strip():.200}"
+
+
+def _quantize(by_channel: bool, context: Any) -> Any:
+    x, scale, zero = _operands(by_channel, context)
+    least, most, kind = (_number(context, k + by_channel) for k in (3, 4, 5))
+    ends = np.float32(least), np.float32(most)
+    quantized = op.fake_quantize(x, *((end - zero) * scale for end in ends), *ends, most - least + 1)
+    return op.convert(quantized, [*TYPES.values()][kind]).outputs()
+
+
+def _dequantize(by_channel: bool, context: Any) -> Any:
+    x, scale, zero = _operands(by_channel, context)
+    x = op.convert(x, ov.Type.f32)
+    return op.multiply(op.subtract(x, zero) if zero.any() else x, scale).outputs()
+
+
+def _operands(by_channel: bool, context: Any) -> tuple[Any, Any, Any]:
+    """The tensor, and scale and zero point as arrays that broadcast against it.
+
+    What the compiler is to turn into integer kernels has constants there, and no operators that compute them.
+    """
+    x = context.get_input(0)
+    scale, zero = (context.get_input(k).get_node().data.astype(np.float32) for k in (1, 2))
+    if by_channel:
+        rank, axis = len(x.get_partial_shape()), _number(context, 3)
+        scale, zero = (v.reshape([-1 if k == axis % rank else 1 for k in range(rank)]) for v in (scale, zero))
+    return x, scale, zero
+
+
+def _number(context: Any, place: int) -> int:
+    return int(context.get_values_from_const_input(place))
+
+
+RULES = {
+    f"quantized_decomposed.{kind}_{name}": rule
+    for kind, rule in (("quantize", _quantize), ("dequantize", _dequantize))
+    for name in ("per_tensor.default", "per_tensor.tensor", "per_channel.default")
+}
+"""Rules of our own, for calls whose scale and zero point are constants.
+
+Those of the frontend fit quantized tensors of torch: they drop each dequantization, so that an int8 weight would be
+multiplied as it is. These write the form that OpenVINO turns into integer kernels, that of its reader of ONNX:
+FakeQuantize and Convert, and Convert, Subtract, Multiply.
+"""

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from delegraph.plugin import BackendSpec, OptionSpec, PartitionerSpec, RuntimeSpec, hookimpl
 
-NEEDS = ("openvino",)
-INSTALL = "pip install openvino==2026.4.1"
 ON_NAN = (
-    *("relu.default", "clamp.default", "hardtanh.default", "relu6.default", "exp.default", "maximum.default"),
-    *("minimum.default", "where.self", "amax.default", "amin.default", "_softmax.default", "softmax.int"),
-    *("max_pool2d.default", "max_pool2d_with_indices.default", "gt.Scalar", "gt.Tensor"),
+    "aten.relu.default aten.clamp.default aten.hardtanh.default aten.relu6.default aten.exp.default aten.gt.Scalar "
+    "aten.maximum.default aten.minimum.default aten.where.self aten.amax.default aten.amin.default aten.gt.Tensor "
+    "aten._softmax.default aten.softmax.int aten.max_pool2d.default aten.max_pool2d_with_indices.default"
 )
 """Operators that OpenVINO's CPU computes for numbers; of NaN and infinities it makes something else than eager does."""
 
@@ -29,12 +27,10 @@ def delegraph_backends() -> list[BackendSpec]:
             target="delegraph_openvino.backend:OpenVINOBackend",
             api=2,
             summary="Intel's CPUs, GPUs and NPUs, through OpenVINO",
-            requires=NEEDS,
-            install_hint=INSTALL,
+            requires=("openvino",),
+            install_hint="pip install openvino==2026.4.1",
             options=options,
-            known_differences=tuple(
-                (f"aten.{name}", "of NaN or infinity is another on OpenVINO's CPU") for name in ON_NAN
-            ),
+            known_differences=((ON_NAN, "of NaN or infinity is another on OpenVINO's CPU"),),
         )
     ]
 
@@ -46,4 +42,4 @@ def delegraph_partitioners() -> list[PartitionerSpec]:
 
 @hookimpl
 def delegraph_runtimes() -> list[RuntimeSpec]:
-    return [RuntimeSpec("openvino", "delegraph_openvino.runtime:OpenVINORuntime", requires=NEEDS)]
+    return [RuntimeSpec("openvino", "delegraph_openvino.runtime:OpenVINORuntime", requires=("openvino",))]

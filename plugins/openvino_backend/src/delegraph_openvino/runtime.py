@@ -4,42 +4,56 @@ from __future__ import annotations
 
 import os
 import re
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
-from itertools import count
+from functools import cache
 from typing import Any
 
 import numpy as np
 import openvino as ov
 import torch
-from delegraph.backend import CompileSpec
+from delegraph.backend import CompileSpec, from_specs, read_properties
 from delegraph.delegates import Signature
-from delegraph.errors import FormatError, InputError, NoRuntime, OptionError
-from delegraph.io.sealed import unseal
-from delegraph.runtime import (
-    BackendRuntime,
-    BlobHeader,
-    Compatibility,
-    Delegate,
-    ObservedDelegate,
-    ProfiledDelegate,
-    Spent,
-)
+from delegraph.errors import FormatError, NoRuntime, OptionError
+from delegraph.named_data import expect_data
+from delegraph.runtime import BackendRuntime, BlobHeader, Compatibility, Counting, Delegate, Observing, Pool, saturates
 
-from .frontend import TYPES, reason_of
-from .options import Options, from_compile_specs
+from .frontend import DTYPES, call_in, reason_of, type_of
 
-DTYPES = {kind: str(dtype).removeprefix("torch.") for dtype, kind in TYPES.items()}
-MARK = b"delegraph-openvino-2"
-"""What a blob ends with: XML and small constants of an IR; behind it are told the size of the XML and the signature."""
+MARK = b"delegraph-openvino-3"
+"""What a blob ends with: XML and small constants of an IR; as a fact is told the size of the XML, "xml"."""
 WEIGHT = "openvino/"
 """What the name of a parameter begins with in whose place a weight belongs; it is a key of the named data."""
 CACHE = "DELEGRAPH_OPENVINO_CACHE"
 """An environment variable: the folder in which OpenVINO keeps what it compiled. A program does not name it: a file of
 somebody else would choose where this machine writes and what it reads."""
+PREFIX = "openvino_"
+"""What the keys of the compile specs begin with; an option's name follows."""
+DEFAULTS = {"device": "CPU", "precision": "f32", "properties": ""}
+PRECISIONS = ("f32", "f16", "bf16", "default")
+PROPERTIES = frozenset(
+    "INFERENCE_NUM_THREADS NUM_STREAMS PERFORMANCE_HINT PERFORMANCE_HINT_NUM_REQUESTS EXECUTION_MODE_HINT "
+    "INFERENCE_PRECISION_HINT ENABLE_CPU_PINNING ENABLE_CPU_RESERVATION ENABLE_HYPER_THREADING SCHEDULING_CORE_TYPE "
+    "MODEL_DISTRIBUTION_POLICY MODEL_PRIORITY CPU_DENORMALS_OPTIMIZATION CPU_SPARSE_WEIGHTS_DECOMPRESSION_RATE "
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE KV_CACHE_PRECISION LP_TRANSFORMS_MODE PERF_COUNT COMPILATION_NUM_THREADS "
+    "GPU_QUEUE_PRIORITY GPU_QUEUE_THROTTLE GPU_ENABLE_LOOP_UNROLLING GPU_DISABLE_WINOGRAD_CONVOLUTION NPU_TURBO "
+    "NPU_TILES ALLOW_AUTO_BATCHING AUTO_BATCH_TIMEOUT ENABLE_STARTUP_FALLBACK ENABLE_RUNTIME_FALLBACK".split()
+)
+"""OpenVINO's properties that a program may set: of how it computes. Others, such as WEIGHTS_PATH, name files."""
 _VIRTUAL = {"AUTO", "MULTI", "HETERO", "BATCH"}
+
+
+def settings_of(compile_specs: Sequence[CompileSpec]) -> dict[str, str]:
+    """All options by name. Raises OptionError for any other compile spec, which nobody would read."""
+    return from_specs(compile_specs, PREFIX, DEFAULTS, only=True)[0]
+
+
+def properties_of(settings: Mapping[str, str]) -> dict[str, str]:
+    """OpenVINO's properties. Raises OptionError for those that are not ``NAME=VALUE`` or not in ``PROPERTIES``."""
+    precision, properties = settings["precision"], read_properties("properties", settings["properties"], PROPERTIES)
+    if precision not in PRECISIONS:
+        raise OptionError("option-invalid", f"option 'precision' is one of {PRECISIONS}, not {precision!r:.40}")
+    return {**({} if precision == "default" else {"INFERENCE_PRECISION_HINT": precision}), **properties}
 
 
 @cache
@@ -54,31 +68,19 @@ def core() -> ov.Core:
     return made
 
 
-def saturates(processor: Mapping[str, Any]) -> bool:
-    """Whether a processor, described as torch does, adds two products of int8 in 16 bits, which stop at the ends.
-
-    An x86 processor without VNNI has no other instruction for them. A network of two layers was off by ten steps there.
-    """
-    has_dot_product = processor.get("avx512_vnni") or processor.get("avx_vnni")
-    return processor.get("architecture") == "x86_64" and not has_dot_product
-
-
-def is_present(device: str) -> bool:
-    """Whether this machine has the device, or those that a device such as ``HETERO:GPU,CPU`` is made of."""
-    here = {name.partition(".")[0] for name in core().available_devices}
-    kind, _, inside = device.partition(":")
-    wanted = inside.split(",") if kind in _VIRTUAL else [device]
-    return all(name.strip("-").partition(".")[0].partition("(")[0] in here for name in wanted if name)
+def why_absent(device: str) -> str | None:
+    """Why this machine has no such device, or not all parts of one like ``HETERO:GPU,CPU``; None if it has them."""
+    here = core().available_devices
+    if {*re.findall(r"[A-Za-z_]+", device)} <= {name.partition(".")[0] for name in here} | _VIRTUAL:
+        return None
+    return f"OpenVINO has no {device:.40} on this machine; it has {', '.join(here)}"
 
 
-def _absent(device: str) -> str:
-    return f"OpenVINO has no {device:.40} on this machine; it has {', '.join(core().available_devices)}"
-
-
-def compile_model(model: ov.Model, options: Options) -> Any:
-    """OpenVINO's compiled model. Raises RuntimeError with OpenVINO's reason."""
-    folder = os.environ.get(CACHE)
-    return core().compile_model(model, options.device, options.config() | ({"CACHE_DIR": folder} if folder else {}))
+def compile_model(model: ov.Model, settings: Mapping[str, str], **more: str) -> Any:
+    """OpenVINO's compiled model, with ``more`` of its properties. Raises RuntimeError with OpenVINO's reason."""
+    if folder := os.environ.get(CACHE):
+        more["CACHE_DIR"] = folder
+    return core().compile_model(model, settings["device"], {**properties_of(settings), **more})
 
 
 class OpenVINORuntime(BackendRuntime):
@@ -89,62 +91,40 @@ class OpenVINORuntime(BackendRuntime):
     @staticmethod
     def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:
         """Raises FormatError for a damaged blob or missing weights, NoRuntime without the device."""
-        return Loaded(*read_model(processed_bytes, named_data), from_compile_specs(compile_specs))
+        return Loaded(read_model(processed_bytes, named_data), compile_specs)
 
     @staticmethod
     def observe(
         processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]
-    ) -> ObservedDelegate:
+    ) -> Observing:
         """As ``load``; each call's last operator becomes a result, so that OpenVINO fuses less than otherwise."""
         model, memory, signature = read_model(processed_bytes, named_data)
         last: dict[int, Any] = {}
         for node in model.get_ordered_ops():
-            call = re.match(r"n(\d+)(?:_in)?/", node.get_friendly_name())
-            if call and node.get_output_size() == 1 and node.get_element_type() in DTYPES:
-                last[int(call.group(1))] = node.output(0)
+            call = call_in(node.get_friendly_name())
+            if call is not None and node.get_output_size() == 1 and node.get_element_type() in DTYPES:
+                last[call] = node.output(0)
         model.add_results([ov.opset13.result(output) for output in last.values()])
-        shapes = (
-            [size.get_max_length() if size.is_static else -1 for size in o.get_partial_shape()] for o in last.values()
-        )
-        inside = zip((DTYPES[o.get_element_type()] for o in last.values()), map(tuple, shapes), strict=True)
-        results = len(signature.outputs)
+        inside = [(DTYPES[output.get_element_type()], (-1,)) for output in last.values()]  # of any shape
         signature = replace(signature, outputs=(*signature.outputs, *inside))
-        loaded = Loaded(model, memory, signature, from_compile_specs(compile_specs))
-
-        def observed(*args: torch.Tensor | float) -> tuple[tuple[Any, ...], dict[int, list[torch.Tensor]]]:
-            values = loaded(*args)
-            return values[:results], {k: [value] for k, value in zip(last, values[results:], strict=True)}
-
-        return observed
+        return Observing(Loaded((model, memory, signature), compile_specs), last)
 
     @staticmethod
     def profile(
         processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]
-    ) -> ProfiledDelegate:
-        """As ``load``; OpenVINO counts the time of its kernels. One that computes several calls counts for the first.
+    ) -> Counting:
+        """As ``load``; OpenVINO counts the time of kernels. One that computes several calls counts for the first."""
+        loaded = Loaded(read_model(processed_bytes, named_data), compile_specs, PERF_COUNT="YES")
+        computes = {}
+        for kernel in loaded.compiled.get_runtime_model().get_ordered_ops():
+            made_of, name = kernel.get_rt_info()["originalLayersNames"].astype(str), kernel.get_friendly_name()
+            computes[name] = call_in(f"{made_of},{name}")
 
-        OpenVINO tells means of all calls so far; what is told here is the time since the last reading.
-        """
-        options = from_compile_specs(compile_specs)
-        counting = replace(options, properties=",".join(filter(None, (options.properties, "PERF_COUNT=YES"))))
-        loaded = Loaded(*read_model(processed_bytes, named_data), counting)
-        numbers = _calls_of_kernels(loaded.compiled.get_runtime_model())
-        calls, told = count(), dict[str, float]()
+        def read(calls: int) -> Iterator[tuple[int | None, float]]:
+            for kernel in loaded.requests.idle[-1].get_profiling_info():  # means of all calls
+                yield computes.get(kernel.node_name), calls * kernel.real_time.total_seconds()
 
-        def read(calls_so_far: int) -> Spent:
-            spent: dict[int | None, dict[str, float]] = {}
-            for kernel in loaded.idle[-1].get_profiling_info():  # the request of the last call
-                name = kernel.node_name
-                before = told.get(name, 0.0)
-                # means are whole microseconds, so that their sum may seem to fall: the next readings make up for it
-                told[name] = max(calls_so_far * kernel.real_time.total_seconds(), before)
-                spent.setdefault(numbers.get(name), {"seconds": 0.0})["seconds"] += told[name] - before
-            return spent
-
-        def profiled(*args: torch.Tensor | float) -> tuple[tuple[Any, ...], Callable[[], Spent]]:
-            return loaded(*args), partial(read, 1 + next(calls))
-
-        return profiled
+        return Counting(loaded, read)
 
     @staticmethod
     def compatible(
@@ -153,113 +133,67 @@ class OpenVINORuntime(BackendRuntime):
         """By the device, and by the release that wrote the IR: OpenVINO promises to read those of older releases."""
         if not header.beginning.startswith(b"<?xml"):
             return Compatibility("cannot", f"it begins with {header.beginning[:24]!r}, not as an IR in XML does")
-        try:
-            wanted = device or from_compile_specs(compile_specs).device
-        except OptionError as e:
-            return Compatibility("cannot", e.message)
-        if not is_present(wanted):
-            return Compatibility("cannot", _absent(wanted))
+        if why := why_absent(device or settings_of(compile_specs)["device"]):
+            return Compatibility("cannot", why)
         return Compatibility.by_release(header.fingerprint, f"openvino {ov.get_version()}", reads_older=True)
 
 
-def _calls_of_kernels(compiled: ov.Model) -> dict[str, int]:
-    """The names of OpenVINO's kernels, and for each the number of the call that it computes, if that is known."""
-    calls = {}
-    for node in compiled.get_ordered_ops():
-        name, made_of = node.get_friendly_name(), node.get_rt_info()["originalLayersNames"].astype(str)
-        named = re.search(r"(?:^|[_,])n(\d+)(?:_in)?/", f"{made_of},{name}")
-        if named:
-            calls[name] = int(named.group(1))
-    return calls
+Read = tuple[ov.Model, list[Any], Signature]
+"""A model with its weights, the arrays that have to outlive it, and the types of a call."""
 
 
-def read_model(blob: bytes, named_data: Mapping[str, bytes]) -> tuple[ov.Model, list[Any], Signature]:
-    """The model of a blob with its weights, the arrays that have to outlive it, and the types of a call."""
-    files, told = unseal(blob, MARK)
-    size, *sides = told if isinstance(told, list) and told else [None]
-    signature = Signature.read(sides)
+def read_model(blob: bytes, named_data: Mapping[str, bytes]) -> Read:
+    """What a blob holds. Raises FormatError if it is damaged, or is called otherwise than it says."""
+    files, signature, facts = Signature.unseal(blob, MARK)
+    size = facts.get("xml")
     # OpenVINO reads other formats as well, and ONNX names files to read
     if type(size) is not int or not 0 <= size <= len(files) or bytes(files[:5]) != b"<?xml":
         raise FormatError("format-invalid", "a blob of OpenVINOBackend that holds no IR in XML")
     memory = [np.frombuffer(files[size:] or b"\0", np.uint8)]
     try:
         model = core().read_model(bytes(files[:size]), ov.Tensor(memory[0], [len(files) - size], ov.Type.u8))
-        for parameter in model.get_parameters():
+        for parameter in (p for p in model.get_parameters() if p.get_friendly_name().startswith(WEIGHT)):
             key = parameter.get_friendly_name()
-            if not key.startswith(WEIGHT):
-                continue
             kind, shape = parameter.get_element_type(), parameter.output(0).get_shape()
-            data = named_data.get(key)
-            if data is None or len(data) != int(np.prod(shape)) * kind.size:
-                text = f"the weight {key:.80} is missing, or has another size than the blob says"
-                raise FormatError("format-invalid", text)
-            memory.append(np.frombuffer(data, np.uint8))
+            memory.append(np.frombuffer(expect_data(named_data, key, int(np.prod(shape)) * kind.size), np.uint8))
             weight = ov.op.Constant(ov.Tensor(memory[-1], shape, kind), shared_memory=True)
             parameter.output(0).replace(weight.output(0))
             model.remove_parameter(parameter)
         model.validate_nodes_and_infer_types()
     except RuntimeError as e:
         raise FormatError("format-invalid", f"OpenVINO does not read this blob: {reason_of(e)}") from e
-    if (why := _why_called_otherwise(model, signature)) is not None:
+    taken = {parameter.get_friendly_name(): type_of(parameter.output(0)) for parameter in model.get_parameters()}
+    inputs = [taken.get(f"x{place}") for place in range(len(signature.inputs))]  # None: it is left out, nobody reads it
+    why = signature.why_otherwise(inputs, map(type_of, model.outputs))
+    if len(model.get_parameters()) > len(inputs) - inputs.count(None):
+        why = "takes inputs that no call gives"
+    if why is not None:  # OpenVINO reads memory as the model says
         raise FormatError("format-invalid", f"an IR that {why}")
     return model, memory, signature
-
-
-def _why_called_otherwise(model: ov.Model, signature: Signature) -> str | None:
-    """Why a model cannot be called as ``signature`` says, None if it can: OpenVINO reads memory as the model says."""
-    if len(model.outputs) != len(signature.outputs):
-        return f"returns {len(model.outputs)} results, and its signature says {len(signature.outputs)}"
-    inputs = {f"x{place}": wanted for place, wanted in enumerate(signature.inputs)}
-    for parameter in model.get_parameters():
-        name, sizes = parameter.get_friendly_name(), parameter.get_partial_shape()
-        dtype, shape = inputs.get(name, ("nothing", ()))
-        kind = DTYPES.get(parameter.get_element_type())
-        if kind != {"int": "int64"}.get(dtype, dtype) or not sizes.compatible(ov.PartialShape(list(shape))):
-            return f"takes {kind} {sizes} as {name:.40}, and its signature says {dtype} {shape}"
-    return None
 
 
 class Loaded:
     """A compiled model, called with tensors; the results are new tensors."""
 
-    def __init__(self, model: ov.Model, memory: list[Any], signature: Signature, options: Options) -> None:
-        if not is_present(options.device):
-            hint = "lower with the option device set to one of these"
-            raise NoRuntime("no-runtime", _absent(options.device), hint=hint)
+    def __init__(self, read: Read, compile_specs: Sequence[CompileSpec], **properties: str) -> None:
+        self.kept = model, _, self.signature = read  # OpenVINO reads constants where they lie: they have to stay
+        settings = settings_of(compile_specs)
+        if why := why_absent(settings["device"]):
+            raise NoRuntime("no-runtime", why, hint="lower with the option device set to one of these")
         try:
-            self.compiled = compile_model(model, options)
+            self.compiled = compile_model(model, settings, **properties)
         except RuntimeError as e:
             raise FormatError("format-invalid", f"OpenVINO does not compile this blob: {reason_of(e)}") from e
-        self.kept = model, memory  # OpenVINO reads constants where they lie, and does not keep them alive
-        self.signature = signature
         # the frontend leaves out inputs that no result depends on; the name of one tells its place in a call
         self.inputs = [(int(p.get_friendly_name()[1:]), p.get_element_type()) for p in model.get_parameters()]
-        self.outputs = range(len(signature.outputs))
-        self.wide = [k for k, (dtype, _) in enumerate(signature.inputs) if dtype in ("int64", "int")]
-        self.idle: deque[Any] = deque()
+        self.requests = Pool(self.compiled.create_infer_request)
 
     def __call__(self, *args: torch.Tensor | float) -> tuple[Any, ...]:
-        arrays = self.signature.arrays(args)  # lives until the request has read it
-        for place in self.wide:
-            _check_integers(arrays[place])
-        try:
-            request = self.idle.pop()
-        except IndexError:
-            request = self.compiled.create_infer_request()
-        for k, (place, kind) in enumerate(self.inputs):
-            request.set_input_tensor(k, ov.Tensor(arrays[place], arrays[place].shape, kind))
-        request.infer()
-        # Copied, since OpenVINO with memory of ours for its results writes those that are an input as it is
-        # into that input, and leaves the result as it was.
-        results = self.signature.results(request.get_output_tensor(k).data for k in self.outputs)
-        self.idle.append(request)
-        return results
-
-
-def _check_integers(array: np.ndarray[Any, Any]) -> None:
-    """Raise InputError for integers that OpenVINO would cut to 32 bits without a word."""
-    if array.size:
-        least, most = int(array.min()), int(array.max())
-        if least < -(2**31) or most >= 2**31:
-            text = f"OpenVINO computes int64 in 32 bits, and an input has elements from {least} to {most}"
-            raise InputError("input-invalid", text, hint="keep what computes with such numbers on the host")
+        arrays = self.signature.arrays(args, int64_bits=32)  # lives until the request has read it
+        with self.requests.one() as request:
+            for k, (place, kind) in enumerate(self.inputs):
+                request.set_input_tensor(k, ov.Tensor(arrays[place], arrays[place].shape, kind))
+            request.infer()
+            # Copied, since OpenVINO with memory of ours for its results writes those that are an input as it is
+            # into that input, and leaves the result as it was.
+            return self.signature.results(tensor.data for tensor in request.output_tensors)

@@ -46,9 +46,9 @@ def to_core(op: Any) -> Decompose | None:
         return _NORMS[op]
     if not _may_be_decomposed(op) or torch.Tag.core in op.tags:
         return None
-    if op in _core_table():
-        return _core_table()[op]
-    return op.decompose if is_composite(op) else None
+    if is_composite(op) and op not in decomposition_table:  # torch's table has the same for it, and takes long to build
+        return op.decompose
+    return _core_table().get(op) or (op.decompose if is_composite(op) else None)
 
 
 @cache

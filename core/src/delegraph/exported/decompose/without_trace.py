@@ -6,7 +6,7 @@ They are what a trace gives, which a test compares. A call for which that is not
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -25,16 +25,27 @@ def without_trace(node: Node, mode: Any) -> Graph | None:
 
     ``mode``: the fake tensor mode of the recorded values.
     """
-    find = _BY_OPERATOR.get(node.target)
     operands = node.all_input_nodes
     # an operand that is passed twice would have two placeholders
-    if find is None or node.kwargs or sum(isinstance(a, Node) for a in node.args) != len(operands):
+    if node.target not in _TRACED or node.kwargs or sum(isinstance(a, Node) for a in node.args) != len(operands):
         return None
-    recorded = [n.meta.get("val") for n in (node, *operands)]
-    if not all(isinstance(val, torch.Tensor) for val in recorded):
+    # a cast returns what was recorded; a convolution of one image or of sizes that vary has a trace of its own
+    if node.target is not aten.to.dtype and not all(map(_is_static, operands)):
         return None
-    call = find(**bound_arguments(node))
+    call = core_call(node)
     return None if call is None else _graph_of(node, call, mode)
+
+
+def core_call(node: Node) -> OneCall | None:
+    """The one call of core ATen that computes the same, maybe as the first of its results; None if none is known.
+
+    For a compiler that knows core ATen and is to be given ``conv2d`` and ``batch_norm`` as they are.
+    """
+    find = CORE_CALLS.get(node.target)
+    recorded = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+    if find is None or not all(isinstance(val, torch.Tensor) for val in recorded):
+        return None
+    return find(**bound_arguments(node))
 
 
 def _graph_of(node: Node, call: OneCall, mode: Any) -> Graph | None:
@@ -61,9 +72,10 @@ def strides_of(tensor: torch.Tensor) -> list[str]:
     return [str(s) for s, d in zip(tensor.stride(), tensor.shape, strict=True) if not (isinstance(d, int) and d == 1)]
 
 
-def _is_static(operand: Any) -> bool:
-    """Whether the sizes of an operand are numbers."""
-    return operand is None or all(isinstance(d, int) for d in operand.meta["val"].shape)
+def _is_static(operand: Node) -> bool:
+    """Whether an operand is a tensor whose sizes are numbers."""
+    val = operand.meta.get("val")
+    return isinstance(val, torch.Tensor) and all(isinstance(d, int) for d in val.shape)
 
 
 def _cast(self: Node, dtype: torch.dtype, non_blocking: bool, copy: bool, memory_format: Any) -> OneCall | None:
@@ -76,27 +88,29 @@ def _cast(self: Node, dtype: torch.dtype, non_blocking: bool, copy: bool, memory
 def _convolution(
     input: Node, weight: Node, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> OneCall | None:
-    """A convolution of a batch of images of known sizes."""
-    settings = [list(value) for value in (stride, padding, dilation)]
-    of_batch = input.meta["val"].dim() == 4 and all(len(value) == 2 for value in settings)
-    if not of_batch or not all(map(_is_static, (input, weight, bias))):
+    """A convolution of a batch."""
+    settings, dimensions = [list(value) for value in (stride, padding, dilation)], weight.meta["val"].dim() - 2
+    if input.meta["val"].dim() != dimensions + 2 or any(len(value) != dimensions for value in settings):
         return None
-    return aten.convolution.default, (input, weight, bias, *settings, False, [0, 0], groups), {}
+    return aten.convolution.default, (input, weight, bias, *settings, False, [0] * dimensions, groups), {}
 
 
 def _batch_norm(
     input: Node, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, momentum: float,
     eps: float, cudnn_enabled: bool,
 ) -> OneCall | None:  # fmt: skip
-    """A batch norm in inference, of known sizes, with statistics."""
+    """A batch norm in inference, with statistics."""
     given = (input, weight, bias, running_mean, running_var)
-    if training or running_mean is None or running_var is None or not all(map(_is_static, given)):
+    if training or running_mean is None or running_var is None:
         return None
     return aten._native_batch_norm_legit_no_training.default, (*given, momentum, eps), {}
 
 
-_BY_OPERATOR: dict[Any, Callable[..., OneCall | None]] = {
+CORE_CALLS: Mapping[Any, Callable[..., OneCall | None]] = {
     aten.to.dtype: _cast,
-    aten.conv2d.default: _convolution,
+    **dict.fromkeys((aten.conv1d.default, aten.conv2d.default, aten.conv3d.default), _convolution),
     aten.batch_norm.default: _batch_norm,
 }
+"""Operator -> the function that ``core_call`` calls with its arguments."""
+_TRACED = frozenset({aten.to.dtype, aten.conv2d.default, aten.batch_norm.default})
+"""Operators whose ``core_call`` is what a trace gives."""

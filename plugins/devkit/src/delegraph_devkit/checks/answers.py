@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from delegraph.errors import FormatError, OptionError
 from delegraph.host import Verification
 from delegraph.runtime import BEGINNING, BackendRuntime, BlobHeader, Compatibility
 
@@ -127,6 +128,8 @@ def _ask(backend: BackendUnderTest, header: BlobHeader, info: DelegateInfo) -> t
         try:
             with quiet():
                 answers.append(runtime.compatible(header, list(info.compile_specs), device))
+        except (OptionError, FormatError) as e:
+            answers.append(Compatibility("cannot", e.message))
         except (Exception, SystemExit) as e:
             asked = f"{header.size} bytes that begin with {header.beginning[:16]!r}, of {header.producer!r}"
             return None, f"compatible raised {type(e).__name__}: {e}; it was asked about {asked}, on device {device!r}"
