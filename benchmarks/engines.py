@@ -10,6 +10,7 @@ TOSA's quantizer, for XNNPACK with ExecuTorch's; int8 is compared with the quant
 
 One cell is a model on an engine. Each is a process of its own, which is ended after --seconds, and one line in the file
 --cells as soon as it is known. The same command goes on with those that the file lacks; with --table it only prints.
+With some engines alone, the figures of the others are those that were published before.
 
 --itself says how far quantized programs in eager are from themselves when each float that is no dequantized integer is
 off by so much, and from the model in floats: in decibels, of four calls.
@@ -310,19 +311,30 @@ def _report(
 ) -> None:
     tables, refused = [], []
     for kind in arguments.kind or ("float", "int8"):
-        rows = []
+        rows, published = [], _published(kind)
         for name in dict.fromkeys(name for name, of, _ in cells if of == kind):
             row = {engine: cells[name, kind, engine] for engine in engines if (name, kind, engine) in cells}
             whys = [cell.get("not quantized") for cell in row.values()]
             refused += [f"- {name}: {why}" for why in dict.fromkeys(filter(None, whys))]
             if all(whys):
                 continue
+            before = published.get(name, {})
             operators = {str(cell["operators"]) for cell in row.values() if "operators" in cell}
-            figures = [_figure(row, engine, kind) for engine in engines]
+            operators |= {*before.get("operators", "").split(" or ")} - {""} if len(engines) < len(ENGINES) else set()
+            figures = [_figure(row, e, kind) if e in engines else before.get(e, "") for e in ENGINES]
             rows.append([name, " or ".join(sorted(operators)), *figures])
-        tables.append(publishing.Table(["model", "operators", *engines], rows, kind))
+        tables.append(publishing.Table(["model", "operators", *ENGINES], rows, kind))
     publishing.report(arguments, "engines", PACKAGES, *tables)
     print("\n".join(refused))
+
+
+def _published(kind: str) -> dict[str, dict[str, str]]:
+    """Model -> column -> the published figure: those of engines that are not run now stay."""
+    path = publishing.RESULTS / "engines.json"
+    tables = json.loads(path.read_text("utf-8"))["tables"] if path.exists() else []
+    return {
+        row[1]: dict(zip(t["columns"], row[1:], strict=True)) for t in tables if t["name"] == kind for row in t["rows"]
+    }
 
 
 def _figure(row: dict[str, dict[str, Any]], engine: str, kind: str) -> str:
