@@ -159,3 +159,52 @@ def test_what_xnnpack_would_not_load_is_computed_otherwise(module: nn.Module) ->
     error = (lowered(x) - program.module()(x)).abs().max()
     assert error < 0.11, "at most one step of the last scale, where a convolution lies between two integers"
     assert any(len(delegate.nodes) >= 8 for delegate in lowered.delegates)
+
+
+class Branches(nn.Module):
+    """What Arm takes whole, and a mean, which it takes of its own quantizers only."""
+
+    def __init__(self, mean: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.last, self.mean = nn.Linear(8, 4), mean
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x).relu()
+        y = torch.cat([y, y + self.second(y).sigmoid()], 2)
+        return self.last(y.mean((2, 3)) if self.mean else y[:, :, 1, 1])
+
+
+@pytest.mark.parametrize("mean", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_arms_partitioner_takes_what_another_quantizer_quantized(mean: bool) -> None:
+    pytest.importorskip("tosa_serializer", reason="ExecuTorch's TOSA backend needs it; the extra verify has it")
+    from delegraph_executorch.bridging import bridge
+    from delegraph_tosa.runtime import TOSARuntime
+    from executorch.backends.arm.tosa.backend import TOSABackend
+    from executorch.backends.arm.tosa.compile_spec import TosaCompileSpec
+    from executorch.backends.arm.tosa.partitioner import TOSAPartitioner
+
+    torch.manual_seed(0)
+    batches = [(torch.randn(1, 3, 8, 8),) for _ in range(2)]
+    program = delegraph.quantize(Branches(mean).eval(), batches, backend="tosa")
+    made = bridge(TOSABackend, lambda: TOSAPartitioner(TosaCompileSpec("TOSA-1.0+INT")))
+    registry = delegraph.Registry(discover=False)
+    with registry.register(made.backend):
+        lowered = delegraph.lower(program, backends=[made.partitioner()], registry=registry)
+    left = [row.operator for row in lowered.report.refusals if "quantize" not in row.operator]
+    assert left == (["aten.mean.dim"] if mean else [])
+    assert len(lowered.delegates) == 1 + mean
+    if not mean:
+        first, last = (_steps(program, name) for name in ("quantize_per_tensor", "dequantize_per_tensor"))
+        scale, zero, low, high, _ = first[0]
+        integers = torch.ops.quantized_decomposed.quantize_per_tensor(*batches[0], scale, zero, low, high, torch.int8)
+        (found,) = TOSARuntime.load(bytes(lowered.delegates[0].processed_bytes), [], {})(integers)
+        scale, zero = last[-1][:2]
+        wanted = program.module(check_guards=False)(*batches[0])
+        assert ((found.int() - zero) * scale - wanted).abs().max() <= 1.01 * scale
+
+
+def _steps(program: Any, name: str) -> list[Any]:
+    """The arguments of the calls of ``quantized_decomposed`` with that name, in order."""
+    calls = program.graph.find_nodes(op="call_function", target=getattr(torch.ops.quantized_decomposed, name).default)
+    return [call.args[1:] for call in calls]

@@ -29,6 +29,7 @@ from ..emit.sizes import upper_bounds
 from .cycles import without_cycles
 from .edge import MARKS, pieces_of, to_edge_dialect
 from .parts import remember
+from .quantized import mark_quantized
 
 aten = torch.ops.aten
 _PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
@@ -72,6 +73,7 @@ class BridgedPartitioner(Partitioner):
         # clone that leaves a partition beside its original: backends drop clones, and a blob has no result twice.
         while True:
             edge = to_edge_dialect(exported_program, reasons)
+            mark_quantized(edge)
             known = {name: [set(piece.meta) for piece in pieces] for name, pieces in pieces_of(edge).items()}
             with quietly():
                 result = self.theirs.partition(edge)

@@ -1,0 +1,60 @@
+"""Which calls compute in integers, told as ExecuTorch's Arm backends want it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+ARM = "_arm_annotation_info"
+"""Key of a call's custom metadata by which Arm's quantizers tell Arm's partitioners that they quantized it."""
+
+DECOMPOSED = ("aten.mean.dim",)
+"""What Arm composes of several operators, each of which needs a scale that only its own quantizers give it."""
+
+LAYERS = ("aten.convolution.default", "aten.linear.default")
+
+
+def mark_quantized(edge: ExportedProgram) -> None:
+    """Mark the calls between dequantize and quantize, whoever quantized the program.
+
+    Arm's partitioners take of a quantized program what their own quantizers marked, and leave all else to the host.
+    """
+    for node in _between(edge):
+        node.meta["custom"] = {**(node.meta.get("custom") or {}), ARM: {"quantized": True}}
+
+
+def _between(edge: ExportedProgram) -> set[Node]:
+    """Calls whose floats all come from dequantize and from constants, and all end in quantize, through such calls."""
+    calls = [n for n in edge.graph.nodes if n.op == "call_function" and not _converts(n)]
+    constants = {*edge.graph_signature.inputs_to_parameters, *edge.graph_signature.inputs_to_buffers}
+    constants |= {*edge.graph_signature.inputs_to_lifted_tensor_constants}
+    found: set[Node] = set()
+    for node in calls:
+        floats = [v for v in node.all_input_nodes if _is_float(v) and v.name not in constants]
+        if floats and all("dequantize" in str(v.target) or v in found for v in floats) and _is_taken(node, constants):
+            found.add(node)
+    for node in reversed(calls):
+        if _is_float(node) and not all(v in found or _converts(v) for v in node.users):
+            found.discard(node)
+    return found
+
+
+def _is_taken(node: Node, constants: Collection[str]) -> bool:
+    """Whether Arm's passes lower a call in integers; they compute no weight of a layer at run time."""
+    if not any(name in str(node.target) for name in LAYERS):
+        return not any(name in str(node.target) for name in DECOMPOSED)
+    weight: Any = node.args[1]
+    return (weight.all_input_nodes or [weight])[0].name in constants
+
+
+def _converts(node: Node) -> bool:
+    return "quantize_per_" in str(node.target)
+
+
+def _is_float(node: Node) -> bool:
+    value: Any = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
