@@ -12,7 +12,7 @@ import sys
 import delegraph
 import pytest
 from delegraph import Registry
-from delegraph.errors import WriteError
+from delegraph.errors import FormatError, WriteError
 from delegraph_devkit import scaffold
 from delegraph_devkit.scaffold import FILES, Names, generate, package
 from packaging.requirements import Requirement
@@ -24,6 +24,7 @@ from ..support.kit import contents
 def test_the_listed_files_are_the_template():
     assert set(contents(package.TEMPLATE)) == set(FILES)
     assert set(contents(package.DEVICE_TEMPLATE)) == set(package.DEVICE_FILES)
+    assert set(contents(package.TOSA_TEMPLATE)) == set(package.TOSA_FILES)
 
 
 def test_what_builds_the_wheel_is_in_the_environment_that_the_guide_sets_up():
@@ -41,15 +42,24 @@ def test_with_a_device_half_the_files_have_more_lines_and_no_other_ones():
         assert [line for line in lines if line.startswith("+")] != [], path
 
 
+def test_for_a_device_that_reads_tosa_the_declarations_are_the_others_and_more():
+    plain, more = contents(package.TEMPLATE), contents(package.TOSA_TEMPLATE)
+    for path in ("src/acme_npu/plugin.py", "tests/test_contract.py", "pyproject.toml"):
+        lines = [line for line in difflib.ndiff(plain[path].splitlines(), more[path].splitlines()) if line[0] in "+-"]
+        assert 0 < len(lines) <= 6, (path, lines)
+    assert re.findall(r'"(delegraph-tosa[<>=][^"]+)"', more["pyproject.toml"]) == ["delegraph-tosa>=0.1,<0.2"]
+
+
 LONG = "abcdefghij-abcdefghij-abcdefghij-abcdef"
 
 
 @pytest.mark.parametrize(
     "text", ["my-npu", "My_NPU", "acme.x86--2", "my-backend", "npu", "q", LONG, "delegraph-npu npu", f"x{LONG} y{LONG}"]
 )
-def test_the_code_is_clean_whatever_its_name(text, tmp_path):
+@pytest.mark.parametrize("kind", ["device", "tosa"])
+def test_the_code_is_clean_whatever_its_name(text, kind, tmp_path):
     names = Names.of(*text.split())
-    files = generate(names, tmp_path / "made", device=True)
+    files = generate(names, tmp_path / "made", **{kind: True})
     written = contents(tmp_path / "made")
     assert set(files) == set(written)
     assert f"src/{names.package}/backend.py" in written
@@ -61,9 +71,10 @@ def test_the_code_is_clean_whatever_its_name(text, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["my-npu", "acme-npu-acme", "acme-npu-plugins acme-npu2"])
-def test_the_template_s_names_are_replaced_everywhere_once(text, tmp_path):
+@pytest.mark.parametrize("kind", ["device", "tosa"])
+def test_the_template_s_names_are_replaced_everywhere_once(text, kind, tmp_path):
     names = Names.of(*text.split())
-    generate(names, tmp_path / "made", device=True)
+    generate(names, tmp_path / "made", **{kind: True})
     everything = json.dumps(contents(tmp_path / "made"))
     for own in (names.distribution, names.backend, names.package, names.prefix):
         everything = everything.replace(own, "")
@@ -185,3 +196,26 @@ def test_what_it_declares_is_what_it_has(made):
         assert getattr(__import__(module, fromlist=[name]), name).__name__ == name
     assert declared[0].backend_id == "MyNpuBackend"
     assert declared[0].api == delegraph.plugin.API_VERSION
+
+
+def test_the_example_runs_on_a_backend_that_reads_tosa(tmp_path, site):
+    scaffold.generate(Names.of("tosa-npu"), tmp_path / "made", tosa=True)
+    sys.path.insert(0, str(tmp_path / "made" / "src"))
+    from tosa_npu import plugin
+    from tosa_npu.backend import MARK, TosaNpuBackend
+    from tosa_npu.instructions import WORD
+    from tosa_npu.partitioner import TosaNpuPartitioner
+    from tosa_npu.runtime import TosaNpuRuntime
+
+    module, inputs = runpy.run_path(str(tmp_path / "made" / "example.py"))["model"]()
+    with delegraph.register(TosaNpuBackend, partitioner=TosaNpuPartitioner, runtime=TosaNpuRuntime, name="tosa-npu"):
+        lowered = delegraph.lower(module, inputs, backends=["tosa-npu"])
+        [delegate], [refusal] = lowered.delegates, lowered.report.refusals
+        assert len(delegate.nodes) == 4 and delegate.processed_bytes.endswith(MARK)
+        assert refusal.operator == "aten.softmax.int"
+        assert refusal.reason.startswith("TOSA REDUCE_MAX: tosa-npu has no REDUCE_MAX")
+        assert lowered.verify(*inputs).relative_error < 1e-6
+        with pytest.raises(FormatError, match="damaged"):
+            TosaNpuRuntime.load(b"?" + delegate.processed_bytes[1:], delegate.compile_specs, {})
+    assert WORD == "tosanpu"
+    assert plugin.delegraph_backends()[0].composes == ("delegraph-tosa",)

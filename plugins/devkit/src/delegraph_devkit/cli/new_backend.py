@@ -24,12 +24,18 @@ class NewBackend:
         parser.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="the folder to make (default: ./NAME)")
         parser.add_argument("--backend", metavar="NAME", help="of the backend, if the package is called otherwise")
         parser.add_argument("--device", action="store_true", help="with a C++ half that runs in ExecuTorch's runtime")
+        parser.add_argument("--tosa", action="store_true", help="for a device whose compiler reads TOSA")
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
         names = _names(args.name, args.backend)
+        if args.device and args.tosa:
+            hint = "write it with --tosa; a device half reads what your compiler makes"
+            raise UsageError(
+                "usage-invalid", "a package is written with --device or with --tosa, not with both", hint=hint
+            )
         folder = args.folder or Path(names.distribution)
-        files = scaffold.generate(names, folder, args.device)
+        files = scaffold.generate(names, folder, args.device, args.tosa)
         commands = _commands(names.backend, folder, args.device)
         content = {
             **{"name": names.backend, "distribution": names.distribution, "package": names.package},

@@ -11,7 +11,8 @@ from delegraph.errors import WriteError
 
 from .names import Names
 
-TEMPLATE, DEVICE_TEMPLATE = Path(__file__).with_name("template"), Path(__file__).with_name("device_template")
+_HERE = Path(__file__).parent
+TEMPLATE, DEVICE_TEMPLATE, TOSA_TEMPLATE = _HERE / "template", _HERE / "device_template", _HERE / "tosa_template"
 FILES = (
     *(".gitignore", "README.md", "example.py", "pyproject.toml"),
     *(f"src/acme_npu/{name}.py" for name in ("__init__", "backend", "blob", "instructions")),
@@ -24,16 +25,25 @@ DEVICE_FILES = (
     *("src/acme_npu/device/acme_npu.cpp", "src/acme_npu/device/CMakeLists.txt"),
 )
 """Files of a package that has a device half; three of them are the template's with more lines."""
+TOSA_FILES = (
+    *("README.md", "pyproject.toml", "tests/test_contract.py", "tests/test_numerics.py"),
+    *(f"src/acme_npu/{name}.py" for name in ("backend", "instructions", "partitioner", "plugin", "runtime")),
+)
+"""Files of a package for a device that reads TOSA, in place of the template's."""
 
 
-def generate(names: Names, folder: Path, device: bool = False) -> list[str]:
+def generate(names: Names, folder: Path, device: bool = False, tosa: bool = False) -> list[str]:
     """Write the package to ``folder``, which does not exist or is empty; returns the files' paths in it.
 
-    With ``device`` it has a device half for ExecuTorch's runtime.
+    With ``device`` it has a device half for ExecuTorch's runtime; with ``tosa``, its compiler gets TOSA files. Not
+    both.
 
     Raises WriteError, and then nothing is left behind.
     """
     sources = {path: TEMPLATE for path in FILES} | {path: DEVICE_TEMPLATE for path in DEVICE_FILES if device}
+    if tosa:
+        sources |= {path: TOSA_TEMPLATE for path in TOSA_FILES}
+        del sources["src/acme_npu/blob.py"]
     try:
         target = folder.resolve()
         _check_place(folder, target)

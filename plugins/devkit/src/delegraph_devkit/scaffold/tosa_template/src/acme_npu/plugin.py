@@ -1,0 +1,48 @@
+"""What this package offers. Imports neither torch nor a compiler: delegraph reads this module of every plugin.
+
+A ``target`` is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from delegraph.plugin import BackendSpec, PartitionerSpec, RuntimeSpec, hookimpl
+from delegraph_tosa.plugin import KNOWN_DIFFERENCES
+
+
+@hookimpl
+def delegraph_backends() -> list[BackendSpec]:
+    return [
+        BackendSpec(
+            name="acme-npu",  # what users type
+            backend_id="AcmeNpuBackend",  # what files store: the name of the class
+            target="acme_npu.backend:AcmeNpuBackend",
+            api=2,  # the version of delegraph.plugin that this module was written for
+            summary="Linear layers on acme-npu, by way of TOSA",
+            composes=("delegraph-tosa",),  # results depend on its version too
+            known_differences=KNOWN_DIFFERENCES,
+            # Settings for users go here: options=(OptionSpec("clock", int, default=100, help="in MHz"),).
+            # The partitioner gets their values as keyword arguments.
+        )
+    ]
+
+
+@hookimpl
+def delegraph_partitioners() -> list[PartitionerSpec]:
+    return [
+        PartitionerSpec(
+            name="acme-npu",
+            backend="acme-npu",
+            target="acme_npu.partitioner:AcmeNpuPartitioner",
+            default=True,
+        )
+    ]
+
+
+@hookimpl
+def delegraph_runtimes() -> list[RuntimeSpec]:
+    return [
+        RuntimeSpec(
+            backend="acme-npu",
+            target="acme_npu.runtime:AcmeNpuRuntime",
+        )
+    ]
