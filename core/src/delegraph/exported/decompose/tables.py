@@ -46,9 +46,10 @@ def to_core(op: Any) -> Decompose | None:
         return _NORMS[op]
     if not _may_be_decomposed(op) or torch.Tag.core in op.tags:
         return None
-    if is_composite(op) and op not in decomposition_table:  # torch's table has the same for it, and takes long to build
-        return op.decompose
-    return _core_table().get(op) or (op.decompose if is_composite(op) else None)
+    decompose: Decompose | None = op.decompose if is_composite(op) else None
+    if decompose is not None and op not in decomposition_table:
+        return decompose  # torch's table has the same for it, and takes long to build
+    return _core_table().get(op, decompose)
 
 
 @cache
