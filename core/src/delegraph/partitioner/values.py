@@ -80,8 +80,7 @@ class ValueCheck:
             return Reason(f"{self.engine} computes int64 in 32 bits", cause="int64")
         if name in _MOVES:
             return None
-        literals = [a for a in pytree.tree_leaves((node.args, node.kwargs)) if type(a) is int]
-        if large := [a for a in literals if not -(2**31) <= a < 2**31]:
+        if large := [number for number in _literals(node) if not -(2**31) <= number < 2**31]:
             return f"{self.engine} computes in 32 bits, which {large[0]} exceeds"
         if read and made and not (is_cast and min(m.itemsize for m in made) >= max(r.itemsize for r in read)):
             text = f"{self.engine} lets integers stop at the ends of their range, where torch wraps"
@@ -106,6 +105,13 @@ def _integers(node: Node) -> list[torch.dtype]:
     """The types of integer tensors among the values of a node."""
     types = [val.dtype for val in _leaves(node) if isinstance(val, torch.Tensor)]
     return [dtype for dtype in types if not dtype.is_floating_point and dtype is not torch.bool]
+
+
+def _literals(node: Node) -> list[int]:
+    """The integers among the arguments of a call, and in lists there: schemas of torch nest no deeper."""
+    arguments = (*node.args, *node.kwargs.values())
+    lists = (a if isinstance(a, (list, tuple)) else (a,) for a in arguments)
+    return [number for some in lists for number in some if type(number) is int]
 
 
 def _leaves(node: Node) -> list[Any]:
