@@ -372,3 +372,16 @@ def test_what_is_joined_with_fixed_limits_has_those_of_all():
     program = delegraph.quantize(Joined(), [(4 * torch.randn(6, 4),)])
     (joined,) = calls(program, "cat")
     assert integers_of(joined)[0] > 1 / 128
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
+def test_a_padded_tensor_keeps_its_quantization(mode):
+    """The observer counts elements that are there twice; limits of their own would be a pass over the tensor."""
+
+    class Padded(nn.Module):
+        def forward(self, x):
+            return F.relu(F.pad(x.sigmoid() * x, (3, 0, 0, 2), mode))
+
+    found = delegraph.quantize(Padded().eval(), [torch.randn(1, 2, 6, 6)], quantizer=quantizer())
+    pads = [n for n in found.graph.nodes if "pad" in str(n.target)]
+    assert pads and all(next(iter(n.users)).args[1:3] == n.args[0].args[1:3] for n in pads)

@@ -148,7 +148,7 @@ class _Call:
         What joins several operands has the limits of none of them.
         """
         plain = specs.activation(self.precision, self.qat)
-        while operand in self.chosen and packet(functional(operand.target)) in moves.MOVES:
+        while operand in self.chosen and is_move(operand):
             operand = next(n for n in operand.all_input_nodes if is_float(n))
         if self._joins() or self.chosen.get(operand) != self.precision or operand.target is operator.getitem:
             return plain
@@ -226,7 +226,7 @@ class _Call:
                 return specs.activation(self.precision, self.qat)
             first = next(n for n in source.all_input_nodes if is_float(n))
             return SharedQuantizationSpec((first, source))
-        if packet(self.target) in moves.MOVES or self._joins() or self._averages():
+        if is_move(self.node) or self._joins() or self._averages():
             first = next(n for n in self.node.all_input_nodes if is_float(n))
             # a clone of what is in the same table has no operand whose quantization it could share
             if self._joins() or not self._continues(first, self.node):
@@ -243,7 +243,7 @@ class _Call:
         if belongs_to_convolution(after):
             return True
         if is_limit(uses) or is_scaling(after):
-            return packet(made) not in moves.MOVES
+            return not is_move(before)
         return is_table(before) and is_table(after) and not is_limit(made) and self._is_of_one_value(before)
 
     def _is_of_one_value(self, node: Node) -> bool:
@@ -261,6 +261,12 @@ def is_limit(target: Any) -> bool:
     """relu, clamp and the like, whose integer rule limits what is before them."""
     rule = RULES.get((target, Lazy))
     return rule is not None and getattr(rule.function, "__module__", "") == activations.__name__
+
+
+def is_move(node: Node) -> bool:
+    """Whether results are elements of the operand, some of them twice: its limits are theirs."""
+    name = packet(functional(node.target))
+    return name in moves.MOVES or (name == "pad" and arguments(node).get("mode", "constant") != "constant")
 
 
 def is_scaling(node: Node) -> bool:
