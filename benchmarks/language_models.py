@@ -1,18 +1,21 @@
 """Language models with quantized weights: tokens, bytes and speed of delegraph's files beside ExecuTorch's.
 
     python benchmarks/language_models.py [FAMILY ...] [--weights float int8 int4 8da4w] [--layers 2] [--seconds 3]
+                                         [--width 128]
 
 Run it with an interpreter that has `executorch==1.5.1`, `torchao==0.18.0`, `transformers==5.23.0` and delegraph's
-plugins. Families are small configurations of transformers with random weights (hidden size 128, 512 tokens), quantized
-by torchao's `quantize_`: weight-only int8, weight-only int4 in groups of 32, and 8da4w in groups of 32. The programs
-are the methods of `delegraph_transformers.generation_steps`, prefill of 8 tokens and decode of one, over a cache of 64.
+plugins. Families are small configurations of transformers with random weights (512 tokens, and a hidden size of
+--width: rows of another one than 128 have a table of their own, "wide"), quantized by torchao's `quantize_`:
+weight-only int8, weight-only int4 in groups of 32, and 8da4w in groups of 32. The programs are the methods of
+`delegraph_transformers.generation_steps`, prefill of 8 tokens and decode of one, over a cache of 64.
 
 "xnnpack" is a `.pte` of both methods, beside what ExecuTorch's own `to_edge_transform_and_lower` makes of the same
 exported programs (torchao's subclasses unwrapped before). "tosa" is a `.pte` with TOSA delegates whose constants are
 named data. Tokens: how many of 20 greedy ones equal those of eager; the `.pte` of XNNPACK runs in ExecuTorch's
 runtime, as ExecuTorch's own does, TOSA in delegraph's evaluator. Weights are what torchao holds, two int4 in a byte,
 with scales, zero points and what it left in floats. Milliseconds are of a decode call in ExecuTorch's runtime, both
-files in turns, medians; lowering is CPU seconds from exported programs to bytes.
+files in turns, medians; lowering is CPU seconds from exported programs to bytes, after both have lowered a linear
+layer, so that neither has the first imports.
 """
 
 from __future__ import annotations
@@ -42,6 +45,8 @@ MORE: dict[str, dict[str, Any]] = {
     "Mamba2": {"num_heads": 4, "head_dim": 64, "state_size": 16, "n_groups": 2, "chunk_size": 8},
     "Mixtral": {"num_local_experts": 4},
 }
+SCALED = ("hidden_size", "intermediate_size", "head_dim")
+"""Sizes that grow with the hidden size."""
 WEIGHTS = ("float", "int8", "int4", "8da4w")
 HEADER = (
     "family",
@@ -72,21 +77,26 @@ def main() -> None:
     parser.add_argument("--backends", nargs="+", default=("xnnpack", "tosa"), choices=("xnnpack", "tosa"))
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=3.0, help="how long decode calls of each pair of files run")
+    parser.add_argument("--width", type=int, default=128, help="hidden size; a multiple of 128")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
+    for backend in given.backends:
+        _lower_a_layer(backend)
     rows = []
     for family in given.families or list(MORE):
         for weights in given.weights:
             for backend in given.backends:
-                row = _row(family, weights, backend, given.layers, given.seconds)
+                row = _row(family, weights, backend, given.layers, given.seconds, given.width)
                 rows.append(publishing.told([family, weights, backend, *row]))
     packages = ["torch", "executorch", "torchao", "transformers", "delegraph-tosa"]
-    publishing.report(given, "language_models", packages, publishing.Table(HEADER, rows, keys=3))
+    publishing.report(
+        given, "language_models", packages, publishing.Table(HEADER, rows, "" if given.width == 128 else "wide", keys=3)
+    )
 
 
-def _model(family: str, weights: str, layers: int) -> Any:
+def _model(family: str, weights: str, layers: int, width: int) -> Any:
     """The model, quantized; its experts as ExecuTorch has kernels for them."""
     import transformers
     from torchao.quantization import (
@@ -99,6 +109,7 @@ def _model(family: str, weights: str, layers: int) -> Any:
 
     config = getattr(transformers, {"Gemma3": "Gemma3TextConfig"}.get(family, f"{family}Config"))
     sizes = {**SIZES, "num_hidden_layers": layers, **MORE[family]}
+    sizes |= {name: width // 128 * sizes[name] for name in SCALED if name in sizes}
     if family == "Mamba2":
         sizes = {k: v for k, v in sizes.items() if k not in ("num_attention_heads", "num_key_value_heads")}
     torch.manual_seed(0)
@@ -119,10 +130,21 @@ def _model(family: str, weights: str, layers: int) -> Any:
     return model
 
 
-def _row(family: str, weights: str, backend: str, layers: int, seconds: float) -> list[str]:
+def _lower_a_layer(backend: str) -> None:
+    """Import and make once what a first lowering does: XNNPACK's partitioner alone takes seconds."""
+    program = torch.export.export(torch.nn.Linear(4, 4).eval(), (torch.ones(1, 4),))
+    delegraph.lower(program, backends=[backend])
+    if backend == "xnnpack":
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+        from executorch.exir import to_edge_transform_and_lower
+
+        to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()]).to_executorch()
+
+
+def _row(family: str, weights: str, backend: str, layers: int, seconds: float, width: int) -> list[str]:
     from delegraph_transformers import generate, generation_steps
 
-    model = _model(family, weights, layers)
+    model = _model(family, weights, layers, width)
     made = model.generate(torch.tensor([PROMPT]), max_new_tokens=COUNT, do_sample=False, eos_token_id=None)
     wanted = made[0, len(PROMPT) :].tolist()
     size = _bytes_of(model)
