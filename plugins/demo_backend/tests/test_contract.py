@@ -7,13 +7,13 @@ from delegraph_devkit import GATE, BackendContract
 
 class TestDemo(BackendContract):
     backend = "demo"
-    gate = 20
+    gate = 8
     example = staticmethod(BackendWithDelegateMappingDemo.get_test_model_and_inputs)
 
 
 class TestCompilerDemo(BackendContract):
     backend = "compiler-demo"
-    gate = 60
+    gate = 12
 
 
 @pytest.mark.slow

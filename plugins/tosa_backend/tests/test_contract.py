@@ -6,7 +6,7 @@ from delegraph_devkit import GATE, BackendContract
 
 class TestTosa(BackendContract):
     backend = "tosa"
-    gate = 30
+    gate = 16
 
 
 class TestTosaInteger(BackendContract):
@@ -14,7 +14,7 @@ class TestTosaInteger(BackendContract):
 
     backend = "tosa"
     options = {"spec": "TOSA-1.0+INT"}  # noqa: RUF012
-    gate = 12
+    gate = 6
 
 
 @pytest.mark.slow

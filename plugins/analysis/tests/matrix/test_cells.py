@@ -132,6 +132,7 @@ def test_a_cell_ends_with_its_command(cells_for, store, folder):
         work._submit()
         (future,) = work.pending
         while not at_work.exists() or not at_work.read_text():
+            assert not future.done() and time.monotonic() - start < 60, "the cell did not come to where it hangs"
             time.sleep(0.01)
     told = json.loads(future.result(timeout=60))
     assert told["lost"] and not exists(int(at_work.read_text())) and time.monotonic() - start < 60

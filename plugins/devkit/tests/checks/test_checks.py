@@ -11,6 +11,7 @@ from ..support import bad_backends as backends
 from ..support.kit import failure, failures, under_test
 
 
+@pytest.mark.slow  # TestGood in test_contract.py runs the same checks by default
 def test_the_good_backend_passes_all_that_apply():
     report = devkit.run_checks(under_test(backends.register_good))
     assert report.passed, str(report)
@@ -118,11 +119,28 @@ ALIKE = {*OPERATORS} - {"relu_loses_nan", "int64_mul_cut"}
 """Bad backends on which all of a check is tried by ``slow`` only: the operator by itself is tried above."""
 
 
+FAILS_LIKE = {
+    "counter": "order_of_a_set",
+    "raises": "no_reason",
+    "relu_loses_nan": "ignores_strides",
+    "amax_loses_nan": "ignores_strides",
+    "int64_mul_cut": "ignores_strides",
+    "runtime_raises": "ignores_strides",
+    "shares_buffers": "ignores_strides",
+    "writes_inputs": "ignores_strides",
+    "crashes_at_symbolic_sizes": "symbolic_sizes",
+    "crashes_in_branches": "expects_schemas",
+    "crashes_in_threads": "one_at_a_time",
+    "crashes_without_calls": "needs_a_call",
+}
+"""Bad backends that ``slow`` alone tries -> another that by default fails the same check, in a few seconds as well."""
+
+
 def named(names, slow):
     return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in names]
 
 
-@pytest.mark.parametrize("name", named(SAYS, slow=ALIKE))
+@pytest.mark.parametrize("name", named(SAYS, slow={*ALIKE, *FAILS_LIKE, "crashes"}))
 def test_a_bad_backend_fails_its_check(name):
     check = next(c for c, named in backends.BAD.items() if name in named)
     failed = str(failure(name, check))
@@ -132,7 +150,8 @@ def test_a_bad_backend_fails_its_check(name):
         assert "(torch.nn.Module):" in failed, "the program is shown"
 
 
-@pytest.mark.parametrize("name", named(SAYS, slow={*SAYS} - {"trusting"}))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SAYS)
 def test_a_bad_backend_fails_no_other_check(name):
     check = next(c for c, named in backends.BAD.items() if name in named)
     assert set(failures(devkit.run_checks(under_test(backends.BAD[check][name])))) == {check}

@@ -3,6 +3,7 @@
 import re
 
 import delegraph_devkit as devkit
+import pytest
 from delegraph_devkit.check import Status
 
 from ..support import bad_backends as backends
@@ -35,9 +36,14 @@ def test_a_target_without_a_device_here_is_only_compiled():
     assert result.figures == {"values": 1, "only_compiled": 1}
 
 
-def test_an_installed_backend_with_a_heavy_declaration_fails_exactly_that(installed):
+@pytest.mark.parametrize(
+    "checks",
+    [["light_declaration", "options_validated"], pytest.param(None, marks=pytest.mark.slow)],
+    ids=["two", "all"],
+)
+def test_an_installed_backend_with_a_heavy_declaration_fails_exactly_that(installed, checks):
     installed("import json\nimport numpy")
-    failed = failures(devkit.run_checks(devkit.BackendUnderTest("good", gate=0, randoms=2)))
+    failed = failures(devkit.run_checks(devkit.BackendUnderTest("good", gate=0, randoms=2), checks))
     assert list(failed) == ["light_declaration"]
     assert "declarations of good-plugin imports numpy (imported at" in failed["light_declaration"]
     assert "good_plugin.py:3)" in failed["light_declaration"]
