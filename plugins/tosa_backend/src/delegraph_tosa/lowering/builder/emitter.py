@@ -205,7 +205,8 @@ class Emitter:
         So a rule that runs for each of many equal calls makes one constant, as the copies of a template share one.
         """
         key = (dtype, elements.shape, elements.tobytes())
-        return self.once(key, lambda: Value(Type(elements.shape, dtype), Literal(elements)))
+        value: Value = self.once(key, lambda: Value(Type(elements.shape, dtype), Literal(elements)))
+        return value
 
     def constant(self, number: float, dtype: DType, shape: Shape = (1,)) -> Value:
         """A constant filled with ``number``; equal calls return the same value.
