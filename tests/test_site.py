@@ -81,17 +81,18 @@ def named(page):
     blocks = re.findall(r"^```python(?! (?:in|compiled)).*\n((?s:.*?))^```$", (ROOT / page).read_text(), re.MULTILINE)
     trees = [ast.parse(block) for block in blocks]
     nodes = [node for tree in trees for node in ast.walk(tree)]
-    imported = {}  # name on the page -> what it is
+    imports = {}  # name on the page -> all that it is there, since a later block may import another of that name
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module:
-            imported |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            for alias in node.names:
+                imports.setdefault(alias.asname or alias.name, set()).add(f"{node.module}.{alias.name}")
         elif isinstance(node, ast.Import):
-            imported |= {
-                a.asname or a.name.partition(".")[0]: a.name if a.asname else a.name.partition(".")[0]
-                for a in node.names
-            }
+            for alias in node.names:
+                name = alias.name if alias.asname else alias.name.partition(".")[0]
+                imports.setdefault(alias.asname or name, set()).add(name)
     chains = [ast.unparse(node).split(".", 1) for node in nodes if isinstance(node, ast.Attribute)]
-    return {*imported.values()} | {f"{imported[first]}.{rest}" for first, rest in chains if first in imported}
+    reached = {f"{there}.{rest}" for first, rest in chains for there in imports.get(first, ())}
+    return reached.union(*imports.values())
 
 
 def test_every_public_name_has_an_example(hooks):
