@@ -22,7 +22,7 @@ from delegraph.errors import (
     PluginUnavailable,
 )
 from delegraph.partitioner import Partitioner
-from delegraph.plugin import BackendSpec, OptionSpec, hookimpl
+from delegraph.plugin import BackendSpec, OptionSpec, ReportSpec, hookimpl
 from delegraph.runtime import BackendRuntime
 
 
@@ -293,6 +293,12 @@ def test_registering_a_spec_and_a_ready_partitioner(hermetic):
         hermetic.get_partitioner("npu", level=1)
     with pytest.raises(PluginBroken, match="ready made"):
         Registry(discover=False).register(Chip, partitioner=ready, options=OPTIONS)
+
+
+@pytest.mark.parametrize("what", [3, "npu", ReportSpec(".x", "m:f", "a report")], ids=["number", "text", "report"])
+def test_registering_what_declares_nothing(hermetic, what):
+    with pytest.raises(PluginBroken, match="declares nothing"):
+        hermetic.register(what)
 
 
 def test_registrations_stack_and_unregister_in_any_order_and_twice(hermetic):

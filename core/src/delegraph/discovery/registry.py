@@ -275,9 +275,12 @@ class Registry:
         """
         if isinstance(spec_or_class, (type, BackendSpec)):
             return self._add(in_process(spec_or_class, partitioner, runtime, name, tuple(options)))
-        return self._add(
-            read_declarations(spec_or_class, PluginRecord(name or "plugin", IN_PROCESS, "", repr(spec_or_class)))
-        )
+        plugin = PluginRecord(name or "plugin", IN_PROCESS, "", repr(spec_or_class))
+        record = read_declarations(spec_or_class, plugin)
+        if record.manager is not None and not record.manager.get_hookcallers(spec_or_class):
+            hint = "give the backend's class, its BackendSpec, or an object with hooks of delegraph.plugin"
+            raise PluginBroken("plugin-broken", f"{spec_or_class!r} declares nothing", hint=hint)
+        return self._add(record)
 
     def _add(self, record: PluginRecord) -> Registration:
         """Add the record of a registered plugin. Raises PluginConflict if the name of a backend is taken."""
