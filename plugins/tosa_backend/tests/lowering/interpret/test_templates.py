@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 import torch
+from delegraph.errors import Unsupported
 from delegraph_tosa.backend import compile_program
 from delegraph_tosa.evaluate import evaluate
 from delegraph_tosa.lowering import registry
@@ -134,3 +135,27 @@ def test_alike_is_not_the_same(module, inputs):
     exported = program(module, *inputs)
     (got,) = evaluate(compile_program(exported, SPEC), [x.numpy() for x in inputs])
     torch.testing.assert_close(torch.from_numpy(got), module(*inputs).detach())
+
+
+class Rows(nn.Module):
+    """Asks for more rows of a table than there are, so that a use proves that the numbers are smaller than they are."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(10, 4)
+
+    def forward(self, x):
+        return self.table(torch.arange(20)).sum(0) + x
+
+
+class Scaled(nn.Module):
+    def forward(self, x):
+        return torch.arange(20) * x * 1_000_000
+
+
+def test_what_one_program_proves_of_shared_numbers_is_not_believed_in_another():
+    """128 million times 19 is more than int32 holds, 128 million times 9 is not."""
+    spec = TosaSpec.parse("TOSA-1.0+FP+INT")
+    compile_program(program(Rows(), torch.zeros(4)), spec)
+    with pytest.raises(Unsupported, match="its int64 result may be from -2432000000 to 2413000000"):
+        compile_program(program(Scaled(), torch.ones(20, dtype=torch.int8)), spec)

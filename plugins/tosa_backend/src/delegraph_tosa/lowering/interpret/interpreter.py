@@ -133,8 +133,11 @@ class Interpreter:
         return (node.args[0], node.args[1]) if is_unpacking(node) else (None, None)
 
     def bounded(self, node: Node, result: R) -> R:
-        """``result`` of ``node``, with its range narrowed to the bounds that the uses of ``node`` prove."""
-        if node in self.bounds and isinstance(result, Value):
+        """``result`` of ``node``, with its range narrowed to the bounds that the uses of ``node`` prove.
+
+        A constant keeps the range of its elements: equal calls, and other programs, may share it.
+        """
+        if node in self.bounds and isinstance(result, Value) and result.constant is None:
             result.range = meet(range_of(result), self.bounds[node])
         return result
 
