@@ -567,7 +567,7 @@ class OwnObserver(MinMaxObserver):
 @pytest.mark.parametrize(
     ("method", "function", "why"),
     [
-        ("annotate", lambda self, model: annotate_all(model, OwnObserver), "only torchao's own observers"),
+        ("annotate", lambda self, model: annotate_all(model, OwnObserver), "torchao's own observers"),
         ("annotate", lambda self, model: annotate_all(model, object()), "which cannot be sent"),
         ("prepare_obs_or_fq_callback", lambda self, model, made: None, "changes observers"),
         ("validate", lambda self, model: 1 / 0, "ZeroDivisionError|division by zero"),

@@ -1,14 +1,17 @@
 """torchao's annotations of a graph in words of JSON, and annotations of those words.
 
 Specs and observers are rows of one table, each once: torchao lets two uses of a tensor share an observer if they have
-the same one. Observers go by name, and only torchao's own have one, so a message cannot name a class to import.
+the same one. Observers go by name: torchao's own, and those of a plugin that is installed here as well, so a message
+cannot name any class to import.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from typing import Any
 
 import torch
@@ -89,8 +92,8 @@ class _Words:
         if isinstance(value, type):
             name = value.__name__
             if _OBSERVERS.get(name) is not value:
-                text = f"its quantizer uses the observer {value.__module__}.{name}, and calibration runs here"
-                raise Unsupported("unsupported", text, hint="only torchao's own observers work across environments")
+                name = f"{value.__module__}:{name}"
+            _observer(name)
             return ["observer", name]
         partial = getattr(value, "p", value)  # torchao wraps what ``with_args`` makes
         if isinstance(partial, functools.partial) and not partial.args and not getattr(value, "callable_args", None):
@@ -122,12 +125,28 @@ def _object(kind: str, row: list[Any], made: list[Any], nodes: Mapping[str, Node
     if kind == "spec":
         return _SPECS[row[0]](**_value(row[1], made, nodes))
     if kind == "observer":
-        return _OBSERVERS[row[0]]
+        return _observer(row[0])
     if kind == "partial":
         return _value(row[0], made, nodes).with_args(**_value(row[1], made, nodes))
     if kind == "function":
         return derive(int(row[0]))
     raise ValueError(f"a row {kind!r:.40}")
+
+
+def _observer(name: str) -> type:
+    """The class of a name: torchao's own, or ``"module:Name"`` of an installed plugin; Unsupported for others."""
+    if ":" not in name:
+        return _OBSERVERS[name]
+    module, _, kind = name.partition(":")
+    if module.partition(".")[0] in {
+        point.module.partition(".")[0] for point in metadata.entry_points(group="delegraph")
+    }:
+        found = getattr(importlib.import_module(module), kind, None)
+        if isinstance(found, type) and issubclass(found, (pt2e.ObserverBase, pt2e.FakeQuantizeBase)):
+            return found
+    text = f"its quantizer uses the observer {name.replace(':', '.')}, and calibration runs here"
+    hint = "torchao's own observers work across environments, and those of a plugin that is installed here as well"
+    raise Unsupported("unsupported", text, hint=hint)
 
 
 def _value(words: Any, made: list[Any], nodes: Mapping[str, Node]) -> Any:
