@@ -36,6 +36,7 @@ from typing import NamedTuple
 
 import delegraph_devkit as testing
 import pytest
+import torch
 from delegraph import errors, plugin
 
 from core.tests.support.warm import warm_python
@@ -189,6 +190,7 @@ def test_what_a_guide_shows_runs_and_prints_what_it_says(page, tmp_path, monkeyp
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.path_importer_cache, ".", raising=False)  # it looks into the folder of the page before
     (tmp_path / "examples").symlink_to(ROOT / "examples")
+    torch.compiler.reset()  # sizes that differ from those of the page before would be dynamic
     guide = Guide(page, layered(tmp_path / ".environment"), tmp_path, refreshing)
     for command in BEFORE.get(page, ()):
         guide.command(command)
