@@ -22,7 +22,7 @@ import torch
 from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult
 from delegraph.discovery.doctor.report import report
 from delegraph.discovery.registry import Registry
-from delegraph.errors import FormatError, InputError, PluginConflict, PluginUnavailable
+from delegraph.errors import FormatError, InputError, PluginConflict, PluginUnavailable, Unsupported
 from delegraph.formats import Quantization, QuantizationParameters
 from delegraph.host import FileFormat
 from delegraph.partitioner import CapabilityPartitioner
@@ -599,6 +599,16 @@ def test_annotations_of_messages_are_not_trusted(told):
     graph = torch.export.export(nn.ReLU(), (torch.ones(1),)).graph
     with pytest.raises(FormatError, match="annotations of a quantizer"):
         annotations.apply_annotations(graph, told, None)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["os:system", "delegraph_tosa.nothing:Observer", "delegraph_tosa.quantizer.observer:BINS", "delegraph_tosa:x"],
+)
+def test_a_message_names_no_class_but_an_observer_of_a_plugin(name):
+    graph = torch.export.export(nn.ReLU(), (torch.ones(1),)).graph
+    with pytest.raises(Unsupported, match=f"the observer {name.replace(':', '.')}, and"):
+        annotations.apply_annotations(graph, [[["observer", name]], []], None)
 
 
 def test_a_file_format_there_does_what_it_would_do_here(far, tmp_path, monkeypatch):

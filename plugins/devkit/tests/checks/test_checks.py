@@ -194,6 +194,9 @@ def test_a_worse_backend_fails_several_checks(name):
 def test_there_is_a_bad_backend_for_every_check():
     assert {*backends.BAD, "light_declaration"} == set(devkit.CHECKS)
     assert {name for named in backends.BAD.values() for name in named} == set(SAYS)
+    check_of = {name: check for check, named in backends.BAD.items() for name in named}
+    assert all(check_of[name] == check_of[other] for name, other in FAILS_LIKE.items())
+    assert not {*FAILS_LIKE.values()} & {*FAILS_LIKE, *ALIKE}, "they are tried by default"
 
 
 def test_a_backend_that_takes_nothing_is_told_so():

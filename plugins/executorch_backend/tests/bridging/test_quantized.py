@@ -9,6 +9,7 @@ import delegraph
 import pytest
 import torch
 import torch.ao.quantization.fx._decomposed  # the operators quantized_decomposed
+from delegraph_executorch.bridging.quantized import ARM, mark_quantized
 from torch import nn
 
 from ..support.judge import stock_runtime
@@ -88,6 +89,27 @@ def test_a_rescaling_that_xnnpack_does_not_load_is_refused(by_channel: bool) -> 
         assert bool(refused & {"aten.conv2d.default", "aten.mm.default"}) != is_taken
         off = (lowered(x) - module(x)).abs() / scale
         assert off.max() < 1.5
+
+
+class Chain(nn.Module):
+    """relu and tanh between a quantized input and a quantized result; ``read``: a result is the relu as well."""
+
+    def __init__(self, read: bool) -> None:
+        super().__init__()
+        self.read = read
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = _requantized(x, 0.1).relu()
+        z = _requantized(y.tanh(), 0.01)
+        return (z, y) if self.read else (z,)
+
+
+@pytest.mark.parametrize(("read", "marked"), [(False, {"relu", "tanh"}), (True, set())])
+def test_calls_are_marked_if_all_floats_beside_them_become_integers(read: bool, marked: set[str]) -> None:
+    program = torch.export.export(Chain(read), (torch.ones(4),))
+    mark_quantized(program)
+    found = {node.name for node in program.graph.nodes if ARM in (node.meta.get("custom") or {})}
+    assert found & {"relu", "tanh"} == marked
 
 
 def _quantize(module: nn.Module, x: torch.Tensor, settings: dict[str, bool]) -> Any:

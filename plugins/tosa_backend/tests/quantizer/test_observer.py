@@ -93,3 +93,12 @@ def test_what_has_no_histogram_has_the_limits_of_all(x):
 def test_what_has_no_elements_changes_nothing():
     x = torch.randn(100)
     assert found(observed(torch.empty(0), x, torch.empty(0, 3))) == found(observed(x))
+
+
+def test_a_state_dictionary_has_what_the_bins_mean():
+    first, second = torch.randn(5_000), torch.randn(5_000) * 50
+    whole, saved, loaded = observed(first, second), observed(first), SquaredErrorObserver(**SETTINGS)
+    loaded.load_state_dict(saved.state_dict())
+    assert found(loaded) == found(saved)
+    loaded(second)
+    assert found(loaded) == found(whole)

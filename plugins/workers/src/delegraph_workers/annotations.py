@@ -90,10 +90,10 @@ class _Words:
             fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
             return ["spec", type(value).__name__, self.of(fields)]
         if isinstance(value, type):
-            name = value.__name__
-            if _OBSERVERS.get(name) is not value:
-                name = f"{value.__module__}:{name}"
-            _observer(name)
+            own = _OBSERVERS.get(value.__name__) is value
+            name = value.__name__ if own else f"{value.__module__}:{value.__name__}"
+            if _observer(name) is not value:
+                raise _no_observer(name)
             return ["observer", name]
         partial = getattr(value, "p", value)  # torchao wraps what ``with_args`` makes
         if isinstance(partial, functools.partial) and not partial.args and not getattr(value, "callable_args", None):
@@ -138,15 +138,22 @@ def _observer(name: str) -> type:
     if ":" not in name:
         return _OBSERVERS[name]
     module, _, kind = name.partition(":")
-    if module.partition(".")[0] in {
-        point.module.partition(".")[0] for point in metadata.entry_points(group="delegraph")
-    }:
+    plugins = {point.module.partition(".")[0] for point in metadata.entry_points(group="delegraph")}
+    if module.partition(".")[0] not in plugins:
+        raise _no_observer(name)
+    try:
         found = getattr(importlib.import_module(module), kind, None)
-        if isinstance(found, type) and issubclass(found, (pt2e.ObserverBase, pt2e.FakeQuantizeBase)):
-            return found
+    except ImportError as e:  # another release of the plugin
+        raise _no_observer(name) from e
+    if not (isinstance(found, type) and issubclass(found, (pt2e.ObserverBase, pt2e.FakeQuantizeBase))):
+        raise _no_observer(name)
+    return found
+
+
+def _no_observer(name: str) -> Unsupported:
     text = f"its quantizer uses the observer {name.replace(':', '.')}, and calibration runs here"
     hint = "torchao's own observers work across environments, and those of a plugin that is installed here as well"
-    raise Unsupported("unsupported", text, hint=hint)
+    return Unsupported("unsupported", text, hint=hint)
 
 
 def _value(words: Any, made: list[Any], nodes: Mapping[str, Node]) -> Any:

@@ -32,14 +32,17 @@ def _between(edge: ExportedProgram) -> set[Node]:
     calls = [n for n in edge.graph.nodes if n.op == "call_function" and not _converts(n)]
     constants = {*edge.graph_signature.inputs_to_parameters, *edge.graph_signature.inputs_to_buffers}
     constants |= {*edge.graph_signature.inputs_to_lifted_tensor_constants}
-    found: set[Node] = set()
-    for node in calls:
-        floats = [v for v in node.all_input_nodes if _is_float(v) and v.name not in constants]
-        if floats and all("dequantize" in str(v.target) or v in found for v in floats) and _is_taken(node, constants):
-            found.add(node)
-    for node in reversed(calls):
-        if _is_float(node) and not all(v in found or _converts(v) for v in node.users):
-            found.discard(node)
+    found = {n for n in calls if any(_is_float(v) for v in n.all_input_nodes) and _is_taken(n, constants)}
+    before = None
+    while before != len(found):  # what one pass leaves out may leave a call before or behind it alone
+        before = len(found)
+        for node in calls:
+            floats = [v for v in node.all_input_nodes if _is_float(v) and v.name not in constants]
+            if not floats or not all("dequantize" in str(v.target) or v in found for v in floats):
+                found.discard(node)
+        for node in reversed(calls):
+            if _is_float(node) and not all(v in found or _converts(v) for v in node.users):
+                found.discard(node)
     return found
 
 

@@ -31,6 +31,14 @@ class SquaredErrorObserver(MinMaxObserver):  # type: ignore[misc]
         self.register_buffer("counts", torch.zeros(BINS, dtype=torch.float64))
         self.exponent: int | None = None
 
+    def get_extra_state(self) -> int | None:
+        """What the bins mean, which a state dictionary has beside their counts."""
+        return self.exponent
+
+    def set_extra_state(self, state: int | None) -> None:
+        """See ``get_extra_state``."""
+        self.exponent = state
+
     def forward(self, x: Tensor) -> Tensor:
         """Returns ``x``; the histogram reaches to a power of two, so that it doubles by adding pairs of bins."""
         super().forward(x)
