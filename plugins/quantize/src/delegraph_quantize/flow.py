@@ -22,6 +22,7 @@ from torch.fx import GraphModule, Node
 
 from .borders import agree
 from .calibration import Batch, Progress, calibrate, checked
+from .integers import NumbersOfIntegers, leave_integers
 from .unscaled import bodies
 
 LAYER = "delegraph.layer"
@@ -133,9 +134,12 @@ def _prepared(exported: ExportedProgram, quantizer: Any, registry: Registry) -> 
     _unshare_weights(module)
     _name_layers(module)
     _keep_batch_norms(module)
+    numbers = NumbersOfIntegers(module)
     with quietly(), registry.attributing(quantizer, "annotation"):
         prepared: GraphModule = prepare_pt2e(module, quantizer)
         _prepare_branches(prepared, lambda branch: prepare_pt2e(branch, quantizer))
+    numbers.restore(prepared)
+    leave_integers(prepared)
     if not any(body.graph.find_nodes(op="call_module") for body in bodies(prepared)):  # observers
         text = "nothing of the program is quantized: the quantizer takes none of its calls"
         raise InputError("input-invalid", text, hint="are there settings that leave all in floats?")

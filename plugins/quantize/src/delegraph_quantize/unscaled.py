@@ -46,9 +46,7 @@ class _Guard(torch.nn.Module):
 def watched(prepared: GraphModule) -> Iterator[set[Node]]:
     """A set that has, when the block ends, the calls of observers that came upon NaN or infinity."""
     refused = set[Node]()
-    guards = [
-        (body, node, _Guard(body.get_submodule(node.target))) for body in bodies(prepared) for node in _seen(body)
-    ]
+    guards = [(body, node, _Guard(body.get_submodule(node.target))) for body in bodies(prepared) for node in seen(body)]
     for body, node, guard in guards:
         setattr(body, node.target, guard)
     try:
@@ -64,7 +62,7 @@ def bodies(module: GraphModule) -> list[GraphModule]:
     return [part for part in module.modules() if isinstance(part, GraphModule)]
 
 
-def _seen(body: GraphModule) -> Sequence[Any]:
+def seen(body: GraphModule) -> Sequence[Any]:
     """The calls of observers."""
     return body.graph.find_nodes(op="call_module")
 
@@ -76,11 +74,11 @@ def leave_in_floats(prepared: GraphModule, refused: set[Node]) -> list[Unscaled]
     """
     found = list[Unscaled]()
     for body in bodies(prepared):
-        why = {node: reason for node in _seen(body) if (reason := _why_not(body, node, refused, body is prepared))}
+        why = {node: reason for node in seen(body) if (reason := _why_not(body, node, refused, body is prepared))}
         found += _origins(body, why)
         if why:
-            _take_away(body, set(why))
-    if found and not any(map(_seen, bodies(prepared))):
+            take_away(body, set(why))
+    if found and not any(map(seen, bodies(prepared))):
         hint = "leave out the batches that show it, or change the line"
         text = f"nothing of the program is quantized: {found[0]}"
         raise InputError("input-invalid", text, source=found[0].source, hint=hint)
@@ -115,14 +113,14 @@ def _origins(body: GraphModule, why: dict[Node, str]) -> list[Unscaled]:
     return list(found.values())
 
 
-def _take_away(body: GraphModule, without: set[Node]) -> None:
+def take_away(body: GraphModule, without: set[Node]) -> None:
     """Let the calls that make or take what ``without`` observe have operands in floats, and drop unused observers.
 
     What another call computes in integers stays an operand as it is: this call has it dequantized.
     """
-    observers = set(_seen(body))
+    observers = set(seen(body))
     takers = chain.from_iterable(observer.users for observer in without)
-    pending = [*map(_observed, without), *(node for node in takers if node.op == "call_function")]
+    pending = [*map(observed, without), *(node for node in takers if node.op == "call_function")]
     floats = set[Node]()
     while pending:
         call = pending.pop()
@@ -131,7 +129,7 @@ def _take_away(body: GraphModule, without: set[Node]) -> None:
             # a convolution before a limit, which has no observer between them
             pending += [n for n in call.all_input_nodes if n.op == "call_function"]
     for observer in observers:
-        made = _observed(observer)
+        made = observed(observer)
         derived = hasattr(body.get_submodule(str(observer.target)), "obs_or_fqs")  # a bias, of the operands' scales
         for user in list(observer.users):
             plain = made in floats or made.op != "call_function" or derived
@@ -143,8 +141,8 @@ def _take_away(body: GraphModule, without: set[Node]) -> None:
     body.recompile()
 
 
-def _observed(observer: Node) -> Node:
+def observed(observer: Node) -> Node:
     """What an observer sees; there may be two of them on one value."""
     made = observer.args[0]
     assert isinstance(made, Node)
-    return _observed(made) if made.op == "call_module" else made
+    return observed(made) if made.op == "call_module" else made
