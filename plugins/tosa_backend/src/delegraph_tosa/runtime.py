@@ -19,7 +19,7 @@ from .evaluate import Program, See, check_inputs
 from .ir.graph import Array, Graph, Operator, Value
 from .ir.operators import CONCAT, IDENTITY, RESCALE, RESHAPE, REVERSE, SLICE, TILE, TRANSPOSE, VARIABLE
 from .ir.types import ARRAY_DTYPES, BLOCK_SCALED, DType
-from .lowering.torch_values.types import array_of
+from .lowering.torch_values.types import BITS, TORCH_DTYPES, array_of
 from .options import Options
 from .serialize import joined, read, read_numbered
 
@@ -135,8 +135,8 @@ class LoadedGraph:
         results = []
         for output, value in zip(outputs, self.program.graph.outputs, strict=True):
             result = torch.from_numpy(_owned(output, taken))
-            if value.dtype is DType.BF16:
-                result = result.view(torch.bfloat16)
+            if value.dtype in _AS_BITS:
+                result = result.view(_AS_BITS[value.dtype])
             elif value in self._unsigned:
                 result = result.view(torch.uint8)
             results.append(result)
@@ -144,21 +144,27 @@ class LoadedGraph:
         return tuple(results)
 
     def _held_as(self, dtype: torch.dtype, position: int) -> str:
-        """The name of the element type of an array; of what numpy or TOSA lacks, that of its bits, where it is due."""
+        """The name of the element type of an array; of what numpy or TOSA lacks, that of its bits, where it is due.
+
+        Where such bits are due, integers are told by another name: they are not what the caller means to give.
+        """
         inputs = self.program.graph.inputs
         due = inputs[position] if position < len(inputs) else None
-        if dtype is torch.bfloat16 and due is not None and due.dtype is DType.BF16:
-            return ARRAY_DTYPES[DType.BF16].name
+        if due is not None and due.dtype in _AS_BITS:
+            return ARRAY_DTYPES[due.dtype].name if dtype is _AS_BITS[due.dtype] else str(dtype)
         return "int8" if dtype is torch.uint8 and due in self._unsigned else str(dtype).removeprefix("torch.")
 
 
-_SHOWN = frozenset({DType.BOOL, DType.INT8, DType.INT16, DType.INT32, DType.INT64, DType.FP16, DType.BF16, DType.FP32})
+_AS_BITS = {dtype: known for dtype, known in TORCH_DTYPES.items() if known in BITS}
+"""Element types that arrays have as bits -> torch's type of them."""
+_SHOWN = frozenset(TORCH_DTYPES)
 
 
 def _shown(array: Array, value: Value) -> torch.Tensor:
     """A copy as a tensor: the array may be a view of what changes."""
     tensor = torch.from_numpy(np.array(array, order="C"))
-    return tensor.view(torch.bfloat16) if value.dtype is DType.BF16 else tensor
+    known = _AS_BITS.get(value.dtype)
+    return tensor if known is None else tensor.view(known)
 
 
 def _has_variables(graph: Graph) -> bool:

@@ -111,7 +111,7 @@ def _have_elements(operands: Any) -> bool:
 
 RECORDED = ("aten.", "quantized_decomposed.")
 """The record has torch's own operators; transformers, which has another with a rule, need not be installed."""
-NO_BF16 = "the input: a tensor of bf16 needs EXT-BF16"
+NO_TYPE = {f"the input: a tensor of {t.lower()} needs EXT-{t}" for t in ("BF16", "FP8E4M3")}
 GROUPS: dict[str, Callable[[], Iterator[ExportedProgram]]] = {
     **{name: lambda name=name: family(name) for name in FAMILIES},
     "functions": functions,
@@ -135,7 +135,7 @@ def verdicts(programs: Iterator[ExportedProgram]) -> Verdicts:
 def stale_rules(record: dict[str, Verdicts]) -> dict[str, str]:
     """Operator with a rule -> its family, where ``record`` has no call of it that was taken by that rule.
 
-    An operator that torch has for bfloat16 alone need not be taken: no target of the record has that type.
+    An operator that torch has for bfloat16 or fp8 alone need not be taken: no target of the record has these.
     """
     families = {
         str(op): rule.function.__module__.rpartition(".")[2]
@@ -146,7 +146,7 @@ def stale_rules(record: dict[str, Verdicts]) -> dict[str, str]:
     return {
         op: families[op]
         for op, found in asked.items()
-        if not found.get(RULE) or not any(found[target].keys() & {"", NO_BF16} for target in TARGETS)
+        if not found.get(RULE) or not any(found[target].keys() & {"", *NO_TYPE} for target in TARGETS)
     }
 
 

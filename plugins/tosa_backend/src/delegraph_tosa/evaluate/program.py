@@ -97,6 +97,8 @@ class Program:
                 _INNER.reset(token)
 
 
+_UNKNOWN = {DType.BF16: "bfloat16", DType.FP8E4M3: "float8_e4m3fn", DType.FP8E5M2: "float8_e5m2"}
+"""Element types that numpy lacks, whose arrays have their bits."""
 _INNER: ContextVar[dict[Graph, Program] | None] = ContextVar("_INNER", default=None)
 
 
@@ -127,7 +129,7 @@ def check_inputs(wanted: Sequence[Value], given: Sequence[tuple[tuple[int, ...],
         expected = ARRAY_DTYPES[value.dtype].name
         if not agree(tuple(shape), value.shape) or 0 in shape or dtype != expected:
             name = f" ({value.name})" if value.name else ""
-            kind = f"bfloat16 (as {expected})" if value.dtype is DType.BF16 else expected
+            kind = f"{_UNKNOWN[value.dtype]} (as {expected})" if value.dtype in _UNKNOWN else expected
             sizes = ", ".join("any size" if type(n) is not int else str(n) for n in value.shape)
             text = f"{kind} [{sizes}] is wanted, {dtype} {list(shape)} was given"
             text += ", and TOSA has no empty tensors" if 0 in shape else ""

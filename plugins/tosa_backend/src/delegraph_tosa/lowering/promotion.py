@@ -11,8 +11,9 @@ import torch
 from ..ir.graph import Value
 from ..ir.operators import CAST
 from ..ir.sizes import is_dynamic, waits
-from ..ir.types import FLOATS, DType
+from ..ir.types import FLOAT8, FLOATS, DType
 from .builder import Operand, Tosa
+from .float8 import rounded, widened
 from .torch_values.types import TORCH_DTYPES, dtype_of
 
 
@@ -20,6 +21,11 @@ def converted(t: Tosa, x: Value, dtype: DType) -> Value:
     """x [*S] -> [*S] of ``dtype``, as torch casts: floats are truncated to integers, while CAST rounds to nearest."""
     if x.dtype is dtype:
         return x
+    # TOSA casts fp8 from and to floats alone
+    if x.dtype in FLOAT8:
+        return widened(t, x, dtype) if dtype in FLOATS else converted(t, widened(t, x), dtype)
+    if dtype in FLOAT8:
+        return rounded(t, x if x.dtype in FLOATS else converted(t, x, DType.FP32), dtype)
     # TOSA 1.0 has no CAST between floats and bools (1.1 has): EQUAL and SELECT replace it
     if dtype is DType.BOOL and x.dtype in FLOATS and not t.takes(CAST, (x,), dtype=dtype):
         return t.logical_not(t.equal(x, 0))

@@ -16,8 +16,9 @@ from delegraph.errors import Unsupported
 
 from ..ir import operators as tosa
 from ..ir.graph import Operator, Value
-from ..ir.types import SHORT_FLOATS, DType
+from ..ir.types import FLOAT8, SHORT_FLOATS, DType
 from .builder import Tosa
+from .float8 import any_float8, apply_to_float8, rounded
 from .torch_values.types import DTYPES
 
 _PRODUCTS = frozenset({tosa.MATMUL, tosa.CONV2D, tosa.CONV3D, tosa.DEPTHWISE_CONV2D, tosa.TRANSPOSE_CONV2D})
@@ -39,6 +40,8 @@ def apply_rounding_once(t: Tosa, function: Callable[..., Any], arguments: list[A
     ``val`` is the result that torch recorded: a fake tensor, or several. Raises Unsupported if the target takes the
     rule's operators neither on short floats nor on fp32.
     """
+    if any_float8(arguments):
+        return apply_to_float8(t, function, arguments, lambda result: _as_recorded(t, result, val))
     if not _any_short(arguments):
         return function(t, *arguments)
     # run the rule on short floats first, and count the roundings of the operators that it emits
@@ -86,7 +89,11 @@ def _rounds_once(operators: list[Operator], rounded_number: bool) -> bool:
 
 def _applied_in_fp32(t: Tosa, function: Callable[..., Any], arguments: list[Any], val: Any) -> Any:
     """The result of the rule on operands cast to fp32, cast back to the types of ``val``."""
-    result = function(t, *(_cast_to_fp32(t, argument) for argument in arguments))
+    return _as_recorded(t, function(t, *(_cast_to_fp32(t, argument) for argument in arguments)), val)
+
+
+def _as_recorded(t: Tosa, result: Any, val: Any) -> Any:
+    """What a rule made in fp32, one value or several, cast back to the types of ``val``."""
     if isinstance(result, tuple):
         return tuple([v and _cast_back(t, v, fake) for v, fake in zip(result, val, strict=True)])
     return _cast_back(t, result, val)
@@ -100,6 +107,8 @@ def _cast_to_fp32(t: Tosa, argument: Any) -> Any:
 
 
 def _cast_back(t: Tosa, value: Value, fake: torch.Tensor) -> Value:
-    """An fp32 result cast to the short float type of ``fake``; any other result as it is."""
+    """An fp32 result cast to the short float type, or that of fp8, of ``fake``; any other result as it is."""
     dtype = DTYPES[fake.dtype]
+    if dtype in FLOAT8 and value.dtype is DType.FP32:
+        return rounded(t, value, dtype)
     return t.cast(value, dtype) if dtype in SHORT_FLOATS and value.dtype is DType.FP32 else value

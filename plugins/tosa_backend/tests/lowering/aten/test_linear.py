@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from delegraph_tosa.spec import TosaSpec
 from torch import nn
 
-from ...support.rule_cases import FP, Family, WithConstant, half, nan, randn
+from ...support.rule_cases import FP, Family, WithConstant, half, nan, positive, randn
 
 FAMILY = Family()
 
@@ -51,6 +52,21 @@ FAMILY.cases(
     F.bilinear,
     (randn(2, 1, 3), randn(2, 1, 4), randn(5, 3, 4)),
     (randn(3), randn(4), randn(1, 3, 4)),
+)
+FP8 = TosaSpec.parse("TOSA-1.0+FP+fp8e4m3")
+
+
+def scaled_product(x, y, left, right, *bias):
+    x, y = (v.to(torch.float8_e4m3fn) for v in (x, y.t()))
+    return torch._scaled_mm(x, y.t(), left, right, *bias, out_dtype=torch.float32)
+
+
+FAMILY.cases(
+    "scaled_mm",
+    scaled_product,
+    (randn(16, 32), randn(32, 16), torch.tensor(0.3), torch.tensor([1.5])),
+    (randn(16, 32), randn(32, 16), positive(16, 1), positive(1, 16), randn(16)),
+    spec=FP8,
 )
 
 

@@ -11,6 +11,7 @@ from ...ir.graph import Value
 from ...ir.operators import CAST
 from ...ir.types import FLOATS, DType, Type
 from ..builder import Tosa
+from ..float8 import LEAST_KEPT
 from ..lazy.quantization import Scale
 from ..lazy.values import Scaled
 from ..promotion import converted
@@ -18,8 +19,6 @@ from ..registry import lowers
 from ..torch_values.types import dtype_of
 
 aten = torch.ops.aten
-LEAST_KEPT = 512
-"""The fewest elements of an int8 constant that is converted to floats at run time."""
 
 
 def to_torch(t: Tosa, x: Value, dtype: torch.dtype | None) -> Value:

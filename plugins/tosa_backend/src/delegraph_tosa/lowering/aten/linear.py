@@ -9,10 +9,17 @@ from __future__ import annotations
 import math
 
 import torch
+from delegraph.errors import Unsupported
 
+from ...evaluate import materialize
 from ...ir.graph import Value
+from ...ir.operators import MATMUL
+from ...ir.types import FLOAT8, DType
 from ..builder import Shape, Tosa
+from ..float8 import takes_float8, widened
+from ..promotion import converted
 from ..registry import lowers
+from ..torch_values.types import dtype_of
 from .elementwise import product, scaled, sum_of
 
 aten = torch.ops.aten
@@ -148,6 +155,45 @@ def bilinear(t: Tosa, input1: Value, input2: Value, weight: Value, bias: Value |
     right = t.reshape(input2, (math.prod(lead), second, 1))
     y = t.reshape(t.matmul(left, right), (*lead, outputs))
     return y if bias is None else sum_of(t, y, bias, 1)
+
+
+@lowers(aten._scaled_mm.default)
+@takes_float8
+def _scaled_mm(
+    t: Tosa,
+    self: Value,
+    mat2: Value,
+    scale_a: Value,
+    scale_b: Value,
+    bias: Value | None,
+    scale_result: Value | None,
+    out_dtype: torch.dtype | None,
+    use_fast_accum: bool,
+) -> Value:
+    """fp8 self [L,K], mat2 [K,M], fp32 scales of tensors or of rows [L,1] and columns [1,M], bias [M] -> [L,M]"""
+    dtype = self.dtype if out_dtype is None else dtype_of(out_dtype)
+    known = scale_result is None or dtype not in FLOAT8
+    t.require(known and scale_a.dtype is scale_b.dtype is DType.FP32, "scales of results or of blocks are not lowered")
+    one = _is_one(scale_a) and _is_one(scale_b)
+    if use_fast_accum and one and bias is None and dtype is DType.FP16 and self.dtype is mat2.dtype:
+        left, right = t.ranked(self, 3), t.ranked(mat2, 3)
+        return t.reshape(
+            t.emit(MATMUL, (left, right, *t.zeros(left, right)), dtype=DType.FP16), (*self.shape[:1], *mat2.shape[1:])
+        )
+    y = times_matrix(t, widened(t, self), widened(t, mat2))
+    for scale in (scale_a, scale_b):
+        y = y if _is_one(scale) else t.mul(y, scale if scale.rank == 2 else t.reshape(scale, (1, 1)))
+    return converted(t, y if bias is None else t.add(y, converted(t, bias, DType.FP32)), dtype)
+
+
+def _is_one(scale: Value) -> bool:
+    """Whether a scale is known to be 1. The elements of a program without weights are not known."""
+    if scale.constant is None or math.prod(scale.shape) != 1:
+        return False
+    try:
+        return bool(materialize(scale).item() == 1)
+    except Unsupported:
+        return False
 
 
 def _added(t: Tosa, self: Value, y: Value, beta: float, alpha: float) -> Value:

@@ -16,7 +16,7 @@ import torch
 
 from ...evaluate.kernels import stored_numbers
 from ...ir.graph import Array, Folded, Illegal, Literal, Operator, Value, shape_value
-from ...ir.types import ARRAY_DTYPES, BYTES, FLOATS, SHORT_FLOATS, DType, Type
+from ...ir.types import ARRAY_DTYPES, BYTES, FLOAT8, FLOATS, SHORT_FLOATS, DType, Type
 from ...spec import TosaSpec
 from ...spec.target import alternatives
 from ..ranges.ranges import COUNTED, Range, meet, result_range
@@ -249,7 +249,10 @@ def _to_kind(number: float, dtype: DType) -> float:
 
     Raises Unsupported if ``dtype`` is an integer type and ``number`` is infinite or NaN.
     """
-    if dtype in FLOATS:
+    if dtype is DType.FP8E4M3 and not math.isnan(number):
+        largest = torch.finfo(TORCH_DTYPES[dtype]).max  # what torch makes of all beyond it
+        return max(-largest, min(float(number), largest))
+    if dtype in FLOATS or dtype in FLOAT8:
         return float(number)
     if dtype is DType.BOOL:
         return bool(number)
@@ -264,8 +267,8 @@ def _filled(number: float, dtype: DType, shape: Shape) -> Any:
 
     Raises Unsupported for an integer that does not fit.
     """
-    # for bf16, ARRAY_DTYPES has the type of its bits, which ``stored_numbers`` makes of numbers
-    array_dtype = None if dtype is DType.BF16 else ARRAY_DTYPES[dtype]
+    # for bf16 and fp8, ARRAY_DTYPES has the type of their bits, which ``stored_numbers`` makes of numbers
+    array_dtype = None if dtype is DType.BF16 or dtype in FLOAT8 else ARRAY_DTYPES[dtype]
     try:
         with np.errstate(over="ignore"):
             return stored_numbers(np.full(shape, number, array_dtype), dtype)

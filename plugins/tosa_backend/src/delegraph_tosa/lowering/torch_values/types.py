@@ -21,6 +21,8 @@ DTYPES: dict[torch.dtype, DType] = {
     torch.float32: DType.FP32,
     torch.float16: DType.FP16,
     torch.bfloat16: DType.BF16,
+    torch.float8_e4m3fn: DType.FP8E4M3,
+    torch.float8_e5m2: DType.FP8E5M2,
     torch.int8: DType.INT8,
     torch.int16: DType.INT16,
     torch.int32: DType.INT32,
@@ -31,6 +33,9 @@ DTYPES: dict[torch.dtype, DType] = {
 
 No operator of TOSA 1.0 takes INT64: constants are folded in it, and the graph computes in INT32 (``integer_widths``).
 """
+
+BITS = {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
+"""torch's dtype that numpy lacks -> the one whose arrays have its bits."""
 
 TORCH_DTYPES: dict[DType, torch.dtype] = {tosa: torch_dtype for torch_dtype, tosa in DTYPES.items()}
 
@@ -124,11 +129,12 @@ def finfo(dtype: DType) -> torch.finfo:
 def array_of(tensor: torch.Tensor) -> Array:
     """The elements as a numpy array of the type in ``ARRAY_DTYPES``; no copy if the tensor is on the host.
 
-    numpy has no bf16: the array then has the 16 bits of each element as uint16.
+    numpy has neither bf16 nor fp8: the array then has the bits of each element as uint16 or uint8.
     """
     # ``resolve_neg`` computes the elements of a tensor that torch only marked as negated
     on_host = tensor.detach().cpu().resolve_neg()
-    array: Array = (on_host.view(torch.uint16) if on_host.dtype is torch.bfloat16 else on_host).numpy()
+    bits = BITS.get(on_host.dtype)
+    array: Array = (on_host if bits is None else on_host.view(bits)).numpy()
     return array
 
 

@@ -1,0 +1,254 @@
+"""Programs on float8_e4m3fn and float8_e5m2: one delegate, the bits of eager, files that both judges take."""
+
+from __future__ import annotations
+
+import delegraph
+import numpy as np
+import pytest
+import torch
+from delegraph_tosa.runtime import TOSARuntime
+from delegraph_tosa.serialize import read
+from delegraph_tosa.spec import TosaSpec
+from torch.nn import functional as F
+
+from ..support import reference_tools
+from ..support.rule_cases import Function
+
+E4, E5 = torch.float8_e4m3fn, torch.float8_e5m2
+TYPES = pytest.mark.parametrize("dtype", [E4, E5], ids=["e4m3", "e5m2"])
+SPEC = "TOSA-1.0+FP+INT+bf16+fp8e4m3+fp8e5m2"
+_TINY = (0.0, -0.0, 1e-9, 2.0**-9, 2.0**-10, 3 * 2.0**-10, 2.0**-16, 2.0**-17, 0.1, -0.3, 17.0, 19.0, 447.0, 448.0)
+_LARGE = (460.0, 464.0, 465.0, 480.0, -1000.0, 57344.0, 61439.0, 61440.0, -1e6, 1e30, torch.inf, -torch.inf, torch.nan)
+NUMBERS = torch.tensor([*_TINY, *_LARGE])
+"""Ties, subnormal numbers, what is beyond the largest of a type, infinities and NaN."""
+
+
+def every(dtype):
+    """All 256 elements of a type."""
+    return torch.arange(256, dtype=torch.uint8).view(dtype)
+
+
+def lowered(function, *inputs, spec=SPEC):
+    program = torch.export.export(Function(function), inputs)
+    return delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": spec}})
+
+
+def names(program):
+    (delegate,) = program.delegates
+    return [operator.name for operator in read(bytes(delegate.processed_bytes)).operators]
+
+
+def expect_equal(found, wanted):
+    """The same type and elements, also the sign of 0; any NaN equals any."""
+    assert found.dtype is wanted.dtype and found.shape == wanted.shape
+    found, wanted = found.double(), wanted.double()
+    same = (found == wanted) & (found.signbit() == wanted.signbit()) | found.isnan() & wanted.isnan()
+    assert same.all(), (found[~same], wanted[~same])
+
+
+def expect_as_eager(function, *inputs):
+    """One delegate, which computes what eager does; the operators."""
+    program = lowered(function, *inputs)
+    assert not [n for n in program.exported_program().graph.nodes if n.op == "call_function" and "aten" in str(n)]
+    expect_equal(program(*inputs), function(*inputs))
+    (delegate,) = program.delegates
+    reference_tools.judge(bytes(delegate.processed_bytes), TosaSpec.parse(SPEC))
+    return names(program)
+
+
+@TYPES
+def test_casts(dtype):
+    for kind in (torch.float32, torch.float16, torch.bfloat16):
+        clamps = ["CLAMP"] * (dtype is E4)  # of what is too large, CAST may make anything
+        assert expect_as_eager(lambda x: x.to(dtype), NUMBERS.to(kind)) == [*clamps, "CAST"]
+        assert expect_as_eager(lambda x, kind=kind: x.to(kind), every(dtype)) == ["CAST"]
+    expect_as_eager(lambda x: x.to(E5 if dtype is E4 else E4), every(dtype))
+    expect_as_eager(lambda x: x.to(torch.bool), every(dtype))
+    expect_as_eager(lambda x: x.to(dtype), torch.arange(-600, 600, 7, dtype=torch.int32))
+    expect_as_eager(lambda x: x.to(dtype), torch.tensor([True, False]))
+    finite = torch.linspace(-448, 448, 57).to(dtype)
+    expect_as_eager(lambda x: x.to(torch.int32), finite)
+    expect_as_eager(lambda x, y: x.type_as(y), torch.linspace(-9, 9, 7), finite)
+
+
+MOVES = {
+    "view": (lambda x: x.view(8, 36).t(), ["RESHAPE", "TRANSPOSE"]),
+    "permute": (lambda x: x[:, 1:3].permute(0, 2, 3, 1), ["SLICE", "TRANSPOSE"]),
+    "cat": (lambda x: torch.cat([x, x.flip(2)]), ["REVERSE", "CONCAT"]),
+    "stack": (lambda x: torch.stack([x, x]), None),
+    "repeat": (lambda x: x.repeat(1, 2, 1, 1), ["TILE"]),
+    "roll": (lambda x: x.roll(1, 1), None),
+    "expand": (lambda x: x[:1].expand(3, 4, 6, 6), None),
+    "pad": (lambda x: F.pad(x, (1, 1), value=1.6), ["PAD"]),
+    "index_select": (lambda x: x.index_select(1, torch.tensor([0, 3, 3])), None),
+    "index": (lambda x: x[:, torch.tensor([2, -1])], None),
+    "index_put": (lambda x: x.index_put((torch.tensor([1, 0]),), x[:1]), None),
+    "embedding": (lambda x: F.embedding(torch.tensor([[0, 5]]), x[0, 0]), None),
+    "as_strided": (lambda x: x.as_strided((2, 3), (1, 2)), None),
+    "full": (lambda x: torch.cat([x, torch.full((2, 4, 1, 6), 1.3, dtype=x.dtype)], 2), ["CONCAT"]),
+    "full, too large": (lambda x: torch.cat([x.flatten(), torch.full((1,), 1e6, dtype=x.dtype)]), None),
+    "zeros_like": (lambda x: torch.cat([x, torch.zeros_like(x)]), ["CONCAT"]),
+}
+
+
+@pytest.mark.parametrize("case", MOVES)
+@TYPES
+def test_moves_are_of_fp8(dtype, case):
+    function, wanted = MOVES[case]
+    x = torch.cat([every(dtype), every(dtype)[:32]]).reshape(2, 4, 6, 6)
+    found = expect_as_eager(function, x)
+    assert not {"CAST", "CLAMP", "SELECT"} & set(found)
+    assert wanted is None or found == wanted
+
+
+COMPUTED = {
+    "mul": lambda x: x * x.roll(3),
+    "abs": lambda x: x[1:128].abs(),
+    "isnan": lambda x: x.isnan(),
+    "eq": lambda x: x == x.roll(1),
+    "where": lambda x: torch.where(x.isnan(), x.roll(1), x),
+    "mm": lambda x: torch.mm(x[:64].view(8, 8), x[64:128].view(8, 8)),
+    "constant": lambda x: torch.cat([x, every(x.dtype) * every(x.dtype)]),
+}
+
+
+@pytest.mark.parametrize("case", COMPUTED)
+@TYPES
+def test_the_rest_is_computed_in_fp32_and_rounded_once(dtype, case):
+    x = every(dtype)
+    if case == "mm":
+        x = torch.linspace(-3, 3, 256).to(dtype)
+    expect_as_eager(COMPUTED[case], x)
+
+
+@TYPES
+def test_the_reference_model_computes_the_same(dtype):
+    """It has no arrays of fp8, so programs begin and end in fp32."""
+
+    def program(x, y):
+        x, y = x.to(dtype), y.to(dtype)
+        both = torch.cat([x.view(3, 9), (x * y).view(3, 9).roll(1, 1)])
+        return F.pad(both[torch.tensor([5, 0, 2])], (1, 0), value=0.3).float()
+
+    inputs = NUMBERS, NUMBERS.roll(5)
+    (delegate,) = lowered(program, *inputs).delegates
+    blob = bytes(delegate.processed_bytes)
+    reference_tools.judge(blob, TosaSpec.parse(SPEC))
+    (found,) = reference_tools.run(blob, [x.numpy() for x in inputs])
+    expect_equal(torch.from_numpy(found), program(*inputs))
+
+
+def scaled(scale_a, scale_b, out, bias=None, fast=False):
+    def function(x, w):
+        given = torch.tensor(scale_a), torch.tensor(scale_b)
+        return torch._scaled_mm(x, w.t(), *given, bias, out_dtype=out, use_fast_accum=fast)
+
+    return function
+
+
+def operands(left=E4, right=E4):
+    torch.manual_seed(0)
+    return torch.randn(16, 32).to(left), torch.randn(24, 32).to(right)
+
+
+@pytest.mark.parametrize("out", [None, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "scales", [(0.3, 0.7), (1.0, 1.0), ([[0.5]] * 16, [[0.25] * 24])], ids=["of tensors", "1", "of rows"]
+)
+def test_scaled_products_are_added_up_in_fp32(scales, out):
+    bias = torch.linspace(-1, 1, 24)
+    for given in (operands(), operands(E5)):
+        function = scaled(*scales, out, bias)
+        program = lowered(function, *given)
+        found, wanted = program(*given), function(*given)
+        assert found.dtype is wanted.dtype
+        # sums in another order: where that is between two results, one step of the result's type
+        assert torch.allclose(found.float(), wanted.float(), rtol=torch.finfo(wanted.dtype).eps, atol=1e-6)
+        assert names(program).count("MUL") == (0 if scales == (1.0, 1.0) else 2)
+        (delegate,) = program.delegates
+        reference_tools.judge(bytes(delegate.processed_bytes), TosaSpec.parse(SPEC))
+
+
+def test_large_products_do_not_overflow():
+    """As fp16 would, which is what TOSA's product of fp8 adds up in."""
+    x, w = torch.full((2, 64), 448.0).to(E4), torch.full((3, 64), 448.0).to(E4)
+    function = scaled(2.0**-10, 2.0**-10, torch.float16)
+    found = lowered(function, x, w)(x, w)
+    assert torch.equal(found, function(x, w)) and found.isfinite().all()
+
+
+def test_products_that_may_be_less_exact_are_of_fp8():
+    x, w = operands()
+    function = scaled(1.0, 1.0, torch.float16, fast=True)
+    assert expect_as_eager(function, x, w).count("CAST") == 0
+    program = lowered(lambda x, w: function(x.to(E4), w.to(E4)), x.float(), w.float())
+    (delegate,) = program.delegates
+    (found,) = reference_tools.run(bytes(delegate.processed_bytes), [x.float().numpy(), w.float().numpy()])
+    assert np.abs(found - (x.float() @ w.float().t()).numpy()).max() < 32 * 2.0**-10
+    for out, left, scale, bias in (
+        *((torch.bfloat16, E4, 1.0, None), (torch.float16, E5, 1.0, None), (torch.float16, E4, 0.5, None)),
+        (torch.float16, E4, 1.0, torch.ones(24)),
+    ):
+        given = operands(left)
+        assert "CAST" in names(lowered(scaled(1.0, scale, out, bias, fast=True), *given))
+
+
+class Layer(torch.nn.Module):
+    """A linear layer with weights of fp8, as they are kept for inference."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(64, 256).mul(50).to(E4), requires_grad=False)
+
+    def forward(self, x):
+        rounded = (x * 16).clamp(-448, 448).to(E4)
+        return torch._scaled_mm(rounded, self.weight.t(), torch.tensor(1 / 16), torch.tensor(0.02))
+
+
+def test_weights_stay_of_8_bits():
+    torch.manual_seed(0)
+    layer, x = Layer(), torch.randn(5, 256)
+    program = lowered(lambda x: layer(x).float(), x)
+    (delegate,) = program.delegates
+    assert 64 * 256 < len(bytes(delegate.processed_bytes)) < 64 * 256 + 4096
+    assert torch.allclose(program(x), layer(x).float(), rtol=2.0**-3, atol=2.0**-9)
+
+
+def test_scales_of_results_and_of_blocks_stay():
+    x, w = operands()
+    one = torch.tensor(1.0)
+
+    def function(x, w):
+        return torch._scaled_mm(x, w, one, one, scale_result=torch.tensor(2.0), out_dtype=E4)
+
+    w = w.t()
+    program = lowered(function, x, w)
+    assert not program.delegates and "scales of results" in str(program.report)
+    expect_equal(program(x, w), function(x, w))
+
+
+def test_another_target_is_told():
+    program = lowered(lambda x: x.to(E4).float(), NUMBERS, spec="TOSA-1.0+FP")
+    assert "TOSA-1.0+FP+fp8e4m3" in str(program.report)
+    expect_equal(program(NUMBERS), NUMBERS.to(E4).float())
+
+
+def test_a_delegate_refuses_other_bits():
+    x = torch.zeros(3).to(E4)
+    program = lowered(lambda x: x.float(), x)
+    (delegate,) = program.delegates
+    call = TOSARuntime.load(bytes(delegate.processed_bytes), (), {})
+    assert torch.equal(call(x)[0], torch.zeros(3))
+    for wrong in (x.to(E5), x.view(torch.uint8), x.float()):
+        with pytest.raises(delegraph.errors.InputError, match="float8_e4m3fn"):
+            call(wrong)
+
+
+def test_views_and_aliases():
+    x = every(E4).reshape(16, 16)
+    program = lowered(lambda x: (x.t(), x), x.t())
+    found = program(x.t())
+    for result, wanted in zip(found, (x, x.t()), strict=True):
+        expect_equal(result, wanted)
+    found[0].view(torch.uint8).zero_()
+    expect_equal(x, every(E4).reshape(16, 16))
