@@ -25,6 +25,7 @@ for torch in "$@"; do
     sed "s/^torch==.*/torch==$torch/" requirements-dev.txt >"$work/requirements.txt"
     [ "$torch" = 2.13.0 ] || sed -i "/^executorch==/d" "$work/requirements.txt" # its library is built for that one
     "$work/environment/bin/pip" install -q --no-cache-dir -r "$work/requirements.txt"
+    "$work/environment/bin/pip" install -q --no-build-isolation -r requirements-here.txt
     "$work/environment/bin/python" -m pytest -q -n "${JOBS:-auto}" >"$work/log" 2>&1 || code=1
     grep -E '^(FAILED|ERROR) ' "$work/log" || true
     row="| $torch | $(count passed) | $(count 'failed|errors?') | $(count skipped) | $(date +%F) |"

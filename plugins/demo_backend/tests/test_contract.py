@@ -7,10 +7,11 @@ from delegraph_devkit import GATE, BackendContract
 
 class TestDemo(BackendContract):
     backend = "demo"
-    gate = 8
+    gate = 4
     example = staticmethod(BackendWithDelegateMappingDemo.get_test_model_and_inputs)
 
 
+@pytest.mark.lengthy
 class TestCompilerDemo(BackendContract):
     backend = "compiler-demo"
     gate = 12

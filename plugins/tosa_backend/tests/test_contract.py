@@ -6,9 +6,10 @@ from delegraph_devkit import GATE, BackendContract
 
 class TestTosa(BackendContract):
     backend = "tosa"
-    gate = 16
+    gate = 5
 
 
+@pytest.mark.lengthy
 class TestTosaInteger(BackendContract):
     """A narrower target refuses more; what it takes still compiles."""
 
