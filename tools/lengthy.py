@@ -3,9 +3,8 @@
     python -m pytest -n auto -m "not slow" --junitxml=times.xml
     python tools/lengthy.py times.xml [--seconds 0.8] [--alone 2.5]
 
-A test of more than ``--seconds`` is left out of the default run if another one of the same function is shorter; that one
-stays if it takes at most ``--alone`` seconds, or if KEPT names it.
-Lines of tests that did not run stay: with a run of the default suite, lines are only added.
+A test of more than ``--seconds`` is left out of the default run if another one of the same function is shorter. That
+one stays if it takes at most ``--alone`` seconds, or if KEPT names it. Lines of tests that did not run stay: with a run of the default suite, lines are only added.
 """
 
 from __future__ import annotations
@@ -76,9 +75,8 @@ def main() -> None:
     before = LISTED.read_text("utf-8").splitlines() if LISTED.exists() else []
     listed = sorted({*(test for test in before if test not in seconds), *left})
     LISTED.write_text("".join(f"{test}\n" for test in listed), "utf-8")
-    print(
-        f"{len(listed)} tests are lengthy; {len(seconds) - len(left)} others took {kept:.0f} s of {sum(seconds.values()):.0f}"
-    )
+    whole = sum(seconds.values())
+    print(f"{len(listed)} tests are lengthy; {len(seconds) - len(left)} others took {kept:.0f} s of {whole:.0f}")
 
 
 if __name__ == "__main__":
