@@ -4,7 +4,8 @@
     python tools/lengthy.py times.xml [--seconds 0.8] [--alone 2.5]
 
 A test of more than ``--seconds`` is left out of the default run if another one of the same function is shorter. That
-one stays if it takes at most ``--alone`` seconds, or if KEPT names it. Lines of tests that did not run stay: with a run of the default suite, lines are only added.
+one stays if it takes at most ``--alone`` seconds, or if KEPT names it. Lines of tests that did not run stay: with a
+run of the default suite, lines are only added.
 """
 
 from __future__ import annotations
