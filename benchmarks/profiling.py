@@ -3,17 +3,20 @@
     python benchmarks/profiling.py [MODEL ...] [--backend xnnpack] [--repeats 20]
 
 The models are those of examples/, full-size. `lowered.profile` calls each in turns with a profile and without.
-Milliseconds are medians: of calls without a profile, and of calls with one. Their quotient is what measuring costs, and
-how far the parts, which add up to a call with a profile, are from a run. Then the shares of that call: on lines of the
-program, and what is on none: the time that a delegate takes beside its operators (`rest`), operators whose node is not
-known (`unknown`), and the host between its operators (`host`). With --backend openvino a second row has what OpenVINO's
-own API tells of a call of the model as it converts it: the share of the call that is in OpenVINO's counters.
+Milliseconds are medians: of calls without a profile, and of calls with one. The ratio is the median of pairs of such
+calls, one after the other: what measuring costs, and how far the parts, which add up to a call with a profile, are from
+a run. All figures are medians of five profiles, each of which shows its call of median length. Then the shares of that
+call: on lines of the program, and what is on none: the time that a delegate takes beside its operators (`rest`),
+operators whose node is not known (`unknown`), and the host between its operators (`host`). With --backend openvino a
+second row has what OpenVINO's own API tells of a call of the model as it converts it: the share of the call that is in
+OpenVINO's counters.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import statistics
 import time
 import warnings
 from collections import Counter
@@ -25,6 +28,7 @@ import publishing
 import torch
 
 HEADER = ("model", "backend", "delegates", "on the host", "a run, ms", "profiled, ms", "ratio")
+ROUNDS = 5
 SHARES = ("on lines", "rest", "unknown", "host", "load")
 
 
@@ -72,25 +76,31 @@ def own_row(name: str, repeats: int) -> list[str]:
 
 
 def row(name: str, backend: str, repeats: int) -> list[str]:
-    """The cells of one model."""
+    """The cells of one model: medians of ROUNDS profiles."""
     model, inputs = measuring.model(name)
     lowered = delegraph.lower(model, inputs, backends=[backend])
-    found = lowered.profile(*inputs, repeats=repeats)
+    rounds = [lowered.profile(*inputs, repeats=-(-repeats // ROUNDS)) for _ in range(ROUNDS)]
+    shares = [statistics.median(of) for of in zip(*map(_shares, rounds), strict=True)]
+    load = rounds[-1].load
+    return [
+        str(len(lowered.delegates)),
+        str(lowered.report.host_operators),
+        f"{1000 * statistics.median(found.plain_seconds for found in rounds):.2f}",
+        f"{1000 * statistics.median(found.seconds for found in rounds):.2f}",
+        f"{statistics.median(found.watching for found in rounds):.2f}",
+        *(f"{share:.1%}" for share in shares),
+        "-" if load is None else f"{load:.1f}",
+    ]
+
+
+def _shares(found: Any) -> list[float]:
+    """The share of a profile on lines, and of what is on none: beside operators, of unknown ones, of the host."""
     off = Counter[str]()
     for part in found.parts:
         if not part.lines:
             kind = "host" if part.where == "host" else "rest" if part.what == "the rest of the delegate" else "unknown"
             off[kind] += part.seconds
-    shares = [found.attributed, *(off[kind] / found.seconds for kind in ("rest", "unknown", "host"))]
-    return [
-        str(len(lowered.delegates)),
-        str(lowered.report.host_operators),
-        f"{1000 * found.plain_seconds:.2f}",
-        f"{1000 * found.seconds:.2f}",
-        f"{found.seconds / found.plain_seconds:.2f}",
-        *(f"{share:.1%}" for share in shares),
-        "-" if found.load is None else f"{found.load:.1f}",
-    ]
+    return [found.attributed, *(off[kind] / found.total for kind in ("rest", "unknown", "host"))]
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ __all__ = [
     "ProfiledDelegate",
     "Spent",
     "Timer",
+    "fused",
     "saturates",
 ]
 
@@ -118,15 +119,23 @@ class ObservedDelegate(Protocol):
 
 
 Spent = Mapping[Any, Mapping[str, float]]
-"""Delegate debug identifier -> what its operator took: "seconds", or "cycles", and maybe "bytes" of memory."""
+"""Delegate debug identifier -> what its operator took: "seconds", or "cycles", and maybe "bytes" of memory.
+
+A tuple of identifiers stands for operators that the engine fused into one when it loaded the blob.
+"""
+
+
+def fused(key: Any) -> tuple[Any, ...]:
+    """The identifiers of a key of ``Spent``, of which only None is none."""
+    return key if isinstance(key, tuple) else () if key is None else (key,)
 
 
 class ProfiledDelegate(Protocol):
     """As a ``Delegate``, but it returns a tuple of its outputs, and what each of its operators took in this call.
 
-    Keys of the latter are delegate debug identifiers, as for an ``ObservedDelegate``. What belongs to no identifier,
-    such as moving data, has the key None; what is left out counts as not attributed. In place of the mapping it may
-    return a function that returns it: where reading times takes time, that is not the call's.
+    Keys of the latter are delegate debug identifiers, as for an ``ObservedDelegate``, or tuples of them. What belongs
+    to no identifier, such as moving data, has the key None; what is left out counts as not attributed. In place of the
+    mapping it may return a function that returns it: where reading times takes time, that is not the call's.
     """
 
     def __call__(

@@ -8,8 +8,9 @@ import pytest
 import torch
 from delegraph.cli import main
 from delegraph.errors import FormatError, InputError
+from delegraph.formats import Origin, Step
 from delegraph.source import Source
-from delegraph_analysis import ProgramProfile, render_page
+from delegraph_analysis import ProgramProfile, profiling, render_page
 from delegraph_analysis.page.heat import Times
 from delegraph_analysis.profiling import Part
 
@@ -93,6 +94,36 @@ def test_what_lines_were_fused_into_is_counted_under_all_of_them():
     assert any(len(listed) == 2 for listed in lines)
 
 
+def test_what_an_engine_fused_when_it_loaded_is_counted_under_all_of_them():
+    lowered = delegraph.lower(Net().eval(), (torch.eye(8),), backends=["compiler-demo"])
+    delegate = max(lowered.delegates, key=lambda d: len(d.nodes))
+    identifiers = tuple(delegate.debug_handle_map)
+    clock = profiling._Clock()
+    clock.begin({})
+    clock.spent(delegate, 1.0, lambda: {identifiers: {"seconds": 0.5}, None: {"seconds": 0.125}})
+    whole, moving, rest = clock.finish()
+    assert len(identifiers) > 1 and {*whole.nodes} >= {n.name for n in delegate.nodes if "debug_handle" in n.meta}
+    assert (whole.seconds, whole.identifier, whole.lines != ()) == (0.5, identifiers, True)
+    assert (moving.what, moving.lines, rest.seconds) == ("on no operator", (), 0.375)
+    clock = profiling._FileClock()
+    clock.spent("Acme", 1.0, lambda: {(0, 1): {"seconds": 0.5}, 2: {"seconds": 0.25}})
+    inside = {"0": Origin(("sin",), ("a.py:1", "a.py:2")), "1": Origin(("cos", "sin"), ("a.py:2",))}
+    clock.see(Step("call", Origin(), inside))
+    told = {part.what: (part.seconds, part.lines) for part in clock.finish() if part.where == "call"}
+    assert told["sin and cos"] == (0.5, ("a.py:1", "a.py:2")) and told["operator 2"] == (0.25, ())
+
+
+def test_what_watching_adds_is_by_pairs_of_calls_of_one_moment():
+    """The machine is three times slower for a while, and each watched call takes twice what the next one does."""
+    clock = profiling._Clock()
+    watched, plain = iter([9.0, 2.0, 6.0, 6.0, 2.0, 2.0]), iter([9.0, 1.0, 3.0, 3.0, 1.0, 1.0])
+    found = profiling._profile_calls("forward", 5, clock, lambda: next(watched), lambda: next(plain), {})
+    assert found.watching == 2.0 == found.to_json()["watching"]
+    uneven = iter([9.0, 2.0, 8.0, 8.0]), iter([9.0, 1.0, 8.0, 2.0])
+    found = profiling._profile_calls("forward", 3, clock, *(lambda of=of: next(of) for of in uneven), {})
+    assert found.watching == 2.0 and found.seconds / found.plain_seconds == 4.0
+
+
 class Counting(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -111,7 +142,7 @@ def test_neither_state_nor_inputs_are_written():
 
 
 def profile_of(*parts):
-    return ProgramProfile("forward", 1, 2.0, 2.0, 2.0, 2.0, 3.0, None, parts, {"d": {"cycles": 7}})
+    return ProgramProfile("forward", 1, 2.0, 2.0, 2.0, 2.0, 1.0, 3.0, None, parts, {"d": {"cycles": 7}})
 
 
 def test_operators_that_ran_at_the_same_time_are_shares_of_all_of_them():

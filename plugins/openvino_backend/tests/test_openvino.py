@@ -14,7 +14,7 @@ import torch.ao.quantization.fx._decomposed  # the operators quantized_decompose
 from delegraph.backend import CompileSpec
 from delegraph.errors import FormatError, InputError, NoRuntime, OptionError
 from delegraph.io.sealed import seal, unseal
-from delegraph.runtime import BlobHeader, saturates
+from delegraph.runtime import BlobHeader, fused, saturates
 from delegraph_openvino import support
 from delegraph_openvino.frontend import Draft
 from delegraph_openvino.runtime import CACHE, MARK, OpenVINORuntime
@@ -311,9 +311,24 @@ def test_the_time_of_a_call_is_by_call_and_on_lines_of_the_program():
     profiled = OpenVINORuntime.profile(*parts)
     torch.testing.assert_close(profiled(IMAGES)[0][0], lowered(IMAGES))
     first, second = (profiled(IMAGES)[1]() for _ in range(2))
-    assert first.keys() == second.keys() and set(first) - {None} <= set(delegate.debug_handle_map)
+    assert first.keys() == second.keys()
+    assert {call for key in first for call in fused(key)} == set(delegate.debug_handle_map)  # fused or not, each call
     lines = {source.code for part in lowered.profile(IMAGES, repeats=2).parts for source in part.lines}
     assert lines == {"return self.out(F.relu6(self.norm(self.conv(x))).mean((2, 3)))"}
+
+
+def test_a_change_of_layout_for_one_call_is_time_of_that_call():
+    images = torch.randn(2, 3, 64, 64)
+    weights = [torch.randn(64, 3, 3, 3), torch.rand(64)]  # a norm takes from the convolution's kernel the call's name
+    lowered = lower(lambda m, x: F.batch_norm(F.conv2d(x, m.w0), m.w1, m.w1).relu(), images, weights=weights)
+    [delegate] = lowered.delegates
+    profiled = OpenVINORuntime.profile(delegate.processed_bytes, delegate.compile_specs, delegate.module.named_data())
+    spent = profiled(images)[1]()
+    kernels = profiled._delegate.requests.idle[-1].get_profiling_info()
+    layouts = [kernel for kernel in kernels if kernel.node_type == "Reorder" and "x0" in kernel.node_name]
+    assert layouts  # of the images, as the convolution reads them
+    assert spent[None]["seconds"] == 0.0  # inputs and results take no time
+    assert spent.keys() == {None, (0, 1, 2)} and spent[0, 1, 2]["seconds"] > 0  # all in one kernel
 
 
 def test_a_stored_blob_is_compared_by_release_and_device():

@@ -8,6 +8,7 @@ from .delegates import (
     delegate_map,
     merged_named_data,
 )
+from .kernels import Kernel, computed_by
 from .lowered_module import Argument, LoweredBackendModule
 from .signature import Signature
 
@@ -15,9 +16,11 @@ __all__ = [
     "Argument",
     "DelegateDebug",
     "DelegateInfo",
+    "Kernel",
     "LoweredBackendModule",
     "MethodPrograms",
     "Signature",
+    "computed_by",
     "delegate_calls",
     "delegate_map",
     "merged_named_data",

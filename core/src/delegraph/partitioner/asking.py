@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
 from torch.fx import Graph, Node
@@ -16,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import Unsupported
 from ..exported_program import argument_of, build_program, copy_node, flat_call, placeholder_of
+from .capability import Predicate, WhyNot
 
 REMEMBERED = 10_000
 """How many answers are kept. One may take milliseconds, and the calls of a network repeat."""
@@ -27,42 +29,94 @@ class Asking:
     ``compile`` gets a program of that one call, whose operands are inputs, and raises Unsupported with the reason if it
     cannot compile it; what it returns is not used. It has to decide by operator, literals, types and shapes: calls that
     are alike in these are asked about once in the life of this object. ``for_all(node, reason)``: whether a refusal is
-    one of the operator, whatever the types and shapes, so that it is asked about no more.
+    one of the operator, whatever the types and shapes, so that it is asked about no more. ``is_sure(node)``: whether a
+    call is taken without asking.
+
+    ``after`` gives a support check that needs fewer programs: all calls of one operator are in one, side by side, and
+    only if that is refused each has one of its own.
     """
 
     def __init__(
-        self, compile: Callable[[ExportedProgram], object], for_all: Callable[[Node, str], bool] = lambda *_: False
+        self,
+        compile: Callable[[ExportedProgram], object],
+        for_all: Callable[[Node, str], bool] = lambda *_: False,
+        is_sure: Callable[[Node], bool] = lambda _: False,
     ) -> None:
-        self.compile, self._for_all = compile, for_all
+        self.compile, self._for_all, self._is_sure = compile, for_all, is_sure
         self._refused: dict[Any, str] = {}
         self._answers: OrderedDict[str, str | None] = OrderedDict()
 
     def __call__(self, node: Node) -> str | None:
         """Why ``node`` is not taken; None if it is."""
-        if node.target in self._refused:
-            return self._refused[node.target]
-        key = _described(node)
-        if key not in self._answers:
-            try:
-                self.compile(program_of(node))
-                self._answers[key] = None
-            except Unsupported as refusal:
-                self._answers[key] = refusal.message
-                if self._for_all(node, refusal.message):
-                    self._refused[node.target] = refusal.message
-            if len(self._answers) > REMEMBERED:
-                self._answers.popitem(last=False)
-        return self._answers[key]
+        return self.about([node])[node]
+
+    def after(self, check: WhyNot) -> Predicate:
+        """A support check that asks ``check`` first, and then about the other calls of a program together."""
+        return _Together(check, self)
+
+    def about(self, nodes: Collection[Node]) -> dict[Node, str | None]:
+        """Why each of ``nodes`` is not taken; None if it is."""
+        keys = {n: _described(n) for n in nodes if n.target not in self._refused and not self._is_sure(n)}
+        alike: dict[Any, dict[str, Node]] = {}  # operator -> description -> one of the calls
+        for node, key in keys.items():
+            if key not in self._answers:
+                alike.setdefault(node.target, {}).setdefault(key, node)
+        for unknown in alike.values():
+            self._ask(unknown)
+        answers = {n: self._refused.get(n.target, self._answers.get(keys.get(n, ""))) for n in nodes}
+        while len(self._answers) > REMEMBERED:
+            self._answers.popitem(last=False)
+        return answers
+
+    def _ask(self, calls: Mapping[str, Node]) -> None:
+        """Compile these calls of one operator, by their descriptions; each alone if they are refused together."""
+        why = None
+        try:
+            self.compile(program_of(calls.values()))
+        except Unsupported as refusal:
+            why, node = refusal.message, next(iter(calls.values()))
+            if self._for_all(node, why):
+                self._refused[node.target] = why
+            elif len(calls) > 1:
+                for key, node in calls.items():
+                    self._ask({key: node})
+                return
+        self._answers.update(dict.fromkeys(calls, why))
 
 
-def program_of(node: Node) -> ExportedProgram:
-    """A program of this call alone: its operands are inputs, its results, as far as they are used, outputs."""
+class _Together(Predicate):
+    """A support check that asks about all calls of a program when it begins; about others when they come."""
+
+    def __init__(self, check: WhyNot, asking: Asking) -> None:
+        super().__init__(self._why_not)
+        self._check, self._asking = check, asking
+        self._answers: dict[Node, str | None] = {}
+
+    def begin(self, exported_program: ExportedProgram) -> None:
+        super().begin(exported_program)
+        calls = [node for node in exported_program.graph.nodes if isinstance(node.target, OpOverload)]
+        self._answers = {node: self._check(node) for node in calls}
+        self._answers |= self._asking.about([node for node, why in self._answers.items() if why is None])
+
+    def _why_not(self, node: Node) -> str | None:
+        if node in self._answers:
+            return self._answers.pop(node)  # once: a call that is asked about again may have changed
+        why = self._check(node)
+        return self._asking(node) if why is None else why
+
+
+def program_of(nodes: Iterable[Node]) -> ExportedProgram:
+    """A program of these calls side by side: their operands are inputs, their results, as far as used, outputs."""
     graph = Graph()
-    copies = {operand: placeholder_of(graph, operand) for operand in node.all_input_nodes}
-    results = [copies.setdefault(node, copy_node(graph, node, copies.__getitem__))]
-    if isinstance(node.meta.get("val"), (tuple, list)):
-        results = [copy_node(graph, user, copies.__getitem__) for user in _used(node)]
-    operands = [copies[operand] for operand in node.all_input_nodes]
+    operands, results = list[Node](), list[Node]()
+    calls = list(nodes)
+    copies = [{operand: placeholder_of(graph, operand) for operand in node.all_input_nodes} for node in calls]
+    for node, own in zip(calls, copies, strict=True):
+        operands += own.values()
+        made = [own.setdefault(node, copy_node(graph, node, own.__getitem__))]
+        if isinstance(node.meta.get("val"), (tuple, list)):
+            made = [copy_node(graph, user, own.__getitem__) for user in _used(node)]
+        results += made
     graph.output(tuple(results))
     inputs = [InputSpec(InputKind.USER_INPUT, argument_of(n), None) for n in operands]
     outputs = [OutputSpec(OutputKind.USER_OUTPUT, argument_of(n), None) for n in results]

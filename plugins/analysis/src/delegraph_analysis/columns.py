@@ -31,6 +31,7 @@ from delegraph.reports import (
     host_calls,
     refused_by,
 )
+from delegraph.runtime import fused
 from delegraph.source import source_of
 from torch.fx import Node
 
@@ -209,7 +210,7 @@ class _MethodColumns:
         found: dict[str, dict[str, float | str]] = {PROGRAM: {}}
         for part in profile.parts:
             at = {place for node in part.nodes for place in shown_at.get((part.where, node), ())}
-            at |= {self.node_of(part.identifier)} if self.node_of is not None and part.identifier is not None else set()
+            at |= {self.node_of(one) for one in fused(part.identifier)} if self.node_of is not None else set()
             for graph, place in at:
                 of_graph: Any = found.setdefault(graph, {})
                 of_graph[place] = round(of_graph.get(place, 0) + 1000 * part.seconds, 6)

@@ -23,7 +23,7 @@ from delegraph.exported_program import CALL_DELEGATE
 from delegraph.formats import Origin, Step
 from delegraph.host import FileFormat, call_of_model
 from delegraph.io.escape import printable
-from delegraph.runtime import Spent
+from delegraph.runtime import Spent, fused
 from delegraph.source import Source, source_of
 from torch.fx import Node
 
@@ -42,8 +42,8 @@ class Part:
     ``what``: its operators, or what it is instead, such as the rest of a delegate. ``where``: ``host``,
     ``host, in PATH`` for the branch or loop body at that path, or the name of a delegate. ``lines`` (text, of a program
     in a file), ``modules`` and ``nodes`` (names in the graph of ``where``) are those that it was made from; none of
-    them if that is not known. ``identifier``: the debug identifier by which a delegate's runtime told it; None for
-    others.
+    them if that is not known. ``identifier``: the debug identifier by which a delegate's runtime told it, or the tuple
+    of those that it fused; None for others.
     """
 
     what: str
@@ -70,8 +70,9 @@ class ProgramProfile:
     """The call of median length among ``repeats``, after one that is not counted (``first_seconds``), in its parts.
 
     ``seconds`` is the whole call as its caller sees it, ``fastest`` and ``slowest`` the ends of all. ``plain_seconds``
-    is the median of calls that are not watched, which are made in turns with the others: what watching adds is the
-    difference. ``load`` is how many processes wanted a processor on average in the last minute, for each processor.
+    is the median of calls that are not watched, which are made in turns with the others, and ``watching`` the median of
+    what a watched call took over the one that followed it: what watching adds. ``load`` is how many processes wanted a
+    processor on average in the last minute, for each processor.
     """
 
     method: str
@@ -80,6 +81,7 @@ class ProgramProfile:
     fastest: float
     slowest: float
     plain_seconds: float
+    watching: float
     first_seconds: float
     load: float | None
     parts: tuple[Part, ...]
@@ -126,6 +128,7 @@ class ProgramProfile:
             "fastest": self.fastest,
             "slowest": self.slowest,
             "plain_seconds": self.plain_seconds,
+            "watching": self.watching,
             "first_seconds": self.first_seconds,
             "load": self.load,
             "total": self.total,
@@ -233,7 +236,8 @@ class _Clock:
         handles = delegate.debug_handle_map
         for identifier, amounts in read().items():
             if "seconds" in amounts:
-                of = [node for handle in handles.get(identifier, ()) for node in nodes.get(handle, ())]
+                of_all = (handle for one in fused(identifier) for handle in handles.get(one, ()))
+                of = [node for handle in dict.fromkeys(of_all) for node in nodes.get(handle, ())]
                 told += amounts["seconds"]
                 what = " and ".join(dict.fromkeys(map(operator_name, of))) or _unnamed(identifier)
                 self.parts.append(Part.of(what, name, amounts["seconds"], of, identifier))
@@ -283,10 +287,12 @@ class _FileClock:
             where, told = name or backend_id, 0.0
             for identifier, amounts in spent.items():
                 if "seconds" in amounts:
-                    origin = inside.get(str(identifier), Origin())
+                    origins = [inside.get(str(one), Origin()) for one in fused(identifier)]
                     told += amounts["seconds"]
-                    what = " and ".join(origin.operators) or _unnamed(identifier)
-                    self._parts.append(Part(what, where, amounts["seconds"], origin.lines, identifier=identifier))
+                    operators = dict.fromkeys(name for origin in origins for name in origin.operators)
+                    lines = tuple(dict.fromkeys(line for origin in origins for line in origin.lines))
+                    what = " and ".join(operators) or _unnamed(identifier)
+                    self._parts.append(Part(what, where, amounts["seconds"], lines, identifier=identifier))
             lone = every if not told and len(every) == 1 else ()
             self._parts.append(Part("the rest of the delegate", where, max(seconds - told, 0.0), lone))
         self._told = []
@@ -383,10 +389,11 @@ def _profile_calls(
         seconds = watched()
         runs.append((seconds - clock.own, clock.finish()))
         others.append(plain())
+    watching = statistics.median(run[0] / other for run, other in zip(runs, others, strict=True))
     runs.sort(key=lambda run: run[0])
     seconds, parts = runs[(len(runs) - 1) // 2]
     rest = Part("between the calls", "host", max(seconds - sum(part.seconds for part in parts), 0.0))
-    times = seconds, runs[0][0], runs[-1][0], statistics.median(others), first
+    times = seconds, runs[0][0], runs[-1][0], statistics.median(others), watching, first
     return ProgramProfile(method, repeats, *times, load_of_machine(), (*parts, rest), expected)
 
 

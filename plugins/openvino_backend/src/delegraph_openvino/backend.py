@@ -13,7 +13,7 @@ from delegraph.backend import BackendDetails, CompileSpec, NamedDataStore, Prepr
 from delegraph.delegates import Signature
 from torch.export import ExportedProgram
 
-from .frontend import DTYPES, Draft, call_in
+from .frontend import DTYPES, Draft, calls_in
 from .runtime import MARK, WEIGHT, compile_model, settings_of, why_absent
 
 SMALLEST = 4096
@@ -44,17 +44,16 @@ class OpenVINOBackend(BackendDetails):
                 raise draft.refused(e) from e
         weights = _take_weights(model, draft.constants.values())
         handles = {k: (n.meta["debug_handle"],) for k, n in enumerate(draft.calls) if "debug_handle" in n.meta}
-        blob = _serialize(model, draft.signature)
-        return PreprocessResult(blob, handles, weights.get_named_data_store_output())
+        return PreprocessResult(_serialize(model, draft.signature), handles, weights.get_named_data_store_output())
 
 
 def _name(model: ov.Model) -> None:
     """Name operators by their calls and places: OpenVINO numbers them as it makes them, in all of the process."""
     model.set_friendly_name("partition")
     for k, node in enumerate(model.get_ordered_ops()):
-        call = call_in(node.get_friendly_name())
         if node.get_type_name() != "Parameter":
-            node.set_friendly_name(f"{'' if call is None else f'n{call}/'}{node.get_type_name()}/{k}")
+            call = "".join(f"n{number}/" for number in calls_in(node.get_friendly_name())[:1])
+            node.set_friendly_name(f"{call}{node.get_type_name()}/{k}")
 
 
 def _take_weights(model: ov.Model, constants: Iterable[torch.Tensor]) -> NamedDataStore:
@@ -70,9 +69,8 @@ def _take_weights(model: ov.Model, constants: Iterable[torch.Tensor]) -> NamedDa
         # tied weights are one memory, maybe in several types and shapes
         as_used = tensor.reshape(-1).view(getattr(torch, DTYPES[kind])).reshape(list(shape))
         key = store.add_by_content(WEIGHT, as_used, alignment=64)
-        if key not in parameters:
-            parameters[key] = ov.opset13.parameter(shape, kind, name=key)
-        node.output(0).replace(parameters[key].output(0))
+        parameter = parameters.setdefault(key, ov.opset13.parameter(shape, kind, name=key))
+        node.output(0).replace(parameter.output(0))
     model.add_parameters(list(parameters.values()))
     return store
 
@@ -83,6 +81,5 @@ def _serialize(model: ov.Model, signature: Signature) -> bytes:
         xml, constants = Path(folder, "model.xml"), Path(folder, "model.bin")
         ov.serialize(model, xml, constants)
         size = xml.stat().st_size
-        with xml.open("ab") as file:
-            file.write(constants.read_bytes())
+        xml.write_bytes(xml.read_bytes() + constants.read_bytes())
         return signature.seal(xml, MARK, xml=size)

@@ -91,15 +91,13 @@ class Draft:
     def refused(self, error: Exception) -> Unsupported:
         """The refusal of the program, at the call that OpenVINO's error names, or at the first."""
         reason = reason_of(error)
-        number = call_in(reason) or 0
-        node = self.calls[number if number < len(self.calls) else 0]
+        node = dict(enumerate(self.calls)).get(next(iter(calls_in(reason)), 0), self.calls[0])
         return Unsupported("unsupported", reason, node=node, source=source_of(node))
 
 
-def call_in(text: str) -> int | None:
-    """The number of the first call in a name of OpenVINO's, or in a text with names; None if there is none."""
-    found = re.search(r"(?<![a-zA-Z0-9])n(\d+)(?:_in)?/", text)
-    return int(found.group(1)) if found else None
+def calls_in(text: str) -> list[int]:
+    """The numbers of the calls in a name of OpenVINO's, or in a text with names."""
+    return [int(number) for number in re.findall(r"(?<![a-zA-Z0-9])n(\d+)(?:_in)?/", text)]
 
 
 class _Decoder(TorchFXPythonDecoder):  # type: ignore[misc]  # of Any

@@ -10,11 +10,12 @@ from torch.fx import Node
 from .frontend import NO_RULE, RULES, TYPES, Draft
 from .runtime import PREFIX, properties_of
 
-COMPARES = ("eq", "ne", "lt", "le", "gt", "ge")
 VALUES = ValueCheck("OpenVINO", TYPES)
 """Its CPU crashes at sizes that depend on values where they are 0, and has int32 and floats for all integers."""
 ASKED = Asking(
-    lambda program: Draft(program).convert(), lambda node, why: why == NO_RULE and node.target not in CORE_CALLS
+    lambda program: Draft(program).convert(),
+    lambda node, why: why == NO_RULE and node.target not in CORE_CALLS,
+    lambda node: str(node.target) in RULES,
 )
 """The frontend's answers: it takes a millisecond or more for a call."""
 
@@ -26,22 +27,21 @@ class OpenVINOPartitioner(CapabilityPartitioner):
         settings = {"device": device, "precision": precision, "properties": properties or ""}
         properties_of(settings)  # a property that cannot be read is the user's mistake of now, not of the first run
         specs = to_specs(PREFIX, {name: text for name, text in settings.items() if text})
-        super().__init__(why_not, "OpenVINOBackend", specs)
+        super().__init__(ASKED.after(why_not), "OpenVINOBackend", specs)
 
 
 def why_not(node: Node) -> str | None:
-    """Why OpenVINO does not take this call; None if it does."""
+    """Why OpenVINO does not take this call, as far as that is known without its frontend."""
     if (reason := VALUES(node)) is not None:
         return reason
     name = getattr(node.target, "__name__", str(node.target)).partition(".")[0]
     if name in ("group_norm", "native_group_norm"):
         return "OpenVINO's compiler crashes where it is multiplied by a tensor"
-    if str(node.target) in RULES:
-        scales = [value for value in node.all_input_nodes[1:] if value.op == "call_function"]
-        return f"OpenVINO has fixed scales, and {scales[0].name} is computed" if scales else None
-    if name in COMPARES and any(map(is_dequantized, node.all_input_nodes)):
+    computed = [value for value in node.all_input_nodes[1:] if value.op == "call_function"]
+    if computed and str(node.target) in RULES:
+        return f"OpenVINO has fixed scales, and {computed[0].name} is computed"
+    if name in ("eq", "ne", "lt", "le", "gt", "ge") and any(map(is_dequantized, node.all_input_nodes)):
         return "OpenVINO computes a dequantized 0 as a number that is nearly 0, which a comparison tells apart"
     parts = dequantized_parts(node)
-    if parts and ("channel" in str(parts[0].target) or len({part.args[1:] for part in parts}) > 1):
-        return "OpenVINO concatenates quantized tensors right if they have one scale and one zero point"
-    return ASKED(node)
+    differ = parts and ("channel" in str(parts[0].target) or len({part.args[1:] for part in parts}) > 1)
+    return "OpenVINO concatenates quantized tensors right if they have one scale and one zero point" if differ else None

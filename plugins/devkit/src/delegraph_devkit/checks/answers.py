@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from delegraph.errors import FormatError, OptionError
 from delegraph.host import Verification
-from delegraph.runtime import BEGINNING, BackendRuntime, BlobHeader, Compatibility
+from delegraph.runtime import BEGINNING, BackendRuntime, BlobHeader, Compatibility, fused
 
 from ..backend_under_test import BackendUnderTest
 from ..check import check
@@ -68,7 +68,7 @@ class _Times:
 
     def spent(self, delegate: DelegateInfo, seconds: float, read: Callable[[], Mapping[Any, Any]]) -> None:
         self._known |= {*delegate.debug_handle_map}
-        self.identifiers += [identifier for identifier in read() if identifier is not None]
+        self.identifiers += [identifier for key in read() for identifier in fused(key)]
 
     def unknown(self) -> str | None:
         """What is wrong if the debug handle maps have none of the identifiers."""
