@@ -8,9 +8,11 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import delegraph
 import delegraph_quantize
+import jsonschema
 import numpy as np
 import pytest
 import torch
@@ -31,6 +33,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from core.tests.support.warm import warm_python
 
+SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "schema.json").read_text())
 INT = {"tosa": {"spec": "TOSA-1.0+INT"}}
 
 
@@ -346,6 +349,36 @@ def test_the_table_names_modules_as_a_quantizer_takes_them_and_one_call_raises_t
         )
     ]
     assert quantizes[0] < quantizes[1] and errors.worst_modules(0) == []
+
+
+class Limited(nn.Module):
+    """The limit loses most, since so few of its values are large; it is computed with the convolution before it."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.act = nn.Conv2d(3, 8, 3), nn.ReLU6()
+        self.second, self.last = nn.Conv2d(8, 8, 3), nn.ReLU6()
+
+    def forward(self, x):
+        return self.last(self.second(self.act(self.first(x) * 3)))
+
+
+def test_a_limit_brings_the_layer_along_that_it_is_computed_with():
+    torch.manual_seed(0)
+    module, generator = Limited().eval(), torch.Generator().manual_seed(1)
+    given = [(torch.randn(1, 3, 8, 8, generator=generator),) for _ in range(3)]
+    quantized = delegraph.quantize(module, given)
+    errors = delegraph.quantization_errors(module, quantized, given, options=INT)
+    joined = {row.module: row.joined for row in errors.layers}
+    assert joined["last"] == ("second",) and all(m not in modules for m, modules in joined.items())
+    jsonschema.validate(json.loads(json.dumps(errors.to_json())), SCHEMA)
+    worst = errors.worst_modules(1)
+    assert len(worst) == (2 if worst[0] == "last" else 1)
+    before = errors.layers[-1].snr
+    for count in (1, 2):
+        better = delegraph_quantize.raise_precision(module, given, errors, count)
+        after = delegraph.quantization_errors(module, better, given)
+        assert after.layers[-1].snr > before - 0.5, f"{count} modules in floats: {before} dB before"
 
 
 def test_precision_is_raised_where_modules_can_be_named():

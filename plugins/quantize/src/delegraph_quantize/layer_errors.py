@@ -37,6 +37,8 @@ class LayerError:
     ``snr`` is the signal-to-noise ratio in dB: 10 log10(sum of squares in floats / sum of squared differences), of all
     that was lost up to this layer; infinite if nothing was. ``node`` is its name in the quantized program, ``module``
     that of the module that calls it, as ``set_module_name`` of a quantizer takes it; "" outside of submodules.
+    ``joined`` has other modules of which it computes layers: that of the convolution for a limit behind it, which no
+    integers lie between.
     """
 
     layer: str
@@ -47,6 +49,7 @@ class LayerError:
     max_abs_error: float
     max_abs_value: float
     module: str = ""
+    joined: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,13 @@ class QuantizationErrors:
         return sorted(self.layers, key=lambda row: row.snr)[:count]
 
     def worst_modules(self, count: int = 5) -> list[str]:
-        """The modules of the worst layers, each once, the one with the lowest ratio first."""
-        return list(dict.fromkeys(row.module for row in self.worst(len(self.layers)) if row.module))[:count]
+        """The modules of the worst layers, each once, the one with the lowest ratio first.
+
+        ``count`` layers in modules are taken; each brings those along that it is computed with.
+        """
+        worst = {row.module: row.joined for row in reversed(self.worst(len(self.layers))) if row.module}
+        taken = list(reversed(worst.items()))[:count]
+        return list(dict.fromkeys(name for module, joined in taken for name in (module, *joined)))
 
     def to_text(self) -> str:
         """A table; the worst layers are named below it."""
@@ -73,7 +81,10 @@ class QuantizationErrors:
     def to_json(self) -> dict[str, Any]:
         """As a dictionary; an infinite ratio becomes None."""
         rows = [{**asdict(row), "snr": row.snr if math.isfinite(row.snr) else None} for row in self.layers]
-        return {"schema": "delegraph.quantization-errors/1", "layers": rows}
+        return {
+            "schema": "delegraph.quantization-errors/1",
+            "layers": [{**row, "joined": [*row["joined"]]} for row in rows],
+        }
 
     def to_html(self) -> str:
         """A page with a bar for each layer, by ``delegraph-analysis``."""
@@ -155,7 +166,7 @@ def quantization_errors(
             total.add(got, value)
     count = len(sums) - len(taps)
     rows = [total.row(tap) for tap, total in zip(taps, sums[count:], strict=True)]
-    rows += [total.row(_Tap(f"output {k}", "", "", "", 1.0, 0, "")) for k, total in enumerate(sums[:count])]
+    rows += [total.row(_Tap(f"output {k}", "", "", "", 1.0, 0, "", ())) for k, total in enumerate(sums[:count])]
     return QuantizationErrors(tuple(rows))
 
 
@@ -222,6 +233,7 @@ class _Tap(NamedTuple):
     scale: float
     zero_point: int
     module: str
+    joined: tuple[str, ...]
 
 
 def _module_of(node: Node) -> str:
@@ -269,7 +281,19 @@ def _tap(node: Node, operators: Mapping[str, tuple[str, str]]) -> _Tap | None:
     scale, zero_point = node.args[1:3]
     source = source_of(made)
     place = "" if source is None else source.place
-    return _Tap(layer, made.name, whole, place, float(scale), int(zero_point), module)  # type: ignore[arg-type]
+    numbers = float(scale), int(zero_point)  # type: ignore[arg-type]
+    return _Tap(layer, made.name, whole, place, *numbers, module, _joined(made, module, operators))
+
+
+def _joined(made: Node, module: str, operators: Mapping[str, tuple[str, str]]) -> tuple[str, ...]:
+    """The other modules of layers between the integers that ``made`` is computed from and its result."""
+    pending, found = [*made.all_input_nodes], dict[str, None]()
+    while pending:
+        node = pending.pop(0)
+        if node.op == "call_function" and "quantize_per_" not in str(node.target):
+            found[operators.get(node.meta.get("custom", {}).get(LAYER, ""), ("", ""))[1]] = None
+            pending += node.all_input_nodes
+    return tuple(name for name in found if name not in ("", module))
 
 
 def _only_moves(made: Node, quantize: Node) -> bool:
@@ -334,7 +358,7 @@ class _Sums:
 
     def row(self, tap: _Tap) -> LayerError:
         named = (tap.layer, tap.node, tap.operator, tap.source)
-        return LayerError(*named, self._ratio(), self.error, self.value, tap.module)
+        return LayerError(*named, self._ratio(), self.error, self.value, tap.module, tap.joined)
 
     def _ratio(self) -> float:
         """Signal to noise in dB."""
