@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from delegraph.backend import BackendDetails, CompileSpec, DelegateMappingBuilder, PreprocessResult
-from delegraph.errors import DelegraphError, WriteError
+from delegraph.errors import DelegraphError, Unsupported, WriteError
 from delegraph.formats import write_whole
 from torch.export import ExportedProgram
 
@@ -16,6 +17,7 @@ from .ir.graph import Graph, Operator
 from .lowering import Origin, Tosa, lower_program
 from .options import Options, filter_tosa_compile_specs
 from .passes import run_passes, sources_of
+from .repeated import with_copied_layers
 from .serialize import TosaFile, cut
 from .spec import TosaSpec, required, required_target
 from .validate import validate
@@ -56,14 +58,14 @@ class TOSABackend(BackendDetails):
 
 def compile_program(program: ExportedProgram, spec: TosaSpec) -> Graph:
     """The legal TOSA graph of a functional program: lowered, optimized, validated, every result named."""
-    return _finished(lower_program(program, Tosa(spec)), Options(spec))
+    return _finished(program, Tosa(spec), Options(spec))
 
 
 def _compiled(program: ExportedProgram, options: Options) -> Graph:
     """As ``compile_program``, with the debug file that was asked for; of what there is, if it fails."""
     t = Tosa(options.spec)
     try:
-        graph = _finished(lower_program(program, t), options)
+        graph = _finished(program, t, options)
     except DelegraphError:
         _dump(_partial(t.operators), program, options, "_failed")
         raise
@@ -71,9 +73,16 @@ def _compiled(program: ExportedProgram, options: Options) -> Graph:
     return graph
 
 
-def _finished(graph: Graph, options: Options) -> Graph:
-    graph.inputs = [graph.inputs[position] for position in options.ordered(graph.inputs)]
-    graph = run_passes(graph, options.spec)
+def _finished(program: ExportedProgram, t: Tosa, options: Options) -> Graph:
+    def passes(graph: Graph) -> Graph:
+        graph.inputs = [graph.inputs[position] for position in options.ordered(graph.inputs)]
+        return run_passes(graph, options.spec)
+
+    graph = None
+    with suppress(Unsupported):  # then the whole program is refused as well, and says it of the right call
+        graph = with_copied_layers(program, options.spec, passes)
+    if graph is None:
+        graph = passes(lower_program(program, t))
     validate(graph, options.spec)
     _name_results(graph)
     return graph

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -59,9 +60,11 @@ class Origin(NamedTuple):
     @staticmethod
     def of(node: Node) -> Origin:
         """The origin of ``node``, from its metadata."""
-        modules = node.meta.get("nn_module_stack") or {"": ("", None)}
-        path = next(reversed(modules.values()))[0]
-        return Origin(node.name, str(node.target), node.meta.get("debug_handle"), path, source_of(node))
+        return Origin(node.name, str(node.target), node.meta.get("debug_handle"), _module_of(node), source_of(node))
+
+    def moved(self, node: Node) -> Origin:
+        """The origin of another ``node`` that calls the same operator, whose name takes time to find."""
+        return Origin(node.name, self.operator, node.meta.get("debug_handle"), _module_of(node), source_of(node))
 
     def __hash__(self) -> int:
         """By the name of the node alone: hashing all fields would take five times as long."""
@@ -71,6 +74,13 @@ class Origin(NamedTuple):
         """``relu_1 = aten.relu.default in layers.0 at model.py:7, in forward: x = self.relu(x)``"""
         module = f" in {self.module}" if self.module else ""
         return f"{self.node} = {self.operator}{module}" + (f" at {self.source}" if self.source else "")
+
+
+def _module_of(node: Node) -> str:
+    """The path of the innermost module whose call ``node`` is a part of."""
+    modules = node.meta.get("nn_module_stack")
+    path: str = next(reversed(modules.values()))[0] if modules else ""
+    return path
 
 
 class Interpreter:
@@ -225,6 +235,11 @@ class Interpreter:
                 raise
             raise Unsupported(error.code, f"{node.target}: {error.message}", node, origin.source) from error
 
+    def stand_in(self, node: Node, other: Node | None) -> None:
+        """Let ``node``, which is not lowered, have the value of the ``other`` one; None if nothing reads it."""
+        if other in self.values:
+            self.values[node] = self.values[other]
+
     def enter(self, nodes: Collection[Node], operand_of: Callable[[Node], Value | int]) -> Interpreter:
         """An interpreter for the ``nodes`` of a subgraph, on the same builder.
 
@@ -305,26 +320,37 @@ class Interpreter:
         return results
 
 
-def lower_program(program: ExportedProgram, t: Tosa) -> Graph:
+def lower_program(
+    program: ExportedProgram,
+    t: Tosa,
+    constant: Callable[[Node], Value | None] | None = None,
+    left_out: Mapping[Node, Node | None] = MappingProxyType({}),
+) -> Graph:
     """The TOSA graph of a functional program, before the passes; ``t`` is a new builder for the target.
 
     Its inputs are the user inputs, in order, with the names of their placeholders; results have the names of the
     returned nodes. Parameters, buffers and constants are kept by reference and read when the graph is written. Buffers
     that the program writes are variables: the graph reads them first and writes them last. Raises Unsupported with the
     node and the user's line.
+
+    ``constant`` is what ``constants_of`` returns for the program. Calls that are ``left_out`` are not lowered: what
+    reads their result reads that of the call to which they map (``layers``).
     """
-    interpreter = Interpreter(t, _constants(program), program.graph.nodes)
+    kept = [node for node in program.graph.nodes if node not in left_out] if left_out else program.graph.nodes
+    interpreter = Interpreter(t, constant or constants_of(program), kept)
     inputs = [_graph_input(interpreter.value_of(node)) for node in user_inputs(program)]
     new_values = written_values(program)  # placeholder of a written buffer -> the node of its new value
     buffers = [(node, spec) for node, spec in placeholders(program) if node in new_values]
     for buffer, spec in buffers:
         interpreter.read_variable(buffer, str(spec.target), constant_tensor(program, spec))
     for node in program.graph.nodes:
-        if node.op == "call_function":
+        if node in left_out:
+            interpreter.stand_in(node, left_out[node])
+        elif node.op == "call_function":
             interpreter.lower(node)
     for buffer, spec in buffers:
         interpreter.write_variable(new_values[buffer], str(spec.target))
-    nodes = _returned_nodes(program)
+    nodes = [node for node in returned_nodes(program) if node not in left_out]
     results = interpreter.returned(nodes, inputs)
     _name_results(results, nodes, {value.name for value in inputs})
     return Graph(inputs, results, t.operators)
@@ -347,7 +373,7 @@ def _name_results(results: Iterable[Value], nodes: Iterable[Node], taken: set[st
         taken.add(value.name)
 
 
-def _constants(program: ExportedProgram) -> Callable[[Node], Value | None]:
+def constants_of(program: ExportedProgram) -> Callable[[Node], Value | None]:
     """A function that returns the value of a constant placeholder, and None for other nodes.
 
     The value refers to its tensor; tied weights share one value. The function raises Unsupported for a tensor whose
@@ -379,7 +405,7 @@ def _tensor_of(node: Node) -> Value | None:
     return constant_of(node.name, getattr(node.graph.owning_module, str(node.target)))
 
 
-def _returned_nodes(program: ExportedProgram) -> list[Node]:
+def returned_nodes(program: ExportedProgram) -> list[Node]:
     """The nodes that the program returns to its caller, without outputs that only update buffers.
 
     Raises Unsupported if the program returns a Python value.
