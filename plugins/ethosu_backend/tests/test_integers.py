@@ -134,3 +134,48 @@ def test_the_score_of_a_hidden_key_fits_the_shift_behind_it():
     operands = [value for operator in operators if operator.name == "SELECT" for value in operator.inputs[1:]]
     constants = [delegraph_tosa.materialize(v) for v in operands if v.constant is not None]
     assert constants and min(int(c.min()) for c in constants) > -(2**24)
+
+
+IMAGES = {
+    "one kernel": ((2, 48, 7, 5), [35]),
+    "two kernels": ((2, 24, 14, 14), [49, 4]),
+    "sums that int16 does not hold": ((1, 8, 80, 80), [64, 50, 2]),
+}
+
+
+def average(x):
+    return F.adaptive_avg_pool2d(x, 1)
+
+
+@pytest.mark.parametrize("spec", [U55, U85])
+@pytest.mark.parametrize("name", IMAGES)
+def test_images_are_summed_by_kernels_of_few_channels(name, spec):
+    shape, heights = IMAGES[name]
+    operators, distance = compiled(average, shape, spec=spec)
+    expect_equal(distance, 1)
+    kernels = [op.inputs[1].type.shape for op in operators if op.name == "DEPTHWISE_CONV2D"]
+    lanes = 16 if shape[1] % 16 == 0 else 8
+    assert kernels == [(height, 1, lanes, 1) for height in heights]
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "spec"),
+    [
+        (average, (1, 16, 14, 14), "TOSA-1.0+INT+u85"),  # no int16 for sums of sums
+        (average, (1, 6, 7, 7), U85),
+        (average, (1, 16, 7, 7), "TOSA-1.0+INT+int16"),
+        (lambda x: F.avg_pool2d(x, 7), (1, 16, 8, 8), U85),
+    ],
+)
+def test_other_images_are_summed_channel_by_channel(function, shape, spec):
+    operators, distance = compiled(function, shape, spec=spec)
+    expect_equal(distance)
+    (kernel,) = [op.inputs[1].type.shape for op in operators if op.name == "DEPTHWISE_CONV2D"]
+    assert kernel == (*(shape[2:] if function is average else (7, 7)), shape[1], 1)
+
+
+def test_an_average_that_keeps_its_quantization_is_a_pool():
+    """Other operators read the image too, and Vela would copy it."""
+    operators, distance = compiled(lambda x: F.relu(x).mean((2, 3), keepdim=True) * x, (1, 16, 7, 7))
+    expect_equal(distance)
+    assert [op.name for op in operators if "POOL" in op.name or "DEPTHWISE" in op.name] == ["AVG_POOL2D"]

@@ -28,6 +28,7 @@ from ..lazy.values import Lazy, Scaled, limit, operand, trial
 from ..registry import lowering_of, lowers
 from .arithmetic import summed
 from .division import Quotient
+from .image_sums import sums_of_images
 from .products import WIDE, Accumulating
 
 aten = torch.ops.aten
@@ -69,8 +70,12 @@ class Averaged(Lazy):
         sums = self._sums(t) if self.windows.are_equal else self._columns(t)
         return sums.integer(t, to)
 
-    def _sums(self, t: Tosa) -> Scaled:
+    def _sums(self, t: Tosa) -> Lazy:
         """The sums of windows of n elements, with a scale that is divided by n, so that they stand for averages."""
+        is_of_images = self.of.rank == 4 and self.windows.kernels == [self.of.shape[2:]]
+        if is_of_images and (total := sums_of_images(t, self.of)) is not None:
+            average = Scaled(total.q, total.scale.over(math.prod(self.of.shape[2:])))
+            return average.moved(t, lambda t, v: t.reshape(v, self.shape), self.shape)
         builder = Summing(t, WIDE[self.of.q.dtype], self.of.zero_point, 0)
         sums = self.average(builder, self.of.q)
         return Scaled(sums, self.of.scale.times(builder.unit).over(builder.count))
@@ -134,6 +139,8 @@ class Windows(Tosa):
     def __init__(self) -> None:
         """A builder for a target that has nearly every operator; what it emits is discarded."""
         self.__dict__.update(trial().__dict__)
+        self.kernels: list[Shape] = []
+        """The size of the windows of each AVG_POOL2D."""
         self._pads: list[Shape] = []
         """The padding of each AVG_POOL2D."""
         self._divides = False
@@ -150,7 +157,8 @@ class Windows(Tosa):
         return self.are_averages and not any(self._pads[0])
 
     def avg_pool2d(self, x: Value, kernel: Shape, stride: Shape, pad: Shape) -> Value:
-        """Notes the padding."""
+        """Notes size and padding."""
+        self.kernels.append(tuple(kernel))
         self._pads.append(pad)
         return super().avg_pool2d(x, kernel, stride, pad)
 
