@@ -60,7 +60,8 @@ class BridgedRuntime(BackendRuntime):
         def call(*args: torch.Tensor | float) -> tuple[Any, ...]:
             keep = program  # a method does not keep its program, which owns the blob
             try:
-                return tuple(method.execute([_plain(a) for a in args]))
+                # results lie where the next call writes: the caller copies those of a runtime that is not thread_safe
+                return tuple(method._method([_plain(a) for a in args], clone_outputs=False))
             except RuntimeError as e:
                 raise InputError("input-invalid", f"{cls.backend_id} refuses these inputs: {e}") from e
             finally:
@@ -95,7 +96,7 @@ class XnnpackBridgedRuntime(BridgedRuntime):
         def call(*args: torch.Tensor | float) -> tuple[tuple[Any, ...], Callable[[], Spent]]:
             keep = content  # the program reads it where it is
             try:
-                return tuple(program.run_method("forward", tuple(_plain(a) for a in args))), read
+                return tuple(program.run_method("forward", tuple(_plain(a) for a in args), clone_outputs=False)), read
             except RuntimeError as e:
                 raise InputError("input-invalid", f"{cls.backend_id} refuses these inputs: {e}") from e
             finally:
