@@ -7,6 +7,7 @@ Model Explorer 0.1.34 shows all columns of both beside these nodes, looked at in
 import contextlib
 import io
 import json
+import sys
 from pathlib import Path
 
 import delegraph
@@ -73,15 +74,19 @@ def test_figures_are_at_the_nodes_of_the_exported_program(exported):
         lowered.node_data()
 
 
-def test_a_value_that_is_not_finite_is_written_out_and_numbers_of_several_parts_are_the_worst(exported):
+def test_a_value_that_is_not_finite_stays_a_number_and_numbers_of_several_parts_are_the_worst(exported):
     from delegraph_analysis import NodeData
 
     data = NodeData(
-        "error", {"graph": {"a": float("inf"), "b": 0.5}}, ("red", "green"), {float("inf"): "red"}
+        "error",
+        {"graph": {"a": float("inf"), "b": 0.5, "c": float("nan")}},
+        ("red", "green"),
+        {float("inf"): "red"},
     ).to_json()
     assert json.loads(json.dumps(data, allow_nan=False))["graph"]["results"] == {
-        "a": {"value": "inf", "bgColor": "red"},
+        "a": {"value": sys.float_info.max, "bgColor": "red"},
         "b": {"value": 0.5},
+        "c": {"value": sys.float_info.max},
     }
 
 

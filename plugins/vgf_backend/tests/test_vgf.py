@@ -7,8 +7,9 @@ import sys
 import delegraph
 import pytest
 import torch
+from delegraph.delegates import Signature
 from delegraph.errors import FormatError, InputError, NoRuntime, OptionError
-from delegraph.io.sealed import seal, unseal
+from delegraph.io.sealed import unseal
 from delegraph.runtime import BlobHeader
 from delegraph_vgf import vulkan
 from delegraph_vgf.backend import VgfBackend
@@ -123,7 +124,7 @@ def test_inspect_shows_what_is_in_a_file(lowered, tmp_path):
 def test_no_input_is_drawn_for_a_file_that_asks_for_what_there_is_not(told, lowered, tmp_path):
     path = tmp_path / "m.vgf"
     path.write_bytes(unseal(lowered.delegates[0].processed_bytes, MARK)[0])
-    path.write_bytes(seal(path, MARK, [[told], []]))
+    path.write_bytes(Signature((told,), ()).seal(path, MARK))
     with pytest.raises(FormatError, match="can be drawn"):
         VgfFormat.sample(path, 0)
 

@@ -1,6 +1,7 @@
 """Figures of operators for Model Explorer, which shows a file of them as one column beside a graph.
 
-The form is that of ``model_explorer.node_data_builder``: graph -> node -> value, a number or a text.
+The form is that of ``model_explorer.node_data_builder``: graph -> node -> value. The viewer takes columns of numbers
+and columns of texts; its schema in Python names numbers alone.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,7 +55,7 @@ NodeOf = Callable[[Any], tuple[str, str]]
 
 @dataclass(frozen=True)
 class NodeData:
-    """One column. ``values``: graph -> node -> value; ``colors``: value -> colour.
+    """One column, of numbers or of texts. ``values``: graph -> node -> value; ``colors``: value -> colour.
 
     ``gradient``: colours from the least number to the greatest, for numbers without a colour of their own.
     """
@@ -64,7 +66,10 @@ class NodeData:
     colors: Mapping[float | str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The content of the file. Infinity and NaN, which JSON lacks, are written as text."""
+        """The content of the file. Infinity and NaN, which JSON lacks, are written as the largest float there is.
+
+        A text among numbers would make texts of all of them, which the viewer cannot order and sum.
+        """
         return {graph: self._graph(values) for graph, values in self.values.items()}
 
     def _graph(self, values: Mapping[str, float | str]) -> dict[str, Any]:
@@ -73,7 +78,7 @@ class NodeData:
         return {**found, "gradient": stops} if stops else found
 
     def _value(self, value: float | str) -> dict[str, Any]:
-        shown = str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        shown = sys.float_info.max if isinstance(value, float) and not math.isfinite(value) else value
         color = self.colors.get(value)
         return {"value": shown, "bgColor": color} if color else {"value": shown}
 

@@ -14,7 +14,6 @@ from delegraph.backend import BackendDetails, Blob, CompileSpec, PreprocessResul
 from delegraph.delegates import Signature
 from delegraph.errors import Unsupported
 from delegraph.formats import write_whole
-from delegraph.io.sealed import seal
 from torch.export import ExportedProgram
 
 from . import partitioner  # noqa: F401  # makes the word of targets that the compile specs have
@@ -65,4 +64,4 @@ def _convert(tosa: bytes | Blob, flags: str, signature: Signature) -> bytes:
         if (why := content.why_called_otherwise(signature)) is not None:
             raise Unsupported("unsupported", f"model-converter made a file that {why}")
         # Vulkan drivers compile the SPIR-V of a file without looking for damage
-        return seal(folder / "main.vgf", MARK, signature.told)
+        return signature.seal(folder / "main.vgf", MARK)

@@ -19,7 +19,7 @@ from delegraph.io.flatbuffer import Buffer, Table
 if TYPE_CHECKING:
     from delegraph.delegates import Signature
 
-MARK = b"delegraph-vgf-2"
+MARK = b"delegraph-vgf-3"
 """What a blob of ``VgfBackend`` ends with: a VGF file, and as told behind it, the signature."""
 VERSION = (0, 5)
 """Newest version of the format that is read; a file of an older minor version is read as well."""

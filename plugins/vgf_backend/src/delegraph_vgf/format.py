@@ -11,7 +11,6 @@ import numpy as np
 from delegraph.errors import FormatError
 from delegraph.formats import ConstantSummary, DelegateFormat, MethodSummary, Summary, TensorSummary
 from delegraph.io.escape import printable
-from delegraph.io.sealed import unseal
 
 from .content import MARK, Tensor, content_of
 
@@ -57,7 +56,7 @@ class VgfFormat(DelegateFormat):
         from delegraph.delegates import Signature  # imports torch
 
         generator, arrays = np.random.default_rng(seed), []
-        for dtype, shape in Signature.read(unseal(path.read_bytes(), MARK)[1]).inputs:
+        for dtype, shape in Signature.unseal(path.read_bytes(), MARK)[1].inputs:
             if min(shape, default=0) < 0 or prod(shape) > _MOST or dtype not in _SAMPLED:
                 raise FormatError("format-invalid", f"a VGF file for which no input {dtype} {shape} can be drawn")
             numbers = generator.standard_normal(shape) if "float" in dtype else generator.integers(0, 2, shape)

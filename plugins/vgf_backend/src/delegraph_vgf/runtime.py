@@ -12,7 +12,6 @@ import torch
 from delegraph.backend import CompileSpec
 from delegraph.delegates import Signature
 from delegraph.errors import FormatError
-from delegraph.io.sealed import unseal
 from delegraph.runtime import BackendRuntime, BlobHeader, Compatibility, Delegate
 
 from . import vulkan
@@ -44,8 +43,8 @@ class VgfRuntime(BackendRuntime):
     @staticmethod
     def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:
         """Load a file. FormatError if it is damaged, NoRuntime if this host cannot run it."""
-        vgf, told = unseal(processed_bytes, MARK)
-        signature, content = Signature.read(told), content_of(vgf)
+        vgf, signature, _ = Signature.unseal(processed_bytes, MARK)
+        content = content_of(vgf)
         if (why := content.why_called_otherwise(signature)) is not None:
             raise FormatError("format-invalid", f"a VGF file that {why}")
         vulkan.require()
