@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ..ir.graph import Graph, Operator, Value
-from ..ir.operators import ADD, CONCAT, CONV2D, CONV3D, DEPTHWISE_CONV2D, MUL, SUB, TRANSPOSE_CONV2D
+from ..ir.graph import Folded, Graph, Operator, Value
+from ..ir.operators import ADD, CONCAT, CONV2D, CONV3D, DEPTHWISE_CONV2D, MUL, RESHAPE, SUB, TRANSPOSE, TRANSPOSE_CONV2D
 from ..ir.types import FLOATS, DType, Type
 from ..spec import TosaSpec
 from .axes import Shape
@@ -26,8 +26,9 @@ def fold_affine(graph: Graph, spec: TosaSpec) -> Graph:
         after:  CONV2D (w * k, b)
 
     This is done for floats only, since scales of integers are RESCALE, and only if intermediate results have no other
-    use. The new weight and bias are computed by the same operators on constants, so they are rounded in the same type.
-    The new convolution has the sources of all folded operators. The MUL before a convolution remains, unused.
+    use. A weight that is tied to an embedding is not multiplied: it would be stored twice. The new weight and bias are
+    computed by the same operators on constants, so they are rounded in the same type. The new convolution has the
+    sources of all folded operators. The MUL before a convolution remains, unused.
     """
     fold = _Fold(graph)
     for operator in graph.operators:
@@ -44,6 +45,9 @@ class _Fold(Rewrite):
         self._uses = Counter(v for operator in graph.operators for v in operator.inputs)
         self._uses.update(graph.outputs)
         self._places: dict[Operator, int] = {}
+        others = [operator for operator in graph.operators if type(operator) not in CONVOLUTIONS]
+        self._kept = {_stored(v) for operator in others for v in operator.inputs if v.constant is not None}
+        """Constants that are stored as they are, because other operators read them."""
 
     def visit(self, operator: Operator) -> None:
         """Fold ``operator`` into the convolution before it, or append it, with a MUL before it folded into it."""
@@ -67,6 +71,9 @@ class _Fold(Rewrite):
         operand, constant = _sides(factor)
         if constant is None or operand.shape != x.shape or not _of_channels(constant, x) or x.dtype is DType.FP16:
             return convolution  # fp16: a weight times a small factor may be subnormal and lose digits
+        if _stored(weight) in self._kept:
+            # a weight tied to an embedding: the product would be stored beside it
+            return convolution
         if isinstance(origin(weight), CONCAT):
             # joined weights are written part by part from the model's memory; a product would need memory for all
             return convolution
@@ -81,6 +88,8 @@ class _Fold(Rewrite):
         if constant is None or self._uses[result] != 1 or convolution not in self._places:
             return False
         if not _of_channels(constant, self.value(result)) or not _constant(operator, convolution):
+            return False
+        if type(operator) is MUL and _stored(convolution.inputs[1]) in self._kept:
             return False
         self._replace(convolution, operator, constant)
         return True
@@ -103,6 +112,13 @@ class _Fold(Rewrite):
         """``operator`` on two constants, folded; the shift operand of MUL stays."""
         shape = left.shape if right.shape[-1] == 1 or left.rank > 1 else right.shape
         return self.make(type(operator), (left, right, *operator.inputs[2:]), Type(shape, left.dtype), operator.source)
+
+
+def _stored(constant: Value) -> Value:
+    """The constant whose elements ``constant`` has in another layout; itself if it has elements of its own."""
+    while isinstance(constant.constant, Folded) and isinstance(constant.constant.operator, (RESHAPE, TRANSPOSE)):
+        constant = constant.constant.operator.inputs[0]
+    return constant
 
 
 def _sides(operator: Operator) -> tuple[Value, Value | None]:
