@@ -205,3 +205,14 @@ def test_a_stale_page_and_a_question_that_no_page_shows_are_found(tmp_path):
     publishing.write(tmp_path / "benchmarks/results/unused.json", published(["a", "1"]))
     with pytest.raises(ValueError, match="unused"):
         page.stale(tmp_path)
+
+
+def test_the_matrix_of_architectures_has_all_of_them():
+    sys.path.insert(0, str(FOLDER))
+    try:
+        architectures = importlib.import_module("architectures")
+    finally:
+        sys.path.remove(str(FOLDER))
+    listed = re.findall(r"architectures.py:(\w+)\", name = \"(.+?)\"", (FOLDER / "architectures.toml").read_text())
+    assert listed == [(architectures.function_of(name), name) for name in architectures.ARCHITECTURES]
+    assert all(callable(getattr(architectures, function)) for function, _ in listed)
