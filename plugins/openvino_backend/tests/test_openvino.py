@@ -185,6 +185,28 @@ def test_scales_by_channel_are_along_their_axis(axis):
     assert torch.equal(small, wanted[0]) and torch.equal(near, wanted[1])
 
 
+def test_a_sum_with_a_dequantized_constant_is_the_same_at_each_call():
+    """OpenVINO wrote it over the constant, as in an LSTM whose first state is quantized; the next call added to it."""
+    quantized = torch.ops.quantized_decomposed
+    given = (0.05, 3, -128, 127, torch.int8)
+
+    def added(module, x):
+        weight = quantized.dequantize_per_tensor(module.w0, 0.01, 0, -127, 127, torch.int8)
+        state = quantized.dequantize_per_tensor(module.w1, *given)
+        first = torch.nn.functional.linear(state, weight)
+        second = torch.nn.functional.linear(x, weight)
+        small = [quantized.quantize_per_tensor(gate, *given) for gate in (first, second)]
+        gates = [quantized.dequantize_per_tensor(gate, *given) for gate in small]
+        return torch.tanh(gates[0] + gates[1]) * state
+
+    weights = [torch.randint(-127, 128, size, dtype=torch.int8) for size in ((16, 16), (1, 16))]
+    x = torch.randn(1, 16)
+    lowered, wanted = lower(added, x, weights=weights), Function(added, *weights)(x)
+    assert len(lowered.delegates) == 1
+    for _ in range(3):
+        torch.testing.assert_close(lowered(x), wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_a_dequantized_zero_is_compared_on_the_host():
     """OpenVINO makes one operator of quantize and dequantize, whose 0 is not quite 0: it took a mask off Swin."""
     quantized = torch.ops.quantized_decomposed
@@ -399,7 +421,7 @@ def test_tied_weights_are_one_memory_in_several_shapes():
     weight = torch.randn(64, 64)
 
     def function(m, x):
-        y = x @ m.w0 + m.w1[:64]
+        y = x @ m.w0 + x.reshape(1, -1) @ m.w1.reshape(-1, 1)
         return torch.linalg.cholesky_ex(y @ y.t() + 64 * torch.eye(64))[0] @ m.w0
 
     lowered = lower(function, torch.eye(64), weights=[weight, weight.view(-1)])

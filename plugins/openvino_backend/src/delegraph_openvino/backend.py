@@ -19,6 +19,8 @@ from .runtime import MARK, WEIGHT, compile_model, settings_of, why_absent
 SMALLEST = 4096
 """Bytes that a constant has at least to be stored beside the blob, where delegates share it: weights, few biases."""
 
+ELEMENTWISE = ("Add", "Subtract", "Multiply", "Divide", "Maximum", "Minimum")
+
 
 class OpenVINOBackend(BackendDetails):
     """Compiles to OpenVINO's IR: the same for each device, and readable by later releases of OpenVINO."""
@@ -36,6 +38,7 @@ class OpenVINOBackend(BackendDetails):
         settings = settings_of(compile_specs)
         draft = Draft(edge_program)
         model = draft.convert()
+        _fold_operands(model)
         _name(model)
         if not why_absent(settings["device"]):
             try:
@@ -45,6 +48,25 @@ class OpenVINOBackend(BackendDetails):
         weights = _take_weights(model, draft.constants.values())
         handles = {k: (n.meta["debug_handle"],) for k, n in enumerate(draft.calls) if "debug_handle" in n.meta}
         return PreprocessResult(_serialize(model, draft.signature), handles, weights.get_named_data_store_output())
+
+
+def _fold_operands(model: ov.Model) -> None:
+    """Compute now what elementwise operators read of constants alone: dequantized ones, an LSTM's first state.
+
+    OpenVINO computes them when it compiles, and lets the operator write its result over them: the next call finds it
+    there (openvino 2026.4.1). Weights of products stay quantized.
+    """
+    varying, reads = {node.get_name() for node in model.get_parameters()}, []
+    for node in model.get_ordered_ops():
+        constant = [i for i in node.inputs() if i.get_source_output().get_node().get_name() not in varying]
+        if len(constant) < len(node.inputs()):
+            varying.add(node.get_name())
+            if node.get_type_name() in ELEMENTWISE:
+                reads += [i for i in constant if i.get_source_output().get_node().inputs()]
+    computed = ov.Model([operand.get_source_output() for operand in reads], [])
+    values = ov.compile_model(computed, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})({}) if reads else {}
+    for k, operand in enumerate(reads):
+        operand.replace_source_output(ov.opset13.constant(values[k]).output(0))
 
 
 def _name(model: ov.Model) -> None:
