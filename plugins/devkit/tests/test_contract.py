@@ -1,5 +1,7 @@
 """The checks as tests of a class: what a backend's own test-suite has."""
 
+from itertools import pairwise
+
 import delegraph_devkit as devkit
 import torch
 
@@ -50,3 +52,20 @@ def test_how_far_a_long_check_has_come(monkeypatch):
     one = under_test(backends.register_good, tell=told.append)
     assert len(one.rehearsal) == len(one.programs)  # in parts of one program, and none is left out or tried twice
     assert told[0].startswith("1 programs of process 1 of 1 tried, the last ")
+
+
+def test_a_long_check_says_what_is_wrong_as_it_is_found_and_makes_programs_again_ever_more_seldom(monkeypatch):
+    monkeypatch.setattr("delegraph_devkit.sweep.TOLD_SECONDS", 1e-6)
+    told, given = [], []
+    one = under_test(backends.BAD["numerics"]["wrong_relu"], tell=told.append)
+    elsewhere = one.run_elsewhere
+
+    def noting(*args, **kwargs):
+        given.append(args[-1])
+        return elsewhere(*args, **kwargs)
+
+    monkeypatch.setattr(one, "run_elsewhere", noting)
+    assert any(o.faults for o in one.rehearsal)
+    wrong = [o.program for o in one.rehearsal if o.faults]
+    assert [text.partition(":")[0] for text in told if ": the results differ from eager" in text] == wrong
+    assert all(later == 2 * sooner for sooner, later in pairwise(given))

@@ -31,7 +31,10 @@ SILENT_SECONDS = 600.0
 CPU_SECONDS = 60.0
 """CPU time that one program may take in another process: a hang, whatever else the machine does."""
 TOLD_SECONDS = 20.0
-"""How long a process tries programs before it says how far it came."""
+"""How long the first process tries programs before it says how far it came; each later one twice as long.
+
+A process makes all programs before its first one again, which takes ever longer.
+"""
 _MOST_CRASHES = 20
 _FIXED = (*SPECIAL, *RELAID, WITHOUT_CONTROL_FLOW)
 
@@ -126,8 +129,12 @@ def _run_lane(
     known = journal.outcomes(series.name, lane) if journal is not None else []
     yield from known
     start, crashes, deadline = lane + lanes * len(known), 0, None if seconds is None else time.monotonic() + seconds
+    told = TOLD_SECONDS
 
     def note(found: list[list[Outcome]]) -> list[list[Outcome]]:
+        for outcome in itertools.chain(*found):
+            for fault in outcome.faults:  # at once: a long check may be stopped before its end
+                backend.tell(f"{outcome.program}: {' '.join(fault.text.split()):.200}")
         if journal is not None and found:
             journal.add_outcomes(series.name, lane, found)
         return found
@@ -143,7 +150,7 @@ def _run_lane(
     )
     while crashes < _MOST_CRASHES:
         left = None if deadline is None else deadline - time.monotonic()
-        answer = elsewhere(start, lanes, False, TOLD_SECONDS if left is None else min(TOLD_SECONDS, left))
+        answer = elsewhere(start, lanes, False, told if left is None else min(told, left))
         items = [item for item in answer.items if item is not None]
         yield from note(items)
         if not answer.failure:
@@ -152,6 +159,7 @@ def _run_lane(
             start += lanes * len(items)
             if deadline is not None and time.monotonic() > deadline:
                 return
+            told *= 2
             backend.tell(f"{start // lanes} programs of process {lane + 1} of {lanes} tried, the last {_last(items)}")
             continue
         if not answer.progress:

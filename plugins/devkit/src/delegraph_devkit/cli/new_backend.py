@@ -30,7 +30,7 @@ class NewBackend:
     def run(args: argparse.Namespace) -> Outcome:
         names = _names(args.name, args.backend)
         if args.device and args.tosa:
-            hint = "write it with --tosa; a device half reads what your compiler makes"
+            hint = "write it with --tosa, and another with --device to copy device_half and its C++ from"
             raise UsageError(
                 "usage-invalid", "a package is written with --device or with --tosa, not with both", hint=hint
             )

@@ -51,7 +51,7 @@ def test_an_operator_computes_what_pytorch_computes(operator: str) -> None:
 
 @pytest.mark.parametrize(
     ("function", "reason"),
-    [(torch.exp, "has no EXP"), (lambda x: x.to(torch.float16) + 1, "computes in fp32")],
+    [(torch.exp, "has no EXP"), (lambda x: x.to(torch.float16) + 1, "computes in fp32, not in fp16")],
 )
 def test_a_limit_of_the_device_is_a_reason(function: Callable[[torch.Tensor], torch.Tensor], reason: str) -> None:
     lowered = delegraph.lower(Calling(function).eval(), (X,), backends=[NAME])
