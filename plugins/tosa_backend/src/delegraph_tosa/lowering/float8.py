@@ -7,7 +7,7 @@ that may be less exact (``_scaled_mm`` with ``use_fast_accum``) is one of fp8 in
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
 from delegraph.errors import Unsupported
@@ -36,13 +36,13 @@ def takes_float8(rule: F) -> F:
     return rule
 
 
-def any_float8(arguments: Iterable[Any]) -> bool:
-    """Whether one of the arguments is a value of fp8, or a list with such a value."""
+def any_of(dtypes: Collection[DType], arguments: Iterable[Any]) -> bool:
+    """Whether one of the arguments is a value of these element types, or a list with such a value."""
     for argument in arguments:
         if isinstance(argument, Value):
-            if argument.type.dtype in FLOAT8:
+            if argument.type.dtype in dtypes:
                 return True
-        elif isinstance(argument, (list, tuple)) and any_float8(argument):
+        elif isinstance(argument, (list, tuple)) and any_of(dtypes, argument):
             return True
     return False
 

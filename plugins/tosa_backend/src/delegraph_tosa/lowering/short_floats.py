@@ -8,7 +8,7 @@ double the size of their weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from ..ir import operators as tosa
 from ..ir.graph import Operator, Value
 from ..ir.types import FLOAT8, SHORT_FLOATS, DType
 from .builder import Tosa
-from .float8 import any_float8, apply_to_float8, rounded
+from .float8 import any_of, apply_to_float8, rounded
 from .torch_values.types import DTYPES
 
 _PRODUCTS = frozenset({tosa.MATMUL, tosa.CONV2D, tosa.CONV3D, tosa.DEPTHWISE_CONV2D, tosa.TRANSPOSE_CONV2D})
@@ -40,9 +40,9 @@ def apply_rounding_once(t: Tosa, function: Callable[..., Any], arguments: list[A
     ``val`` is the result that torch recorded: a fake tensor, or several. Raises Unsupported if the target takes the
     rule's operators neither on short floats nor on fp32.
     """
-    if any_float8(arguments):
+    if any_of(FLOAT8, arguments):
         return apply_to_float8(t, function, arguments, lambda result: _as_recorded(t, result, val))
-    if not _any_short(arguments):
+    if not any_of(SHORT_FLOATS, arguments):
         return function(t, *arguments)
     # run the rule on short floats first, and count the roundings of the operators that it emits
     start, t.rounded_number = len(t.operators), False
@@ -59,17 +59,6 @@ def apply_rounding_once(t: Tosa, function: Callable[..., Any], arguments: list[A
         return result
     del t.operators[start:]
     return _applied_in_fp32(t, function, arguments, val)
-
-
-def _any_short(arguments: Iterable[Any]) -> bool:
-    """Whether one of the arguments is a value of short floats, or a list with such a value."""
-    for argument in arguments:
-        if isinstance(argument, Value):
-            if argument.type.dtype in SHORT_FLOATS:
-                return True
-        elif isinstance(argument, (list, tuple)) and _any_short(argument):
-            return True
-    return False
 
 
 def _rounds_once(operators: list[Operator], rounded_number: bool) -> bool:
