@@ -37,7 +37,8 @@ seed = os.environ.get("PYTHONHASHSEED", {unset!r})
 if plain and seed in {seeds!r}:
     address = {address!r} + seed
     if not os.path.exists(address):
-        subprocess.run([{python!r}, "-ISB", {file!r}, "start", address, seed, {prepare!r}], check=True)
+        variables = dict(os.environ, {owner_is})
+        subprocess.run([{python!r}, "-ISB", {file!r}, "start", address, seed, {prepare!r}], env=variables, check=True)
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     server.connect(address)
     request = json.dumps([words, os.getcwd(), dict(os.environ)]).encode()
@@ -80,6 +81,7 @@ def warm_python(*seeds: str, prepare: str = "") -> str:
     text = SHIM.format(
         **{"python": sys.executable, "file": __file__, "seeds": seeds},
         **{"address": f"{shim}.", "prepare": prepare, "unset": seeds[0] if len(seeds) == 1 else "random"},
+        owner_is=f"{OWNER}={os.environ[OWNER]!r}",  # whoever calls first may have none of these variables
     )
     with tempfile.NamedTemporaryFile("w", dir=shim.parent, delete=False) as file:
         file.write(text)
@@ -129,12 +131,13 @@ def start(address: str, seed: str, prepare: str) -> None:
 def serve(address: str) -> tuple[list[str], str, dict[str, str]]:
     """Fork for each command that comes to ``address`` until the owner ends. Returns in the forked processes only."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(f"{address}.new")
+    mine = f"{address}.{os.getpid()}"
+    listener.bind(mine)
     listener.listen(64)
     ready = selectors.DefaultSelector()
     ready.register(listener, selectors.EVENT_READ)
     ready.register(os.pidfd_open(int(os.environ[OWNER])), selectors.EVENT_READ, "owner")
-    os.rename(f"{address}.new", address)
+    os.rename(mine, address)
     callers: dict[int, tuple[int, socket.socket]] = {}
     while True:
         for key, _ in ready.select():
