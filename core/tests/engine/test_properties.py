@@ -74,7 +74,7 @@ def lowered_program(seed, mask, registry, fold_constants=True, **options):
 
 
 @given(st.integers(0, 10**6), st.integers(0, 2**MASK - 1), st.sampled_from([None, 1, 3]), st.booleans())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_a_lowered_program_is_eager_over_several_calls(echo_registry, seed, mask, largest, connected):
     options = {"largest": largest, "connected_only": connected}
     module, _, lowered = lowered_program(seed, mask, echo_registry, **options)
