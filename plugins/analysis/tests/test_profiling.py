@@ -113,6 +113,26 @@ def test_what_an_engine_fused_when_it_loaded_is_counted_under_all_of_them():
     assert told["sin and cos"] == (0.5, ("a.py:1", "a.py:2")) and told["operator 2"] == (0.25, ())
 
 
+def test_times_are_read_when_the_call_has_ended_or_its_delegate_is_called_again():
+    lowered = delegraph.lower(Net().eval(), (torch.eye(8),), backends=["compiler-demo"])
+    delegate, reads = lowered.delegates[0], []
+
+    def read(seconds):
+        reads.append(seconds)
+        return {None: {"seconds": seconds}}
+
+    clock = profiling._Clock()
+    clock.begin({})
+    clock.spent(delegate, 1.0, lambda: read(0.25))
+    assert reads == []
+    clock.spent(delegate, 1.0, lambda: read(0.5))
+    assert reads == [0.25]
+    assert [part.seconds for part in clock.finish()] == [0.25, 0.75, 0.5, 0.5] and reads == [0.25, 0.5]
+    clock.spent(delegate, 1.0, lambda: read(2.0))  # of a call that fails
+    clock.begin({})
+    assert clock.finish() == [] and len(reads) == 2
+
+
 def test_what_watching_adds_is_by_pairs_of_calls_of_one_moment():
     """The machine is three times slower for a while, and each watched call takes twice what the next one does."""
     clock = profiling._Clock()

@@ -265,7 +265,7 @@ class Method:
         """The same function, which also passes each value that it computes to a ``Watch``."""
         return self._generate(watched=True)
 
-    @property
+    @cached_property
     def parameters(self) -> list[Node]:
         """The placeholders that the code takes, in order: the written buffers, then the user's inputs."""
         written = written_targets(self.program)

@@ -17,19 +17,47 @@ class Net(torch.nn.Module):
         return self.point(y) + y
 
 
-def test_operators_are_on_the_lines_that_they_come_from():
+def lowered_for_xnnpack(module, given):
     pytest.importorskip("executorch")
+    return delegraph.lower(module, given, backends=["xnnpack"])
+
+
+def test_operators_are_on_the_lines_that_they_come_from():
     given = torch.randn(1, 3, 32, 32)
-    lowered = delegraph.lower(Net().eval(), (given,), backends=["xnnpack"])
+    lowered = lowered_for_xnnpack(Net().eval(), (given,))
     [delegate] = lowered.delegates
-    handles = {handle for _, handle in nodes_of(delegate.processed_bytes)}
-    assert handles - {65535} <= {*delegate.debug_handle_map}  # what XNNPACK puts in is nobody's
+    assert {handle for _, handle in nodes_of(delegate.processed_bytes)} <= {*delegate.debug_handle_map}
     found = lowered.profile(given, repeats=2)
     told = [part for part in found.parts if part.where == delegate.name and part.lines]
     lines = {line.code for part in told for line in part.lines}
     assert lines == {"y = torch.relu(self.conv(x))", "return self.point(y) + y"}
     assert {module for part in told for module in part.modules} >= {"conv", "point"}
     assert found.attributed > 0
+
+
+class Shared(torch.nn.Module):
+    """Two convolutions read one image, and the second one's result is returned beside a sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(3, 8, 3)
+
+    def forward(self, x):
+        y = self.two(x)
+        return self.one(x) + y, y
+
+
+def test_a_change_of_layout_is_that_of_the_node_that_it_serves():
+    given = (torch.randn(1, 3, 32, 32),)
+    lowered = lowered_for_xnnpack(Net().eval(), given)
+    first, *calls, last = nodes_of(lowered.delegates[0].processed_bytes)
+    assert (first[0], last[0]) == ("transpose", "transpose") and "transpose" not in dict(calls)
+    assert (first[1], last[1]) == (calls[0][1], calls[-1][1])
+    lowered = lowered_for_xnnpack(Shared().eval(), given)
+    [delegate] = lowered.delegates
+    known = {node.meta["debug_handle"]: node.name for node in delegate.nodes}
+    served = [known.get(handle) for kind, handle in nodes_of(delegate.processed_bytes) if kind == "transpose"]
+    assert served == [None, "convolution", "add"]  # the image of both; y; the sum
 
 
 def test_operators_of_a_kind_in_another_number_than_its_nodes_are_nobody_s():
