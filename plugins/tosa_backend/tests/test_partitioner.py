@@ -16,7 +16,7 @@ from delegraph_tosa.backend import TOSABackend
 from delegraph_tosa.ir.graph import Value
 from delegraph_tosa.lowering import RULES, Tosa, lower_program
 from delegraph_tosa.partitioner import TOSAPartitioner, TOSASupport
-from delegraph_tosa.spec import TosaSpec
+from delegraph_tosa.spec import TosaSpec, narrow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -52,6 +52,54 @@ def asked(program, spec=SPEC):
 
 def calls(program, *names):
     return [n for n in program.graph.nodes if n.name in names]
+
+
+def _fp32_alone(operator):
+    types = {value.dtype.name for value in (*operator.inputs[:1], *operator.outputs)}
+    return None if types <= {"FP32", "SHAPE"} else f"this device has no {sorted(types)}"
+
+
+narrow("fp32alone", _fp32_alone)
+
+
+def test_an_int64_that_leaves_as_it_came_is_asked_of_the_device_as_the_int32_that_it_is_there():
+    program = export(lambda m, x, i: (x * 2, i.clone()), torch.ones(3), torch.arange(3))
+    options = {"spec": "TOSA-1.0+FP+fp32alone", "int32_inputs": ["args_1"]}
+    lowered = delegraph.lower(program, backends=["tosa"], options={"tosa": options})
+    [row] = lowered.report.refusals
+    assert row.operator == "aten.clone.default"
+    assert "TOSA IDENTITY: this device has no ['INT32']" in row.reason
+    assert not lowered.report.given_back
+    assert [len(delegate.nodes) for delegate in lowered.delegates] == [1]
+
+
+def _no_identity(operator):
+    return f"this device has no {operator.name}" if operator.name in ("IDENTITY", "TANH") else None
+
+
+narrow("noidentity", _no_identity)
+COPIED = {
+    "an input": lambda m, x: (x.clone() + 0 * x.tanh(), x.reshape(-1).clone().tanh(), x.clone()),
+    "a constant": lambda m, x: (x + m.c, m.c.clone().tanh()),
+    "a result, a second time": lambda m, x: (y := x * 2, y.clone()),
+}
+
+
+@pytest.mark.parametrize("case", COPIED)
+def test_what_has_to_be_copied_to_leave_is_refused_where_no_operator_copies(case):
+    program = export(COPIED[case], torch.ones(2, 3), c=torch.ones(3))
+    lowered = delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": "TOSA-1.0+FP+noidentity"}})
+    refused = [row for row in lowered.report.refusals if "IDENTITY" in row.reason]
+    assert refused and not lowered.report.given_back
+    assert all("result leaves the delegate: TOSA IDENTITY: this device has no IDENTITY" in r.reason for r in refused)
+    assert lowered.verify(torch.ones(2, 3)).relative_error == 0
+
+
+def test_a_result_needs_no_operator_that_copies():
+    program = export(lambda m, x: F.linear(x, m.c).relu().tanh() + 1, torch.ones(2, 3), c=torch.ones(3, 3))
+    lowered = delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": "TOSA-1.0+FP+noidentity"}})
+    assert [row.operator for row in lowered.report.refusals] == ["aten.tanh.default"]
+    assert len(lowered.delegates) == 2
 
 
 def test_the_check_is_the_compiler():

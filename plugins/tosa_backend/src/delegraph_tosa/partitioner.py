@@ -111,9 +111,11 @@ class TOSASupport:
         alone = self._alone(nodes, inside)
         found: dict[Node, str] = {}
         inputs = self._inputs(nodes, inside) if self._has_sizes else []
+        arriving = (i for n in nodes for i in n.all_input_nodes if i not in inside)
+        taken = {value for i in arriving for value in _flat((alone or self._run).values.get(i))}
         for node in nodes:
             why = self._why_not_empty(node, inside) or (alone and alone.why_not(node))
-            why = why or self._why_not_result(alone or self._run, node, inside)
+            why = why or self._why_not_result(alone or self._run, node, inside, taken)
             if why is None and self._has_sizes:
                 untold = why_untold(inputs, _sizes(node))
                 why = untold and untold_size(untold)
@@ -163,8 +165,11 @@ class TOSASupport:
         """
         return Fact.of(self._exact.value_of(node)).range
 
-    def _why_not_result(self, run: DryRun, node: Node, inside: set[Node]) -> str | None:
-        """Why a value that others use cannot leave the partition."""
+    def _why_not_result(self, run: DryRun, node: Node, inside: set[Node], taken: set[Any]) -> str | None:
+        """Why a value that others use cannot leave the partition.
+
+        ``taken``: the values that arrive there, and those that leave already, to which this one is added.
+        """
         if not any(u not in inside for u in node.users) or isinstance(node.meta["val"], (list, tuple)):
             return None
         try:
@@ -180,7 +185,11 @@ class TOSASupport:
         fact = Fact.of(value)
         if node.meta.get(CARRIED) == "float32":
             return "the result leaves the delegate, which has this int64 as a float"
-        why = fact.why_not_result(self._t.spec) or self._why_no_bytes(value) or self._why_no_copy(value, fact.type)
+        same = [*run.same(value)]
+        is_copied = any(one in taken or one.constant is not None for one in same)
+        taken.update(same)
+        why = fact.why_not_result(self._t.spec) or self._why_no_bytes(value)
+        why = why or (self._why_no_copy(fact.type) if is_copied else None)
         text = why and f"the result leaves the delegate: {why}"
         return int64_result(text) if text and fact.type.dtype is DType.INT64 else text
 
@@ -196,10 +205,13 @@ class TOSASupport:
             self._t.operators.clear()
         return None
 
-    def _why_no_copy(self, value: Value, type: Type) -> str | None:
-        """Why an input or a constant cannot leave: an IDENTITY copies it, which the target may not have."""
-        if value.producer is not None or type.dtype is DType.INT64:
-            return None
+    def _why_no_copy(self, type: Type) -> str | None:
+        """Why a value cannot leave that arrives, is a constant, or leaves already: an IDENTITY copies it.
+
+        The target may have none of this type. An int64 is int32 there, unless the target has int64.
+        """
+        if type.dtype is DType.INT64 and not self._t.spec.has_int64:
+            type = Type(type.shape, DType.INT32)
         copy = IDENTITY((Value(type),), None)
         copy.outputs = (Value(type, producer=copy),)
         return self._t.spec.why_not(copy)

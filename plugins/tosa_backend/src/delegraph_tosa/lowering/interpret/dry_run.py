@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,6 +77,13 @@ def _why_not_32_bits(range: Range) -> str | None:
     return f"an int64 that may be from {range[0]} to {range[1]}, which 32 bits do not hold"
 
 
+class Passed(NamedTuple):
+    """The fact of a result that is an operand as it came, and the operand's number among the values of the call."""
+
+    fact: Fact
+    operand: int
+
+
 Constants = Callable[[Node], Fact | None]
 """The fact of a constant placeholder; None for other nodes."""
 
@@ -133,6 +140,8 @@ class DryRun(Interpreter):
         """
         super().__init__(t, lambda node: _constant(node, constant(node)), nodes)
         self.arriving, self.memo = arriving or self.bounds.get, memo
+        self._passed: dict[Value, Value] = {}
+        """Result of a call -> the operand that it is: both are one value where the call is lowered."""
 
     def input(self, node: Node) -> Value:
         """The value of ``node`` as an input of the delegate; raises Unsupported if it cannot be one.
@@ -187,9 +196,16 @@ class DryRun(Interpreter):
         # ``_attempt`` returns a text if the call is refused
         if isinstance(outcome, str):
             raise refused(outcome)
-        result: Result = _results_of(outcome)
+        result: Result = self._results_of(outcome, arguments)
         self.values[node] = self.bounded(node, result)
         return result
+
+    def same(self, value: Value) -> Iterator[Value]:
+        """The value, and those that it is, each an operand of the call that passed the one before."""
+        yield value
+        while (passed := self._passed.get(value)) is not None:
+            value = passed
+            yield value
 
     def _run_control(self, node: Node) -> Result:
         """Lower a branch or a loop, with its subgraphs, and discard the operators.
@@ -226,11 +242,21 @@ class DryRun(Interpreter):
     def _attempt(self, node: Node, arguments: list[Any]) -> Any:
         """The outcome of a call for ``memo``: the reason as text if it is refused, else the facts of its results."""
         try:
-            return _facts_of(self.templates.outline(self.t, rule_of(node), node, arguments))
+            return _facts_of(self.templates.outline(self.t, rule_of(node), node, arguments), _values_in(arguments))
         except Unsupported as refusal:
             return refusal.message
         finally:
             self.t.operators.clear()
+
+    def _results_of(self, facts: Any, arguments: list[Any]) -> Any:
+        """The reverse of ``_facts_of``: values with these facts."""
+        if isinstance(facts, list):
+            return tuple([self._results_of(fact, arguments) for fact in facts])
+        if isinstance(facts, Passed):
+            value = facts.fact.value()
+            self._passed[value] = _values_in(arguments)[facts.operand]
+            return value
+        return facts if facts is None or isinstance(facts, Lazy) else facts.value()
 
     def why_not(self, node: Node) -> str | None:
         """The reason why ``node`` cannot be lowered; None if it can."""
@@ -258,17 +284,18 @@ def _key(argument: Any) -> Hashable:
     return type(argument), argument
 
 
-def _facts_of(result: Result) -> Any:
+def _facts_of(result: Result, operands: list[Value]) -> Any:
     """The facts of a rule's results: a list for several results; None and lazy values stay as they are."""
     if isinstance(result, tuple):
-        return [_facts_of(value) for value in result]
-    return result if result is None or isinstance(result, Lazy) else Fact.of(result)
+        return [_facts_of(value, operands) for value in result]
+    if result is None or isinstance(result, Lazy):
+        return result
+    # twice among the operands, it says nothing of a call on two values
+    return Passed(Fact.of(result), operands.index(result)) if operands.count(result) == 1 else Fact.of(result)
 
 
-def _results_of(facts: Any) -> Any:
-    """The reverse of ``_facts_of``: values with these facts."""
-    if isinstance(facts, list):
-        return tuple([_results_of(fact) for fact in facts])
-    if isinstance(facts, Lazy):
-        return facts
-    return None if facts is None else facts.value()
+def _values_in(argument: Any) -> list[Value]:
+    """The values among arguments, in order."""
+    if isinstance(argument, (list, tuple)):
+        return [value for a in argument for value in _values_in(a)]
+    return [argument] if isinstance(argument, Value) else []

@@ -9,7 +9,7 @@ weights.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -105,7 +105,14 @@ class Template:
         for old, attributes in self._operators:
             outputs = t.copied(old, attributes, tuple([new.get(v, v) for v in old.inputs]))
             new.update(zip(old.outputs, outputs, strict=True))
-        # a result may be None: it is not lowered
+        return self._result(new)
+
+    def outline(self, operands: Iterable[Value]) -> Result:
+        """The template's own result, with ``operands`` in place of those that are returned as they came."""
+        return self._result(dict(zip(self._operands, operands, strict=True)))
+
+    def _result(self, new: Mapping[Value, Value]) -> Result:
+        """The result, with ``new`` values in place of the template's; one that is not lowered is None."""
         if isinstance(self.result, tuple):
             return tuple([None if v is None else new.get(v, v) for v in self.result])
         return None if self.result is None else new.get(self.result, self.result)
@@ -128,10 +135,12 @@ class Templates:
     def outline(self, t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
         """For a support check: a result with the types of the result of ``apply``.
 
-        If the call has a template, this is the template's own result, and no operators are copied.
+        If the call has a template, this is the template's own result, and no operators are copied. An operand that is
+        returned as it came is the call's own.
         """
-        template = self._find(rule, node, arguments, {})
-        return template.result if template else apply(t, rule, node, arguments)
+        operands: dict[Value, int] = {}
+        template = self._find(rule, node, arguments, operands)
+        return template.outline(operands) if template else apply(t, rule, node, arguments)
 
     def _find(self, rule: Rule, node: Node, arguments: list[Any], operands: dict[Value, int]) -> Template | None:
         """The template for a call, made if it is new; None if the call cannot have one.
