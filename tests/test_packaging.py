@@ -24,7 +24,7 @@ DISTRIBUTIONS = (
     *("plugins/transformers", "plugins/vgf_backend", "plugins/vision", "plugins/workers"),
 )
 """In the order of their names."""
-TEMPLATES = re.compile("delegraph_devkit/scaffold/(device_|tosa_)?template/tests/")  # tests of what it makes
+TEMPLATES = re.compile("delegraph_devkit/scaffold/(tosa_)?(device_)?template/tests/")  # tests of what it makes
 
 
 @pytest.fixture(scope="module")

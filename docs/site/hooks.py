@@ -54,6 +54,7 @@ TUTORIALS = (
     "accuracy",
     "comparing-engines",
     "first-backend",
+    "tosa-to-bytes",
     "backend-in-cpp",
 )
 """Pages of docs/tutorials in their order; each is offered as a notebook as well."""

@@ -52,9 +52,19 @@ def test_for_a_device_that_reads_tosa(tmp_path, monkeypatch, capsys):
     assert (code, err) == (0, "")
     assert set(found["files"]) == set(contents(tmp_path / "my-npu"))
     assert "src/my_npu/blob.py" not in found["files"]
-    code, out, err = run(capsys, "other-npu", "--tosa", "--device")
-    assert (code, out) == (2, "") and "not with both" in err
-    assert not (tmp_path / "other-npu").exists()
+
+
+def test_for_a_device_that_reads_tosa_with_a_device_half(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, "my-npu", "--tosa", "--device", "--json")
+    found = json.loads(out)
+    assert (code, err) == (0, "")
+    assert set(found["files"]) == set(contents(tmp_path / "my-npu"))
+    assert {"src/my_npu/blob.py", "src/my_npu/device/my_npu.cpp", "tests/test_device.py"} <= {*found["files"]}
+    assert (found["next"][0], found["next"][-1]) == (
+        "pip install -e './my-npu[device]'",
+        "delegraph run model.pte --runtime executorch",
+    )
 
 
 def test_the_command_as_json(tmp_path, capsys):

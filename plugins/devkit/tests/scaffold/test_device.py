@@ -13,9 +13,9 @@ from core.tests.support.warm import warm_python, with_warm_kit
 
 
 @pytest.fixture
-def made(tmp_path, site):
+def made(request, tmp_path, site):
     """The package, beside a folder that makes it look installed."""
-    scaffold.generate(Names.of("my-npu"), tmp_path / "made", device=True)
+    scaffold.generate(Names.of("my-npu"), tmp_path / "made", device=True, tosa=getattr(request, "param", False))
     info = site.folder / "my_npu-0.1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-npu\nVersion: 0.1.0\n")
@@ -25,20 +25,37 @@ def made(tmp_path, site):
 
 
 def test_its_own_test_passes(made):
+    run_its_test(made, "7 passed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("made", [True], ids=["tosa"], indirect=True)
+def test_with_tosa_its_own_tests_pass(made):
+    run_its_test(
+        made,
+        "23 passed",
+        "tests/test_numerics.py",
+        "tests/test_contract.py::test_the_example_is_one_part_and_a_softmax_on_the_host",
+    )
+
+
+def run_its_test(made, passed, *arguments):
+    """Run the test of the device half by itself, and see that it says ``passed``."""
     if importlib.util.find_spec("executorch") is None:
         pytest.skip("the stock runtime is not installed (pip install executorch==1.5.1)")
     folder, path = made
-    command = [warm_python(), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs", "tests/test_device.py"]
+    command = [warm_python(), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs", "tests/test_device.py", *arguments]
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("DELEGRAPH", "PYTEST"))}
     done = subprocess.run(
         command, cwd=folder, env=environment | {"PYTHONPATH": path, **with_warm_kit()}, capture_output=True, text=True
     )
     if "no C++ compiler" in done.stdout:
         pytest.skip(done.stdout)
-    assert "7 passed" in done.stdout, done.stdout + done.stderr
+    assert passed in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("made", [False, True], ids=["plain", "tosa"], indirect=True)
 def test_its_types_are_right(made, tmp_path):
     command = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path / "cache")]
     done = subprocess.run(command, cwd=made[0], capture_output=True, text=True)

@@ -29,11 +29,6 @@ class NewBackend:
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
         names = _names(args.name, args.backend)
-        if args.device and args.tosa:
-            hint = "write it with --tosa, and another with --device to copy device_half and its C++ from"
-            raise UsageError(
-                "usage-invalid", "a package is written with --device or with --tosa, not with both", hint=hint
-            )
         folder = args.folder or Path(names.distribution)
         files = scaffold.generate(names, folder, args.device, args.tosa)
         commands = _commands(names.backend, folder, args.device)

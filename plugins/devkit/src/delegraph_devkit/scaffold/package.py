@@ -13,6 +13,7 @@ from .names import Names
 
 _HERE = Path(__file__).parent
 TEMPLATE, DEVICE_TEMPLATE, TOSA_TEMPLATE = _HERE / "template", _HERE / "device_template", _HERE / "tosa_template"
+TOSA_DEVICE_TEMPLATE = _HERE / "tosa_device_template"
 FILES = (
     *(".gitignore", "README.md", "example.py", "pyproject.toml"),
     *(f"src/acme_npu/{name}.py" for name in ("__init__", "backend", "blob", "instructions")),
@@ -30,19 +31,26 @@ TOSA_FILES = (
     *(f"src/acme_npu/{name}.py" for name in ("backend", "instructions", "partitioner", "plugin", "runtime")),
 )
 """Files of a package for a device that reads TOSA, in place of the template's."""
+TOSA_DEVICE_FILES = (
+    *("README.md", "pyproject.toml", "tests/test_device.py", "src/acme_npu/device/acme_npu.cpp"),
+    *(f"src/acme_npu/{name}.py" for name in ("backend", "blob", "instructions", "runtime")),
+)
+"""Files of a package for such a device with a device half, in place of those of the two."""
 
 
 def generate(names: Names, folder: Path, device: bool = False, tosa: bool = False) -> list[str]:
     """Write the package to ``folder``, which does not exist or is empty; returns the files' paths in it.
 
-    With ``device`` it has a device half for ExecuTorch's runtime; with ``tosa``, its compiler gets TOSA files. Not
-    both.
+    With ``device`` it has a device half for ExecuTorch's runtime; with ``tosa``, its compiler gets TOSA.
 
     Raises WriteError, and then nothing is left behind.
     """
     sources = {path: TEMPLATE for path in FILES} | {path: DEVICE_TEMPLATE for path in DEVICE_FILES if device}
     if tosa:
         sources |= {path: TOSA_TEMPLATE for path in TOSA_FILES}
+    if tosa and device:
+        sources |= {path: TOSA_DEVICE_TEMPLATE for path in TOSA_DEVICE_FILES}
+    elif tosa:
         del sources["src/acme_npu/blob.py"]
     try:
         target = folder.resolve()

@@ -7,24 +7,20 @@ from __future__ import annotations
 
 from delegraph_tosa import DType, Operator, narrow
 
-OPERATORS = ("ADD", "CLAMP", "CONV2D", "MATMUL", "MAXIMUM", "MINIMUM", "MUL", "RESHAPE", "SUB", "TRANSPOSE")
-"""Linear layers are a CONV2D, and relu is a CLAMP."""
-MOVES = ("CONST", "CONST_SHAPE")
-"""What every device needs: constants."""
-TYPES = (DType.FP32, DType.SHAPE, DType.INT8)
-"""INT8 is the shift of a MUL, SHAPE that of a RESHAPE."""
+OPERATORS = ("ADD", "CLAMP", "CONV2D", "IDENTITY", "MATMUL", "MAXIMUM", "MINIMUM", "MUL", "RESHAPE", "SUB", "TRANSPOSE")
+"""Linear layers are a CONV2D, relu is a CLAMP, and a value that leaves a part as it came is an IDENTITY."""
 
 
 def why_not(operator: Operator) -> str | None:
     """Why the device does not take this operator; None if it does. Users read the reason in their report."""
-    if operator.name == "IDENTITY":
-        return None  # of any type: a value that leaves a part as it came or a second time, which no rule asks about
-    if operator.name not in (*OPERATORS, *MOVES):
+    if operator.name in ("CONST", "CONST_SHAPE"):
+        return None
+    if operator.name not in OPERATORS:
         return f"acme-npu has no {operator.name}"
-    for value in (*operator.inputs, *operator.outputs):
-        if value.dtype not in TYPES:
-            return f"acme-npu computes in fp32, not in {value.dtype.name.lower()}"
-        if any(size < 0 for size in value.type.declared):
+    for value in (operator.inputs[0], *operator.outputs):  # others may be a shape, or the shift of a MUL
+        if value.dtype is not DType.FP32:
+            return f"acme-npu computes in fp32, not in {value.dtype}"
+        if value.type.is_dynamic:
             return "acme-npu has fixed sizes"
     return None
 

@@ -1,0 +1,83 @@
+"""The blob: a line with format and version, a checksum, then words of 32 bits. Your device's format goes here.
+
+The words are a list of steps, then the list of outputs. A step is a number of ``OPERATIONS`` and three lists: the shape
+of its result, the numbers of the steps whose results it reads, and its attributes, which of a CONST are the elements. A
+list begins with its length; a float is told by its bits.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Any, NamedTuple
+
+import numpy as np
+from delegraph.errors import FormatError
+from delegraph_tosa import DType, Graph, Operator, materialize
+
+from .instructions import OPERATORS
+
+FORMAT = b"acme-npu 1\n"
+"""What a blob begins with. The number goes up when a blob changes in a way that an older runtime would misread."""
+OPERATIONS = ("CONST", "INPUT", *OPERATORS)
+
+
+class Step(NamedTuple):
+    """How one value is made. The lists are arrays of words."""
+
+    operation: str
+    shape: Any
+    operands: Any
+    attributes: Any
+
+
+def write(graph: Graph) -> bytes:
+    """The blob of a TOSA graph; equal graphs have equal blobs."""
+    constants = [value for value in graph.constants() if value.dtype is DType.FP32]
+    values = [*constants, *graph.inputs, *(operator.outputs[0] for operator in graph.operators)]
+    number = {value: k for k, value in enumerate(values)}
+    steps = [Step("CONST", value.shape, (), _words(materialize(value), "<f4")) for value in constants]
+    steps += [Step("INPUT", value.shape, (), ()) for value in graph.inputs]
+    for operator in graph.operators:
+        operands = [number[value] for value in operator.inputs if value in number]  # no shapes, no shifts
+        steps.append(Step(operator.name, operator.outputs[0].shape, operands, _attributes(operator)))
+    pieces: list[Any] = [len(steps)]
+    for step in steps:
+        pieces += [OPERATIONS.index(step.operation), *(word for part in step[1:] for word in (len(part), part))]
+    pieces += [len(graph.outputs), [number[value] for value in graph.outputs]]
+    body: bytes = np.concatenate([_words(piece, "<i4") for piece in pieces]).tobytes()
+    return FORMAT + struct.pack("<I", zlib.crc32(body)) + body
+
+
+def _words(numbers: Any, type: str) -> Any:
+    return np.ravel(numbers).astype(type).view("<i4")
+
+
+def _attributes(operator: Operator) -> Any:
+    given = [getattr(operator, name) for name in OPERATORS[operator.name]]
+    return [word for value in given for word in _words(value, "<f4" if isinstance(value, float) else "<i4")]
+
+
+def read(blob: bytes) -> tuple[list[Step], list[int]]:
+    """The steps and outputs of a blob. Raises FormatError if it is damaged, or none that this version reads.
+
+    The checksum finds damage and no bad intent: a runtime outside Python has to check every number as well.
+    """
+    start = len(FORMAT) + 4
+    if blob[:start] != FORMAT + struct.pack("<I", zlib.crc32(blob[start:])):
+        message = "the blob is damaged, or not of this version of acme-npu"
+        raise FormatError("format-invalid", message)
+    words, position = np.frombuffer(blob, "<i4", offset=start), 0
+
+    def listed() -> Any:
+        nonlocal position
+        first = position + 1
+        position = first + words[position]
+        return words[first:position]
+
+    count, position = words[0], 1
+    steps = []
+    for _ in range(count):
+        operation, position = OPERATIONS[words[position]], position + 1
+        steps.append(Step(operation, listed().tolist(), listed(), listed()))
+    return steps, listed().tolist()
