@@ -38,10 +38,11 @@ def flat_results(backend: str, programs: Mapping[str, Sequence[Any]], returned: 
     Raises ContractViolation unless each method has as many results as programs.
     """
     wanted = {m: len(p) for m, p in programs.items()}
-    counts: Any = f"{returned!r:.80}"  # for the message, if that is no mapping
     if isinstance(returned, Mapping):
         # method -> number of its results, or the type of what is no list of results
-        counts = {m: len(r) if isinstance(r, (list, tuple)) else type(r).__name__ for m, r in returned.items()}
+        counts: Any = {m: len(r) if isinstance(r, (list, tuple)) else type(r).__name__ for m, r in returned.items()}
+    else:
+        counts = f"{returned!r:.80}"  # written for the message alone: the text of results has all bytes of the blobs
     if counts != wanted:
         text = f"{backend}.preprocess_multimethod returned {counts} results a method; it was given {wanted} programs"
         raise ContractViolation("contract-violation", text)

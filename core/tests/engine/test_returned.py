@@ -1,0 +1,23 @@
+"""What a backend returns is checked without writing its bytes as text, of which there may be gigabytes."""
+
+import pytest
+from delegraph.backend import PreprocessResult
+from delegraph.engine.returned import flat_results
+from delegraph.errors import ContractViolation
+
+
+class Bytes(bytes):
+    def __repr__(self):
+        raise AssertionError("all bytes of a blob as text")
+
+
+def test_results_are_counted_and_not_written_as_text():
+    results = [PreprocessResult(Bytes(b"1")), PreprocessResult(Bytes(b"2"))]
+    assert flat_results("Acme", {"a": ["p"], "b": ["q"]}, {"b": results[1:], "a": results[:1]}) == results
+    with pytest.raises(ContractViolation, match=r"returned \{'a': 2\} results a method; it was given \{'a': 1\}"):
+        flat_results("Acme", {"a": ["p"]}, {"a": results})
+
+
+def test_what_is_no_mapping_is_named():
+    with pytest.raises(ContractViolation, match=r"Acme.preprocess_multimethod returned \[1\] results a method"):
+        flat_results("Acme", {"a": ["p"]}, [1])
