@@ -73,6 +73,14 @@ def test_an_int64_that_leaves_as_it_came_is_asked_of_the_device_as_the_int32_tha
     assert [len(delegate.nodes) for delegate in lowered.delegates] == [1]
 
 
+def test_integers_computed_of_constants_alone_are_asked_of_the_device_as_what_they_fold_to():
+    program = export(lambda m, x: (x * 2, (torch.arange(3) + 1) % 3), torch.ones(3, 2))
+    lowered = delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": "TOSA-1.0+FP+fp32alone"}})
+    assert not lowered.report.given_back
+    assert [row.operator for row in lowered.report.refusals if "IDENTITY: this device" in row.reason]
+    assert lowered.verify(torch.rand(3, 2)).relative_error == 0
+
+
 def _no_identity(operator):
     return f"this device has no {operator.name}" if operator.name in ("IDENTITY", "TANH") else None
 

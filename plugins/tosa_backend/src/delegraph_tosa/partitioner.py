@@ -47,6 +47,8 @@ class TOSASupport:
         self._memo: dict[Hashable, Any] = {}
         self._accepted: set[Node] = set()
         self._copied: set[Node] = set()
+        self._of_constants: set[Node] = set()
+        """Calls on constants alone, which a compiler folds though the dry run may not know their elements."""
         self._weights: Collection[Node] = ()
         self._constant: Constants = lambda node: None
         self._has_sizes = False
@@ -58,7 +60,7 @@ class TOSASupport:
 
     def begin(self, exported_program: ExportedProgram) -> None:
         """A new program: forget the last one."""
-        self._accepted, self._copied = set(), set()
+        self._accepted, self._copied, self._of_constants = set(), set(), set()
         self._weights = constant_placeholders(exported_program)
         self._constant = facts_of_constants(exported_program)
         self._has_sizes = bool(exported_program.range_constraints)
@@ -86,6 +88,8 @@ class TOSASupport:
     def why_not(self, node: Node) -> str | None:
         """Why ``node`` is not lowered for this target; None if it is. Asked in graph order."""
         why = self._run.why_not(node)
+        if all(i in self._weights or _call(i) in self._of_constants for i in node.all_input_nodes):
+            self._of_constants.add(node)
         if self._exact is not self._run:
             self._exact.why_not(node)
         if why is None:
@@ -186,7 +190,7 @@ class TOSASupport:
         if node.meta.get(CARRIED) == "float32":
             return "the result leaves the delegate, which has this int64 as a float"
         same = [*run.same(value)]
-        is_copied = any(one in taken or one.constant is not None for one in same)
+        is_copied = _call(node) in self._of_constants or any(v in taken or v.constant is not None for v in same)
         taken.update(same)
         why = fact.why_not_result(self._t.spec) or self._why_no_bytes(value)
         why = why or (self._why_no_copy(fact.type) if is_copied else None)
