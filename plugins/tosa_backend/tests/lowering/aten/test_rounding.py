@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...support.rule_cases import EDGES, Family, half, positive, randn, whole
+from ...support.rule_cases import EDGES, FP, SPEC, Family, half, positive, randn, whole
 
 aten = torch.ops.aten
 FAMILY = Family()
@@ -45,6 +45,16 @@ for name in ("fmod", "remainder", "floor_divide"):
     FAMILY.cases(f"{name}-int-number", lambda x, f=function: f(x, -4) + f(x, 3), whole(2, 9))
 for mode in ("floor", "trunc"):
     FAMILY.cases(f"div-{mode}-ints", lambda x, y, m=mode: torch.div(x, y, rounding_mode=m), *whole_pairs)
+largest = torch.tensor([[7], [-9], [2**31 - 1], [-(2**31)], [0], [-1], [6], [-(2**31) + 1]], dtype=torch.int32)
+divisors = torch.tensor([[1, 3, -3, 7, -9, 2**31 - 1, -(2**31), 2**30, -(2**30)]], dtype=torch.int32)
+WHOLE = {"fmod": torch.fmod, "remainder": torch.remainder, "floor_divide": torch.floor_divide}
+WHOLE |= {f"div-{m}": lambda x, y, m=m: torch.div(x, y, rounding_mode=m) for m in ("floor", "trunc")}
+for name, function in WHOLE.items():
+    FAMILY.case(f"{name}-largest", function, largest, divisors)
+    FAMILY.case(f"{name}-without-comparisons", function, largest, divisors, spec=FP)
+    for spec in (SPEC, FP):  # of 32 bits, which no range says of quotient * 7
+        FAMILY.case(f"{name}-int64-{spec}", lambda x, f=function: f(x.long(), 7).int(), largest, spec=spec)
+    FAMILY.case(f"{name}-number-without-comparisons", lambda x, f=function: f(x, -4) + f(x, 3), largest, spec=FP)
 FAMILY.cases(
     "second-names", lambda x, y: torch.fix(x) + torch.divide(x, y, rounding_mode="floor"), (MULTIPLES, MULTIPLES[:1])
 )

@@ -12,6 +12,7 @@ from ..builder import Operand, Tosa
 from ..promotion import converted, promoted
 from ..ranges.ranges import inside, range_of
 from ..registry import lowers
+from .signs import has_comparisons, in_five_bits, inverted_where, negative
 
 aten = torch.ops.aten
 
@@ -52,9 +53,9 @@ def bitwise_xor(t: Tosa, self: Operand, other: Operand) -> Value:
 
 
 class _Shift(NamedTuple):
-    """``x``, the ``amount`` to shift it by, clamped to what TOSA takes, and the bool tensor ``within``.
+    """``x``, the ``amount`` to shift it by, brought to what TOSA takes, and ``within``, where this did not change it.
 
-    ``within`` is true where clamping did not change the amount; None if the amount is known to need no clamping.
+    ``within`` is a bool tensor, or one of int32 0 and 1 on a target that cannot select; None is everywhere.
     """
 
     x: Value
@@ -64,14 +65,21 @@ class _Shift(NamedTuple):
 
 def _limited_shift(t: Tosa, left: Operand, right: Operand) -> _Shift:
     """A shift of ``left``, in the common type of both, by ``right``, clamped to TOSA's 0 .. bits - 1."""
-    a, b = promoted(t, left, right)
-    x = a if isinstance(a, Value) else t.like(a, b)  # type: ignore[arg-type]
-    requested = converted(t, b if isinstance(b, Value) else t.like(b, x), DType.INT32)
+    x, requested = _operands(t, left, right)
     most = 8 * BYTES[x.dtype] - 1
     if inside(range_of(requested), (0, most)):
         return _Shift(x, requested, None)
+    if x.dtype is DType.INT32 and not has_comparisons(t):
+        return _Shift(x, *in_five_bits(t, requested))
     amount = t.minimum(t.maximum(requested, 0), most)
     return _Shift(x, amount, t.equal(requested, amount))
+
+
+def _operands(t: Tosa, left: Operand, right: Operand) -> tuple[Value, Value]:
+    """``left``, in the common type of both, and ``right`` as int32."""
+    a, b = promoted(t, left, right)
+    x = a if isinstance(a, Value) else t.like(a, b)  # type: ignore[arg-type]
+    return x, converted(t, b if isinstance(b, Value) else t.like(b, x), DType.INT32)
 
 
 @lowers(aten.bitwise_left_shift.Tensor, aten.bitwise_left_shift.Tensor_Scalar, aten.bitwise_left_shift.Scalar_Tensor)
@@ -80,30 +88,35 @@ def bitwise_left_shift(t: Tosa, self: Operand, other: Operand) -> Value:
     """[*S], [*S] -> [*S]; 0 where the amount is negative or at least the number of bits"""
     x, amount, within = _limited_shift(t, self, other)
     shifted = t.left_shift(x, converted(t, amount, x.dtype))
-    return shifted if within is None else t.select(within, shifted, 0)
+    if within is None:
+        return shifted
+    return t.mul(shifted, within) if within.dtype is DType.INT32 else t.select(within, shifted, 0)
 
 
 @lowers(aten.bitwise_right_shift.Tensor, aten.bitwise_right_shift.Tensor_Scalar, aten.bitwise_right_shift.Scalar_Tensor)
 @lowers(aten.__rshift__.Tensor, aten.__rshift__.Scalar)
 def bitwise_right_shift(t: Tosa, self: Operand, other: Operand) -> Value:
     """[*S], [*S] -> [*S]; 0 or -1, the sign, where the amount is negative or at least the number of bits"""
+    x, requested = _operands(t, self, other)
+    if not has_comparisons(t) and x.dtype is DType.INT32:
+        return _right_shift_of_bits(t, x, requested)
+    if not has_comparisons(t) and x.dtype is DType.INT64 and not t.has_int64:
+        return t.widened(_right_shift_of_bits(t, t.narrowed(x), requested))
     x, amount, within = _limited_shift(t, self, other)
     if within is not None:
         amount = t.select(within, amount, 8 * BYTES[x.dtype] - 1)
-    elif "INT" not in t.spec.profiles and x.dtype is DType.INT32 and range_of(amount)[0] > 0:
-        return _without_arithmetic_shift(t, x, amount)
     if x.dtype is DType.INT64 and x.constant is None and not t.has_int64:
         # computed as int32: for a number of 32 bits, a shift by more than 31 gives the same as one by 31
         amount = t.minimum(amount, 31)
     return t.right_shift(x, converted(t, amount, x.dtype))
 
 
-def _without_arithmetic_shift(t: Tosa, x: Value, amount: Value) -> Value:
-    """x int32 shifted right by 1 to 31 bits, for targets whose only right shift takes the sign for a bit.
+def _right_shift_of_bits(t: Tosa, x: Value, requested: Value) -> Value:
+    """x int32 shifted right, for targets whose only right shift takes the sign for a bit.
 
-    The bits of a negative x are those of x + 2^32, which become 2^(32 - amount) too many. That may be 2^31, which is no
-    int32: half of it is subtracted twice.
+    The bits of a negative x are inverted before and after.
     """
-    bits = t.right_shift_of_bits(x, amount)
-    half = t.left_shift(t.right_shift_of_bits(x, 31), t.sub(31, amount))
-    return t.sub(t.sub(bits, half), half)
+    amount, within = in_five_bits(t, requested)
+    is_negative = negative(t, x)
+    shifted = t.right_shift_of_bits(inverted_where(t, is_negative, x), amount)
+    return inverted_where(t, is_negative, shifted if within is None else t.mul(shifted, within))

@@ -22,6 +22,7 @@ from ..builder.division import halves, rounded_quotient
 from ..promotion import converted, promoted, truncated
 from ..registry import lowers
 from .elementwise import div
+from .signs import has_comparisons, negative, positive
 
 aten = torch.ops.aten
 inf = math.inf
@@ -93,13 +94,29 @@ def _operands_of_one_type(t: Tosa, left: Operand, right: Operand) -> tuple[Value
 def _integer_quotient(t: Tosa, x: Value, y: Value, towards_zero: bool) -> tuple[Value, Value]:
     """(quotient, remainder) of integers, the quotient rounded towards zero or down."""
     quotient = t.intdiv(x, y)
+    if x.dtype is DType.INT64 and not t.has_int64:
+        # what is computed of a quotient of 32 bits has as many, though no range says so: |quotient * y| <= |x|
+        x, y, quotient = (t.narrowed(v) for v in (x, y, quotient))
+        whole, rest = _corrected(t, x, y, quotient, towards_zero)
+        return t.widened(whole), t.widened(rest)
+    return _corrected(t, x, y, quotient, towards_zero)
+
+
+def _corrected(t: Tosa, x: Value, y: Value, quotient: Value, towards_zero: bool) -> tuple[Value, Value]:
+    """(quotient, remainder) of integers, of the ``quotient`` that is rounded towards zero."""
     rest = t.sub(x, t.mul(quotient, y))
     if towards_zero:
         return quotient, rest
     # INTDIV rounds towards zero: the quotient rounded down is one less if it is negative and not exact
+    if x.dtype is DType.INT32 and not has_comparisons(t):
+        below = negative(t, y)
+        one = t.add(t.mul(negative(t, rest), t.sub(1, below)), t.mul(positive(t, rest), below))
+        return t.sub(quotient, one), t.add(rest, t.mul(y, one))
     signs_differ = t.logical_xor(t.greater(0, rest), t.greater(0, y))
     one_less = t.logical_and(t.logical_not(t.equal(rest, 0)), signs_differ)
-    return t.select(one_less, t.sub(quotient, 1), quotient), t.select(one_less, t.add(rest, y), rest)
+    # what is added is selected, and not the sum: where it is not meant, the sum may be more than 32 bits
+    one, added = (t.select(one_less, number, t.like(0, y)) for number in (t.like(1, y), y))
+    return t.sub(quotient, one), t.add(rest, added)
 
 
 def _whole_quotient(t: Tosa, x: Value, y: Value, towards_zero: bool) -> tuple[Value, Value]:
