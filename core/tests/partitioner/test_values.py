@@ -39,6 +39,7 @@ TAKEN = {
     "a wider integer": (lambda ids: ids.to(torch.int32), BYTE),
     "integers as floats": (lambda ids: ids.float(), INT),
     "a comparison of integers": (lambda ids: ids > 3, INT),
+    "attention that drops nothing": (lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x), X),
     "quantized": (quantized, X),
     "dequantized": (lambda x: q.dequantize_per_tensor(x, 0.5, 0, -128, 127, torch.int8), BYTE),
 }
@@ -46,6 +47,11 @@ REFUSED = {
     "half": (lambda x: x.sin(), HALF, "x is torch.float16, which Acme does not compute"),
     "double made": (lambda x: x.double(), X, "torch.float64"),
     "random": (lambda x: torch.nn.functional.dropout(x, 0.5, True), X, "random numbers"),
+    "attention that drops": (
+        lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x, None, 0.1),
+        X,
+        "random",
+    ),
     "int64": (lambda ids: ids + ids, LONG, "int64 in 32 bits"),
     "int64 of floats": (lambda x: x.to(torch.int64), X, "int64 in 32 bits"),
     "a sum of integers": (lambda ids: ids + ids, INT, "torch wraps"),

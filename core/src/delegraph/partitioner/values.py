@@ -9,6 +9,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
+from ..exported.schema import is_random
 from .contract import Reason
 
 if TYPE_CHECKING:
@@ -18,8 +19,8 @@ _INDEX_AT = {"embedding": 1, "gather": 2, "index_select": 2, "index": 1, "index_
 """Where an operator takes indices."""
 _CASTS = ("_to_copy", "to", "type_as")
 _MOVES = frozenset(
-    "view reshape _unsafe_view permute transpose t squeeze unsqueeze expand slice select cat stack unbind clone split "
-    "split_with_sizes alias lift_fresh_copy detach gather index index_select embedding flip roll repeat "
+    "view reshape flatten _unsafe_view permute transpose t squeeze unsqueeze expand slice select cat stack unbind "
+    "clone split split_with_sizes alias lift_fresh_copy detach gather index index_select embedding flip roll repeat "
     "constant_pad_nd where masked_fill scatter slice_scatter select_scatter tril triu full_like zeros_like ones_like "
     "new_full new_zeros new_ones".split()
 )
@@ -44,7 +45,7 @@ class ValueCheck:
             for val in _leaves(value):
                 if (why := self._why_no_value(value, val)) is not None:
                     return why
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        if is_random(node):
             return "it draws random numbers, which are the host's"
         return self._why_not_integers(node)
 

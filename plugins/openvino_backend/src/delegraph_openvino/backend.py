@@ -83,8 +83,7 @@ def _take_weights(model: ov.Model, constants: Iterable[torch.Tensor]) -> NamedDa
     store, parameters = NamedDataStore(), dict[str, Any]()
     places = {t.data_ptr(): t for t in constants if t.nbytes >= SMALLEST}
     for node in model.get_ordered_ops():
-        is_large = node.get_type_name() == "Constant" and node.get_byte_size() >= SMALLEST
-        tensor = places.get(node.data.ctypes.data) if is_large else None
+        tensor = places.get(node.data.ctypes.data) if node.get_type_name() == "Constant" else None
         if tensor is None or node.get_byte_size() != tensor.nbytes:
             continue
         kind, shape = node.get_element_type(), node.output(0).get_shape()

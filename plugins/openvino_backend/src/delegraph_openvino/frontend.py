@@ -57,8 +57,9 @@ class Draft:
         self.outputs = [self.values[node] for node in output_values(program)]
 
     def _add_call(self, node: Node) -> None:
-        # conv2d and batch_norm as operators that the frontend knows: then the core decomposes none
-        target, args, kwargs = core_call(node) or (node.target, node.args, node.kwargs)
+        # conv2d, batch_norm and such as operators that the frontend knows: then the core decomposes none
+        known = core_call(node)
+        target, args, kwargs = known or (node.target, node.args, node.kwargs)
         args, kwargs = torch.fx.map_arg((args, kwargs), self.values.__getitem__)
         if getattr(target, "namespace", "") == "quantized_decomposed":
             args = tuple([*TYPES].index(arg) if isinstance(arg, torch.dtype) else arg for arg in args)
@@ -70,7 +71,7 @@ class Draft:
             small = self.graph.create_node("call_function", target, (integers, *args[1:]), kwargs, name=f"{name}_in")
             small.meta["val"] = node.meta["val"].to(joined[0].all_input_nodes[0].meta["val"].dtype)
             target, args, kwargs = joined[0].target, (small, *self.values[joined[0]].args[1:]), {}
-        elif target is aten._native_batch_norm_legit_no_training.default and target is not node.target:
+        elif known and len(known[0]._schema.returns) > 1:  # a norm, with its statistics
             whole = self.graph.create_node("call_function", target, args, kwargs, name=f"{name}_in")
             target, args, kwargs = operator.getitem, (whole, 0), {}
         made = self.values[node] = self.graph.create_node("call_function", target, args, kwargs, name=name)

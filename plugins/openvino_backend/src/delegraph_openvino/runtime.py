@@ -40,10 +40,12 @@ PROPERTIES = frozenset(
     "NPU_TILES ALLOW_AUTO_BATCHING AUTO_BATCH_TIMEOUT ENABLE_STARTUP_FALLBACK ENABLE_RUNTIME_FALLBACK".split()
 )
 """OpenVINO's properties that a program may set: of how it computes. Others, such as WEIGHTS_PATH, name files."""
+Specs = Sequence[CompileSpec]
+NamedData = Mapping[str, bytes]
 _VIRTUAL = {"AUTO", "MULTI", "HETERO", "BATCH"}
 
 
-def settings_of(compile_specs: Sequence[CompileSpec]) -> dict[str, str]:
+def settings_of(compile_specs: Specs) -> dict[str, str]:
     """All options by name. Raises OptionError for any other compile spec, which nobody would read."""
     return from_specs(compile_specs, PREFIX, DEFAULTS, only=True)[0]
 
@@ -89,14 +91,12 @@ class OpenVINORuntime(BackendRuntime):
     thread_safe = True
 
     @staticmethod
-    def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:
+    def load(processed_bytes: bytes, compile_specs: Specs, named_data: NamedData) -> Delegate:
         """Raises FormatError for a damaged blob or missing weights, NoRuntime without the device."""
         return Loaded(read_model(processed_bytes, named_data), compile_specs)
 
     @staticmethod
-    def observe(
-        processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]
-    ) -> Observing:
+    def observe(processed_bytes: bytes, compile_specs: Specs, named_data: NamedData) -> Observing:
         """As ``load``; each call's last operator becomes a result, so that OpenVINO fuses less than otherwise."""
         model, memory, signature = read_model(processed_bytes, named_data)
         last: dict[int, Any] = {}
@@ -109,9 +109,7 @@ class OpenVINORuntime(BackendRuntime):
         return Observing(Loaded((model, memory, signature), compile_specs), last)
 
     @staticmethod
-    def profile(
-        processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]
-    ) -> Counting:
+    def profile(processed_bytes: bytes, compile_specs: Specs, named_data: NamedData) -> Counting:
         """As ``load``; OpenVINO counts the time of kernels, and names their calls, but those that it folds a norm into.
 
         Its Reorder changes nothing but the layout of a value.
@@ -133,9 +131,7 @@ class OpenVINORuntime(BackendRuntime):
         return Counting(loaded, read)
 
     @staticmethod
-    def compatible(
-        header: BlobHeader, compile_specs: Sequence[CompileSpec], device: str | None = None
-    ) -> Compatibility | None:
+    def compatible(header: BlobHeader, compile_specs: Specs, device: str | None = None) -> Compatibility | None:
         """By the device, and by the release that wrote the IR: OpenVINO promises to read those of older releases."""
         if not header.beginning.startswith(b"<?xml"):
             return Compatibility("cannot", f"it begins with {header.beginning[:24]!r}, not as an IR in XML does")
@@ -152,7 +148,7 @@ Read = tuple[ov.Model, list[Any], Signature]
 """A model with its weights, the arrays that have to outlive it, and the types of a call."""
 
 
-def read_model(blob: bytes, named_data: Mapping[str, bytes]) -> Read:
+def read_model(blob: bytes, named_data: NamedData) -> Read:
     """What a blob holds. Raises FormatError if it is damaged, or is called otherwise than it says."""
     files, signature, facts = Signature.unseal(blob, MARK)
     size = facts.get("xml")
@@ -185,7 +181,7 @@ def read_model(blob: bytes, named_data: Mapping[str, bytes]) -> Read:
 class Loaded:
     """A compiled model, called with tensors; the results are new tensors."""
 
-    def __init__(self, read: Read, compile_specs: Sequence[CompileSpec], **properties: str) -> None:
+    def __init__(self, read: Read, compile_specs: Specs, **properties: str) -> None:
         self.kept = model, _, self.signature = read  # OpenVINO reads constants where they lie: they have to stay
         settings = settings_of(compile_specs)
         if why := why_absent(settings["device"]):

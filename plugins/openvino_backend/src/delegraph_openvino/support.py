@@ -37,6 +37,9 @@ def why_not(node: Node) -> str | None:
     name = getattr(node.target, "__name__", str(node.target)).partition(".")[0]
     if name in ("group_norm", "native_group_norm"):
         return "OpenVINO's compiler crashes where it is multiplied by a tensor"
+    masked = "scaled_dot_product" in name and any(isinstance(a, Node) for a in (*node.args[3:], *node.kwargs.values()))
+    if masked or name == "_safe_softmax":
+        return "OpenVINO computes NaN where a mask hides a whole row"
     computed = [value for value in node.all_input_nodes[1:] if value.op == "call_function"]
     if computed and str(node.target) in RULES:
         return f"OpenVINO has fixed scales, and {computed[0].name} is computed"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any
 
 import torch
@@ -39,7 +40,8 @@ def without_trace(node: Node, mode: Any) -> Graph | None:
 def core_call(node: Node) -> OneCall | None:
     """The one call of core ATen that computes the same, maybe as the first of its results; None if none is known.
 
-    For a compiler that knows core ATen and is to be given ``conv2d`` and ``batch_norm`` as they are.
+    For a compiler that knows core ATen and is to be given ``conv2d``, ``batch_norm`` and ``reshape`` as they
+    are. It has no strides, so that this says ``view`` also where torch copies.
     """
     find = CORE_CALLS.get(node.target)
     recorded = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
@@ -106,10 +108,40 @@ def _batch_norm(
     return aten._native_batch_norm_legit_no_training.default, (*given, momentum, eps), {}
 
 
+def _layer_norm(
+    input: Node, normalized_shape: Any, weight: Any, bias: Any, eps: float, cudnn_enable: bool
+) -> OneCall | None:
+    return aten.native_layer_norm.default, (input, normalized_shape, weight, bias, eps), {}
+
+
+def _reshape(self: Node, shape: Any) -> OneCall | None:
+    return aten.view.default, (self, shape), {}
+
+
+def _flatten(self: Node, start_dim: int, end_dim: int) -> OneCall | None:
+    """A view of sizes that are known."""
+    sizes = list(self.meta["val"].shape) or [1]
+    if not all(isinstance(size, int) for size in sizes):
+        return None
+    start, end = start_dim % len(sizes), end_dim % len(sizes) + 1
+    return aten.view.default, (self, [*sizes[:start], prod(sizes[start:end]), *sizes[end:]]), {}
+
+
+def _adaptive_avg_pool(self: Node, output_size: Any) -> OneCall | None:
+    """An average pool to so many pixels; the mean where that is one."""
+    if list(output_size) == [1, 1]:
+        return aten.mean.dim, (self, [-1, -2], True), {}
+    return aten._adaptive_avg_pool2d.default, (self, output_size), {}
+
+
 CORE_CALLS: Mapping[Any, Callable[..., OneCall | None]] = {
     aten.to.dtype: _cast,
     **dict.fromkeys((aten.conv1d.default, aten.conv2d.default, aten.conv3d.default), _convolution),
     aten.batch_norm.default: _batch_norm,
+    aten.layer_norm.default: _layer_norm,
+    aten.reshape.default: _reshape,
+    aten.flatten.using_ints: _flatten,
+    aten.adaptive_avg_pool2d.default: _adaptive_avg_pool,
 }
 """Operator -> the function that ``core_call`` calls with its arguments."""
 _TRACED = frozenset({aten.to.dtype, aten.conv2d.default, aten.batch_norm.default})
