@@ -10,7 +10,7 @@ from pathlib import Path
 import delegraph
 import pytest
 import torch
-from delegraph_dynamo.graph import _addresses_in, _places
+from delegraph_dynamo.graph import _places, _reading_addresses
 from torch import nn
 
 
@@ -186,12 +186,20 @@ def test_what_lies_at_some_places_of_a_tuple_is_told_by_its_addresses(positions)
     places = _places(positions)
 
     def key(values):
-        return [_addresses_in(tuple(values))[place] for place in places]
+        return [_reading_addresses(len(values))(tuple(values))[place] for place in places]
 
     for k in range(4):
         others = [*values]
         others[k] = object()
         assert (key(others) == key(values)) == (k not in positions)
+
+
+def test_a_graph_that_is_called_with_another_number_of_inputs_says_so():
+    called, graphs = compiled(Classifier().eval(), backends=[])
+    with torch.no_grad():
+        called(torch.randn(1, 3, 8, 8))
+        with pytest.raises(delegraph.InputError, match="inputs, 1 were given"):
+            graphs[0](torch.randn(1, 3, 8, 8))
 
 
 def test_modules_that_share_a_graph_have_programs_of_their_own():
