@@ -143,9 +143,9 @@ def test_every_path_in_the_architecture_page_exists():
 
 
 BUDGET = {
-    "exported": 3185, "engine": 2290, "discovery": 1730, "host": 1105, "cli": 860, "report": 770,
+    "exported": 3185, "engine": 2290, "discovery": 1730, "host": 1120, "cli": 860, "report": 770,
     "partitioner": 865, "command": 520, "io": 585, "exported_program.py": 270, "plugin.py": 270,
-    "delegates": 395, "formats.py": 210, "lowered_program.py": 180, "api.py": 170, "named_data.py": 175,
+    "delegates": 430, "formats.py": 210, "lowered_program.py": 180, "api.py": 170, "named_data.py": 175,
     "work.py": 150, "backend.py": 155, "__init__.py": 120, "errors.py": 90, "runtime.py": 155, "summary.py": 60,
     "source.py": 60, "reports.py": 50, "lowering.py": 10, "__main__.py": 10,
 }  # fmt: skip
@@ -153,7 +153,8 @@ BUDGET = {
 
 What plugins of engines would each write again is part of the contract: why an engine has no such value or computes
 another (``ValueCheck``), questions to its compiler about all calls of a program (``Asking``), blobs with signatures,
-counters, which calls a fused kernel computes, pools, weights by content, norms and reshapes as one call of core ATen.
+counters, which calls a fused kernel computes and what passes a border, pools, weights by content, norms and reshapes
+as one call of core ATen.
 A change that needs more says so here, where a reviewer sees it, and why a plugin could not have it. 5 % are tolerated.
 """
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args
 
 from .backend import CompileSpec, check_called_on_class
@@ -121,7 +122,8 @@ class ObservedDelegate(Protocol):
 Spent = Mapping[Any, Mapping[str, float]]
 """Delegate debug identifier -> what its operator took: "seconds", or "cycles", and maybe "bytes" of memory.
 
-A tuple of identifiers stands for operators that the engine fused into one when it loaded the blob.
+A ``delegates.Border`` in its place stands for handing over an input or an output. A tuple of identifiers stands for
+operators that the engine fused into one when it loaded the blob.
 """
 
 
@@ -147,18 +149,24 @@ class Counting:
     """A ``ProfiledDelegate`` for an engine whose counters only grow: it tells by how much since the last reading.
 
     ``delegate``: is called. ``read(calls)`` returns the engine's counters after so many calls: delegate debug
-    identifier, or None, and seconds so far. Several rows of one identifier are added.
+    identifier, or None, and seconds so far. Several rows of one identifier are added. ``borders``: seconds so far,
+    as ``Signature.timed`` counts them.
     """
 
-    def __init__(self, delegate: Delegate, read: Callable[[int], Iterable[tuple[Any, float]]]) -> None:
-        self._delegate, self._read, self._calls = delegate, read, count(1)
+    def __init__(
+        self,
+        delegate: Delegate,
+        read: Callable[[int], Iterable[tuple[Any, float]]],
+        borders: Mapping[Any, float] = MappingProxyType({}),
+    ) -> None:
+        self._delegate, self._read, self._borders, self._calls = delegate, read, borders, count(1)
         self._told: dict[Any, float] = {}
 
     def __call__(self, *args: torch.Tensor | int | float | bool) -> tuple[tuple[Any, ...], Callable[[], Spent]]:
         return self._delegate(*args), partial(self._spent, next(self._calls))
 
     def _spent(self, calls: int) -> Spent:
-        seconds = Counter[Any]()
+        seconds = Counter[Any](self._borders)
         for identifier, so_far in self._read(calls):
             seconds[identifier] += so_far  # type: ignore[assignment]
         # rounded counters may seem to fall: then nothing was spent, and the next readings make up for it

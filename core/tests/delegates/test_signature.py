@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from delegraph.backend import CompileSpec, from_specs, read_properties, to_specs
-from delegraph.delegates import Signature
+from delegraph.delegates import Border, Signature
 from delegraph.errors import FormatError, InputError, OptionError, Unsupported
 from delegraph.io.sealed import seal, unseal
 from delegraph.partitioner import Asking
@@ -264,3 +264,23 @@ def test_a_refusal_of_an_operator_ends_the_questions_about_it():
     support = Asking(compile, lambda node, why: why == "no rule").after(lambda node: None)
     support.begin(exported)
     assert [support.why_not(node) for node in calls] == ["no rule", "no rule"] and len(asked) == 1
+
+
+def test_a_timed_signature_does_the_same_and_counts_by_border():
+    plain = Signature((("float32", (2,)),), (("float32", (2,)), ("int", ())))
+    timed, seconds = plain.timed()
+    [array] = timed.arrays([torch.ones(2)])
+    borders = Border("input", 0), Border("output", 0), Border("output", 1)
+    assert {*seconds} == {*borders} and seconds[borders[0]] > 0 == seconds[borders[1]]
+    one, two = timed.results(iter([array, np.array(3)]))
+    assert one.tolist() == [1, 1] and two == 3 and all(seconds.values())
+    before = dict(seconds)
+    timed.results([array, np.array(3)])
+    assert seconds[borders[1]] > before[borders[1]] and seconds[borders[0]] == before[borders[0]]
+    several, seconds = Signature(plain.inputs * 2, ()).timed()
+    several.arrays([torch.ones(2)] * 2)
+    assert seconds == {}  # nobody knows which of them it took
+    with pytest.raises(InputError):
+        timed.arrays([torch.ones(3)])
+    with pytest.raises(ValueError, match="zip"):
+        timed.results([array])

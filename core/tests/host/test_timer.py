@@ -4,6 +4,7 @@ import delegraph
 import pytest
 import torch
 from delegraph.backend import BackendDetails, PreprocessResult
+from delegraph.delegates import Border
 from delegraph.discovery.registry import Registry
 from delegraph.errors import ContractViolation, PluginFailed
 from delegraph.partitioner import CapabilityPartitioner
@@ -80,14 +81,26 @@ def told(spent, api=2):
     return timer.found
 
 
+COPIED = Border("output", 0)
+"""What copying the result of a runtime took that is not thread-safe."""
+
+
 @pytest.mark.parametrize("spent", [{7: {"seconds": 0.5, "cycles": 3}, None: {"seconds": 0}}, {}])
-def test_a_timer_gets_what_the_operators_took(spent):
-    assert told(spent) == [("lowered_module_0", True, spent)]
-    assert told(lambda: spent) == [("lowered_module_0", True, spent)]
+def test_a_timer_gets_what_the_operators_took_and_copying_of_results(spent):
+    for given in (spent, lambda: spent):
+        [(name, is_positive, found)] = told(given)
+        assert found.pop(COPIED)["seconds"] > 0
+        assert (name, is_positive, found) == ("lowered_module_0", True, spent)
+
+
+def test_a_runtime_whose_results_are_its_callers_has_no_copies(monkeypatch):
+    monkeypatch.setattr(SlowRuntime, "thread_safe", True)
+    assert told({7: {"seconds": 0.5}}) == [("lowered_module_0", True, {7: {"seconds": 0.5}})]
 
 
 def test_a_runtime_of_the_api_before_is_timed_as_a_whole():
-    assert told("something of its own", api=1) == [("lowered_module_0", True, {})]
+    [(_, is_positive, found)] = told("something of its own", api=1)
+    assert is_positive and {*found} == {COPIED}
 
 
 @pytest.mark.parametrize(

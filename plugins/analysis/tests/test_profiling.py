@@ -7,6 +7,7 @@ import delegraph
 import pytest
 import torch
 from delegraph.cli import main
+from delegraph.delegates import Border
 from delegraph.errors import FormatError, InputError
 from delegraph.formats import Origin, Step
 from delegraph.source import Source
@@ -111,6 +112,23 @@ def test_what_an_engine_fused_when_it_loaded_is_counted_under_all_of_them():
     clock.see(Step("call", Origin(), inside))
     told = {part.what: (part.seconds, part.lines) for part in clock.finish() if part.where == "call"}
     assert told["sin and cos"] == (0.5, ("a.py:1", "a.py:2")) and told["operator 2"] == (0.25, ())
+
+
+def test_what_passes_a_border_is_of_the_operator_there_if_that_is_one():
+    class Ends(torch.nn.Module):
+        def forward(self, x, y):
+            z = torch.sin(x)
+            return z + y, torch.cos(y) * 2
+
+    lowered = delegraph.lower(Ends().eval(), (torch.ones(8), torch.ones(8)), backends=["tosa"])
+    [delegate], clock = lowered.delegates, profiling._Clock()
+    places = [Border(side, place) for side in ("input", "output") for place in range(3)]
+    clock.spent(delegate, 1.0, lambda: {border: {"seconds": 0.0625} for border in places})
+    found = {part.identifier: [line.code for line in part.lines] for part in clock.finish() if part.identifier}
+    first, both, beyond = (found[Border("input", place)] for place in range(3))
+    assert (first, both, beyond) == (["z = torch.sin(x)"], [], [])
+    assert found[Border("output", 0)] == found[Border("output", 1)] == ["return z + y, torch.cos(y) * 2"]
+    assert "handing over input 1" in {part.what for part in clock.finish()}
 
 
 def test_times_are_read_when_the_call_has_ended_or_its_delegate_is_called_again():

@@ -8,12 +8,13 @@ from .delegates import (
     delegate_map,
     merged_named_data,
 )
-from .kernels import Kernel, computed_by
+from .kernels import Border, Kernel, computed_by
 from .lowered_module import Argument, LoweredBackendModule
 from .signature import Signature
 
 __all__ = [
     "Argument",
+    "Border",
     "DelegateDebug",
     "DelegateInfo",
     "Kernel",

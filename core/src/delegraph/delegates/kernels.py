@@ -1,9 +1,10 @@
-"""Which calls of a partition an engine's kernels compute, for profiles by line."""
+"""What an engine's kernels compute, and what passes a delegate's border, for profiles by line."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 
 class Kernel(NamedTuple):
@@ -16,6 +17,20 @@ class Kernel(NamedTuple):
     calls: Iterable[int]
     reads: Iterable[str]
     only_moves: bool = False
+
+
+@dataclass(frozen=True)
+class Border:
+    """A key of ``Spent``: what it took to hand over the ``side`` ("input" or "output") of a delegate at ``place``.
+
+    Such as copying it. It is the time of the operator that computes the output, or alone reads the input.
+    """
+
+    side: Literal["input", "output"]
+    place: int
+
+    def __str__(self) -> str:
+        return f"{self.side} {self.place}"
 
 
 def computed_by(kernels: Iterable[Kernel], reads: Iterable[tuple[int, int]]) -> dict[str, tuple[int, ...] | None]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from ..errors import FormatError, InputError
 from ..exported.call_spec import TensorCheck
 from ..exported_program import MUTATIONS, output_values, user_inputs
 from ..io.sealed import seal, unseal
+from .kernels import Border
 
 Type = tuple[str, tuple[int, ...]]
 """The name of a dtype (``float32``) and a shape, where -1 is a size that each call chooses. ("int", ()) is a number."""
@@ -124,6 +126,37 @@ class Signature:
         lacks one. Raises FormatError if an array is not of the size that the signature says.
         """
         return tuple(_result(array, *wanted) for array, wanted in zip(arrays, self.outputs, strict=True))
+
+    def timed(self) -> tuple[Signature, dict[Border, float]]:
+        """The same signature, for profiles, and the seconds that its ``arrays`` and ``results`` took so far.
+
+        What making an array takes is that of an input if the delegate has one alone.
+        """
+        seconds = {Border("output", place): 0.0 for place in range(len(self.outputs))}
+        if len(self.inputs) == 1:
+            seconds[Border("input", 0)] = 0.0
+        return _Timed(self.inputs, self.outputs, seconds), seconds
+
+
+@dataclass(frozen=True)
+class _Timed(Signature):
+    seconds: dict[Border, float]
+
+    def arrays(self, args: Sequence[Any], int64_bits: int = 64) -> list[np.ndarray[Any, Any]]:
+        start = perf_counter()
+        arrays = super().arrays(args, int64_bits)
+        if len(self.inputs) == 1:
+            self.seconds[Border("input", 0)] += perf_counter() - start
+        return arrays
+
+    def results(self, arrays: Iterable[np.ndarray[Any, Any]]) -> tuple[Any, ...]:
+        results, start = list[Any](), perf_counter()
+        for place, (array, wanted) in enumerate(zip(arrays, self.outputs, strict=True)):
+            results.append(_result(array, *wanted))
+            now = perf_counter()
+            self.seconds[Border("output", place)] += now - start
+            start = now
+        return tuple(results)
 
 
 def _type_of(node: Node) -> Type:

@@ -121,8 +121,11 @@ class LoadedDelegate:
             return self._check(self._call(run, args))
         # A runtime that is not thread-safe may hand out buffers that its next call overwrites.
         with self._turn:
-            results = self._check(self._call(run, args))
-            return tuple(r.clone() if isinstance(r, torch.Tensor) else r for r in results)
+            return self._copied(self._check(self._call(run, args)))
+
+    def _copied(self, results: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The results in memory of their own. Timed delegates override it."""
+        return tuple(r.clone() if isinstance(r, torch.Tensor) else r for r in results)
 
     def suspected(self, *args: Any) -> tuple[Any, ...]:
         """Call the delegate and compare its inputs before and after. Raises ContractViolation if it wrote one."""

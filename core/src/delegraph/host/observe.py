@@ -9,9 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
+import torch
+
 from ..delegates.delegates import DelegateInfo
+from ..delegates.kernels import Border
 from ..delegates.lowered_module import LoweredBackendModule
 from ..discovery.attribution import AtWork
 from ..errors import ContractViolation
@@ -129,6 +133,7 @@ class TimedDelegate(_Telling):
     def __init__(self, module: LoweredBackendModule | StoredDelegate, delegates: Delegates, tell: TellTimes) -> None:
         super().__init__(module, delegates)
         self._tell, self._profiles = tell, False  # ``_profiles``: the runtime has ``profile``; set when it loads
+        self._seconds, self._spent = 0.0, dict[Any, Any]()  # of the last call
 
     def _open(self, runtime: type[BackendRuntime]) -> Callable[..., Any]:
         """The runtime's ``profile`` in place of its ``load``, if it defines ``profile``.
@@ -147,21 +152,35 @@ class TimedDelegate(_Telling):
             start = time.perf_counter()
             returned = run(*args)
             seconds = time.perf_counter() - start
-            if not self._profiles:
-                self._tell(seconds, dict)  # ``dict`` returns {}: nothing is known of its operators
-                return returned  # type: ignore[no-any-return]  # checked with the other results
-            if not (isinstance(returned, tuple) and len(returned) == 2):
-                raise self._wrong("profile", type(returned).__name__, _AMOUNTS)
-            outputs, spent = returned
-            self._tell(seconds, partial(self._read, spent))
-            return outputs  # type: ignore[no-any-return]
+            spent: Any = {}  # nothing is known of its operators
+            if self._profiles:
+                if not (isinstance(returned, tuple) and len(returned) == 2):
+                    raise self._wrong("profile", type(returned).__name__, _AMOUNTS)
+                returned, spent = returned
+            if self._copies:
+                self._seconds, self._spent = seconds, spent  # told when its results are copied
+            else:
+                self._tell(seconds, partial(self._read, spent))
+            return returned  # type: ignore[no-any-return]  # checked with the other results
 
         return call
 
-    def _read(self, spent: Any) -> Spent:
+    def _copied(self, results: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The results in memory of their own. Copying belongs to the call, and the time of each to its ``Border``."""
+        copies, borders = list[Any](), dict[Any, dict[str, float]]()
+        for place, result in enumerate(results):
+            start = time.perf_counter()
+            copies.append(result.clone() if isinstance(result, torch.Tensor) else result)
+            borders[Border("output", place)] = {"seconds": time.perf_counter() - start}
+        seconds = self._seconds + sum(amounts["seconds"] for amounts in borders.values())
+        self._tell(seconds, partial(self._read, self._spent, borders))
+        return tuple(copies)
+
+    def _read(self, spent: Any, borders: Spent = MappingProxyType({})) -> Spent:
         """What the operators of a delegate took. ``spent``: what a profiled call returned beside its outputs.
 
-        That is a mapping, or a function that returns the mapping: reading times may be slow, and is done only here.
+        ``borders``: what copying took, which is added to it. ``spent`` is a mapping, or a function that returns the
+        mapping: reading times may be slow, and is done only here.
         Raises ContractViolation if the mapping is not what ``BackendRuntime.profile`` asks for.
         """
         if callable(spent):
@@ -173,7 +192,7 @@ class TimedDelegate(_Telling):
         for identifier, amounts in spent.items():
             if not isinstance(amounts, Mapping) or not all(map(_is_amount, amounts.values())):
                 raise self._wrong("profile", f"{amounts!r:.80} for {identifier!r}", _AMOUNTS)
-        return spent
+        return {**spent, **borders}
 
 
 _AMOUNTS = "amounts by name"

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from delegraph import LoweredProgram
-from delegraph.delegates import DelegateInfo
+from delegraph.delegates import Border, DelegateInfo
 from delegraph.errors import InputError
 from delegraph.exported import operator_name
 from delegraph.exported_program import CALL_DELEGATE
@@ -245,7 +245,7 @@ class _Clock:
 
     def _add(self, delegate: DelegateInfo, seconds: float, read: Callable[[], Spent]) -> None:
         """Add the parts of a call of a delegate."""
-        told, name = 0.0, delegate.name
+        told, name, by_operators = 0.0, delegate.name, False
         nodes: dict[int, list[Node]] = {}
         for node in delegate.nodes:  # those that one operator was decomposed to have its handle together
             nodes.setdefault(node.meta.get("debug_handle", -1), []).append(node)
@@ -254,11 +254,15 @@ class _Clock:
             if "seconds" in amounts:
                 of_all = (handle for one in fused(identifier) for handle in handles.get(one, ()))
                 of = [node for handle in dict.fromkeys(of_all) for node in nodes.get(handle, ())]
+                if isinstance(identifier, Border):
+                    of = _at_border(delegate, identifier)
+                else:
+                    by_operators = True
                 told += amounts["seconds"]
                 what = " and ".join(dict.fromkeys(map(operator_name, of))) or _unnamed(identifier)
                 self.parts.append(Part.of(what, name, amounts["seconds"], of, identifier))
         # a delegate of one line needs no runtime that tells its operators
-        lone = delegate.nodes if not told and len(_lines(delegate.nodes)) == 1 else ()
+        lone = delegate.nodes if not by_operators and len(_lines(delegate.nodes)) == 1 else ()
         self.parts.append(Part.of("the rest of the delegate", name, max(seconds - told, 0.0), lone))
 
 
@@ -316,8 +320,25 @@ class _FileClock:
         return self._parts
 
 
+def _at_border(delegate: DelegateInfo, border: Border) -> list[Node]:
+    """The node of a delegate that computes an output, or that alone reads an input."""
+    arguments = delegate.outputs if border.side == "output" else delegate.inputs
+    if not 0 <= border.place < len(arguments):
+        return []
+    name = arguments[border.place].name
+    if border.side == "output":
+        return [node for node in delegate.nodes if node.name == name]
+    graph = delegate.module.original_module.graph
+    readers = [
+        user.name for node in graph.nodes if node.op == "placeholder" and node.name == name for user in node.users
+    ]
+    return [node for node in delegate.nodes if readers == [node.name]]
+
+
 def _unnamed(identifier: Any) -> str:
     """What an operator of a delegate is called whose node is not known; without an ``identifier`` it is no operator."""
+    if isinstance(identifier, Border):
+        return f"handing over {identifier}"
     return "on no operator" if identifier is None else f"operator {identifier}"
 
 

@@ -128,7 +128,8 @@ class OpenVINORuntime(BackendRuntime):
             for kernel in loaded.requests.idle[-1].get_profiling_info():  # means of all calls
                 yield computes.get(kernel.node_name), calls * kernel.real_time.total_seconds()
 
-        return Counting(loaded, read)
+        loaded.signature, borders = loaded.signature.timed()
+        return Counting(loaded, read, borders)
 
     @staticmethod
     def compatible(header: BlobHeader, compile_specs: Specs, device: str | None = None) -> Compatibility | None:

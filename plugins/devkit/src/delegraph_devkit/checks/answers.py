@@ -68,7 +68,10 @@ class _Times:
 
     def spent(self, delegate: DelegateInfo, seconds: float, read: Callable[[], Mapping[Any, Any]]) -> None:
         self._known |= {*delegate.debug_handle_map}
-        self.identifiers += [identifier for key in read() for identifier in fused(key)]
+        from delegraph.delegates import Border
+
+        told = (identifier for key in read() for identifier in fused(key))
+        self.identifiers += [identifier for identifier in told if not isinstance(identifier, Border)]
 
     def unknown(self) -> str | None:
         """What is wrong if the debug handle maps have none of the identifiers."""

@@ -107,7 +107,10 @@ class XnnpackBridgedRuntime(BridgedRuntime):
 
 def _plain(given: torch.Tensor | float) -> torch.Tensor | float:
     """What ExecuTorch's runtime takes: no Parameter, and C order."""
-    return in_c_order(given.detach()) if isinstance(given, torch.Tensor) else given
+    if not isinstance(given, torch.Tensor):
+        return given
+    plain: torch.Tensor = given if type(given) is torch.Tensor and not given.requires_grad else given.detach()
+    return in_c_order(plain)  # type: ignore[no-any-return]
 
 
 def one_delegate_program(
