@@ -15,10 +15,13 @@ import pytest
 import torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.cli import main
+from delegraph.delegates import Border
 from delegraph.discovery.registry import Registry
 from delegraph.errors import InputError
 from delegraph.partitioner import CapabilityPartitioner
+from delegraph_analysis import ProgramProfile
 from delegraph_analysis.columns import node_data_of
+from delegraph_analysis.profiling import Part
 from delegraph_tosa.serialize import read_numbered
 from torch import nn
 
@@ -161,6 +164,10 @@ def test_figures_of_a_backend_are_columns_and_a_table_of_the_page(tmp_path):
         c.name: c for c in node_data_of(lowered.report, "forward", None, lambda identifier: ("file", identifier))
     }
     assert columns["cycles"].values == {"graph": {"sin": 5, "cos": 5, "tanh": 7}, "file": {"f": 5, "l": 7}}
+    parts = Part("a", "lowered_module_0", 0.5, identifier="f"), Part("b", "x", 0.25, identifier=Border("output", 0))
+    profile = ProgramProfile("forward", 1, *[1.0] * 6, None, parts, {})
+    timed = node_data_of(lowered.report, "forward", None, lambda identifier: ("file", identifier), profile)
+    assert {c.name: c for c in timed}["milliseconds"].values["file"] == {"f": 500.0}  # a border is no node of a file
     page = lowered.report.to_html()
     rows = page.partition("<h3>By line of the program</h3>")[2].partition("</table>")[0]
     assert "x.sin().cos().tanh()" in rows and ">12<" in rows

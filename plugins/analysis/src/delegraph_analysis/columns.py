@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import delegraph
 from delegraph import LoweredProgram
+from delegraph.delegates import Border
 from delegraph.errors import InputError
 from delegraph.exported import EXPORTED, is_operator
 from delegraph.formats import defines
@@ -215,7 +216,8 @@ class _MethodColumns:
         found: dict[str, dict[str, float | str]] = {PROGRAM: {}}
         for part in profile.parts:
             at = {place for node in part.nodes for place in shown_at.get((part.where, node), ())}
-            at |= {self.node_of(one) for one in fused(part.identifier)} if self.node_of is not None else set()
+            inside = [one for one in fused(part.identifier) if not isinstance(one, Border)]
+            at |= {self.node_of(one) for one in inside} if self.node_of is not None else set()
             for graph, place in at:
                 of_graph: Any = found.setdefault(graph, {})
                 of_graph[place] = round(of_graph.get(place, 0) + 1000 * part.seconds, 6)
