@@ -159,6 +159,126 @@ class Picked(nn.Module):
 def test_constants_that_a_rule_reads():
     rows = [0, 1, 2, 3, 4, 5]
     check(Layers(lambda k: Picked([-1, *rows[1:]] if k == 4 else rows)), X, copied=False)
+    check(Layers(lambda k: Picked([-1, *rows[1:]])), X, copied=True)
+
+
+class Stored(nn.Module):
+    """Has a weight of int8."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("weight", torch.randint(-8, 8, (16, 16), dtype=torch.int8))
+        self.scale, self.norm = nn.Parameter(torch.ones(16, 1)), nn.LayerNorm(16)
+
+    def forward(self, x):
+        return x + nn.functional.linear(self.norm(x), self.weight.to(torch.float32) * self.scale)
+
+
+def test_weights_of_integers():
+    check(Layers(lambda k: Stored()), X, copied=True)
+
+
+class Placed(nn.Module):
+    """Writes a row of its cache, as layers of a language model do: each computes the place for itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x, position, cache):
+        cache, count = cache.clone(), position[0].clone()
+        place = torch.arange(x.shape[1]) + count
+        row = self.one(x).view(1, x.shape[1], 2, 8).transpose(1, 2)
+        cache = cache.index_copy(2, place, row)
+        found = nn.functional.scaled_dot_product_attention(row, cache, cache)
+        return x + self.two(found.transpose(1, 2).reshape(x.shape)), cache
+
+
+class Places(Layers):
+    def forward(self, x, position, *caches):
+        new = []
+        for layer, cache in zip(self.layers, caches, strict=True):
+            x, cache = layer(x, position, cache)
+            new.append(cache)
+        return (x * 2, *new)
+
+
+class PlacesBefore(Places):
+    """Clones all caches and counts before the first layer."""
+
+    def forward(self, x, position, *caches):
+        return super().forward(x, position, *[cache.clone() for cache in caches])
+
+
+@pytest.mark.parametrize("kind", [Places, PlacesBefore])
+def test_places_in_caches(kind):
+    caches = torch.randn(COUNT, 1, 2, 9, 8, generator=torch.Generator().manual_seed(1)).unbind()
+    check(kind(lambda k: Placed()), X[:, :2], torch.tensor([3]), *[c.contiguous() for c in caches], copied=True)
+
+
+class Counting(nn.Module):
+    """Passes an integer on, of which the next layer knows more than this one."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x, count):
+        return torch.tanh(self.layer(x)) + x * count.to(torch.float32), count + 1
+
+
+class Counts(Layers):
+    def forward(self, x, count):
+        for layer in self.layers:
+            x, count = layer(x, count)
+        return x
+
+
+class Sorting(nn.Module):
+    """Returns the place of its largest element."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x):
+        y = torch.tanh(self.layer(x)) + x
+        return y, y.argmax(-1)
+
+
+class Found(Layers):
+    def forward(self, x):
+        found = []
+        for layer in self.layers:
+            x, place = layer(x)
+            found.append(place)
+        return (*found, x)
+
+
+def test_integers_that_leave_a_layer():
+    check(Counts(lambda k: Counting()), X, torch.tensor([3], dtype=torch.int32), copied=False)
+    check(Found(lambda k: Sorting()), X, copied=False)
+
+
+class Indexed(nn.Module):
+    """Reads rows of a table at indices that are cast from floats once for all layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.layer = nn.Embedding(8, 16), nn.Linear(16, 16)
+
+    def forward(self, x, index):
+        return x + torch.relu(self.layer(x)) + self.table(index)
+
+
+class Casts(Layers):
+    def forward(self, x, index):
+        return super().forward(x, torch.relu(index).to(torch.int64))
+
+
+def test_casts_that_all_uses_bound():
+    # the floats are clamped to the range that all layers together prove
+    check(Casts(lambda k: Indexed()), X, torch.tensor([[0.0, 1.5, 7.0, 3.0, 2.0, 1.0]]), copied=False)
 
 
 class Every(Layers):

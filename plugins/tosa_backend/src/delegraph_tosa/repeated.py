@@ -3,17 +3,19 @@
 The passes go over the operators in order, and what they know when a layer begins is how they left the layer before. So
 where the operators of the last layer are those of the second, with its own constants and with operands from the layer
 before, the passes knew the same before both, and do the same for all layers in between. This is compared operator by
-operator. Where it does not hold, or where something read the elements of the second layer's constants, the program is
-lowered whole. See docs/decisions/0033.
+operator. Where it does not hold, or where something read elements of the second layer's constants that other layers
+have not, the program is lowered whole. See docs/decisions/0033.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 from typing import Any
 
 from torch.export import ExportedProgram
+from torch.fx import Node
 
 from .ir.graph import Array, Deferred, Folded, Graph, Literal, Operator, Value
 from .lowering import Constants, Layers, Origin, Tosa, constants_of_layers, layers_of, lower_program
@@ -25,16 +27,27 @@ from .spec import TosaSpec
 def with_copied_layers(program: ExportedProgram, spec: TosaSpec, passes: Callable[[Graph], Graph]) -> Graph | None:
     """The graph of ``program`` after ``passes``, with copies of its second layer; None if it has no equal layers.
 
-    Raises as ``lower_program``.
+    Raises as ``lower_program``, and Unsupported where layers cannot be told to be equal.
     """
     # passes for devices join operators at any distance
     layers = None if spec.devices else layers_of(program)
     constants = constants_of_layers(program, layers) if layers else None
     if layers is None or constants is None:
         return None
-    with _watched(constants.own[1]) as was_read:
+    with _watched(constants.own[1]) as read:
         graph = passes(lower_program(program, Tosa(spec), constants.value, layers.left_out()))
-    return None if was_read else _Copies(layers, constants, graph).graph()
+    are_read_alike = all(_has_equal_elements(value, constants.own[1:]) for value in read)
+    return _Copies(layers, constants, graph).graph() if are_read_alike else None
+
+
+def _has_equal_elements(value: Value, own: Iterable[dict[Value, Value]]) -> bool:
+    """Whether the constants that layers have in the place of ``value`` have its elements."""
+    wanted = _elements(value)
+    return all(_elements(constants[value]) == wanted for constants in own)
+
+
+def _elements(value: Value) -> bytes:
+    return value.constant.materialize().tobytes()  # type: ignore[union-attr]
 
 
 @contextmanager
@@ -72,79 +85,129 @@ class _Copies:
         ]
         """For each layer, the constants and inputs that only the second one reads -> those of this layer."""
         self._layers, self._graph = layers, graph
-        lowered = (0, 1, layers.times - 1)
-        self._places = {n.name: (k, i) for k in lowered for i, n in enumerate(layers.layer(k))}
-        """Name of a call -> the number of its layer, and its position there."""
+        self._last = layers.times - 1
+        self._places = {n.name: (k, i) for k in (0, 1, self._last) for i, n in enumerate(self._calls_of(k))}
+        """Name of a call -> the number of its layer, and position there."""
         left_out = layers.left_out()
         kept = [node for node in layers.returned if node not in left_out]
         self._returned = dict(zip(kept, graph.outputs, strict=True))
         """What the program returns, without the layers that were left out -> its value."""
-        self._origins: dict[tuple[int, int], Origin] = {}
-        """Number of a layer, and position there -> the origin of this call, if an operator has it."""
+        self._origins: dict[int, list[Origin]] = {}
+        """Number of a layer -> the origins of its calls."""
+
+    def _calls_of(self, number: int) -> list[Node]:
+        """The calls of a layer, and those before all layers that only this one reads."""
+        return [*self._layers.layer(number), *self._layers.before[number]]
 
     def graph(self) -> Graph | None:
-        """The whole graph; None if the operators of the second layer are not those of the last one."""
-        operators, last_number = self._graph.operators, self._layers.times - 1
+        """The whole graph; None if the operators of the second layer are not those of the last layer."""
+        operators = self._graph.operators
         tags = [self._layers_of(operator) for operator in operators]
-        runs = _runs([1 in tag and last_number not in tag for tag in tags])
-        second = [operator for begin, end in runs for operator in operators[begin:end]]
-        last = [operator for begin, end in runs for operator in operators[end : 2 * end - begin]]
-        if not second or len(second) != len(last) or len({*second, *last}) != 2 * len(second):
+        merged = {op for op, tag in zip(operators, tags, strict=True) if self._last in tag and self._is_merged(op)}
+        runs = self._runs(tags, merged)
+        if runs is None:
             return None
+        second = [operator for pending, _, _ in runs for operator in pending]
+        last = [operator for _, begin, end in runs for operator in operators[begin:end]]
         results = {v: (i, j) for i, operator in enumerate(second) for j, v in enumerate(operator.outputs)}
         passed = self._passed(second, last, results)
-        of_first = self._of_first(tags, runs[0][1], {*second, *last})
+        of_first = self._of_first(tags, {*second, *last}, merged)
         if passed is None or of_first is None or not self._returns_alike(results, last, of_first):
             return None
         values: list[dict[Value, Value]] = [{}, {v: v for v in results}]
         made: list[list[Operator]] = []
-        plan = _Plan(second, passed, self._own[1])
-        for number in range(2, last_number):
+        plan = _Plan(second, passed, self._own[1], results)
+        sources_of_copy = [self._places_of(operator.source) for operator in second]
+        for number in range(2, self._last):
             copies: list[Operator] = []
-            sources = [self._source(operator.source, number) for operator in second]
+            rows = self._origins_of(number - 1), self._origins_of(number)
+            sources = [_source_at(places, rows) for places in sources_of_copy]
             values.append(plan.copy(values[-1], self._own[number], sources, copies))
             made.append(copies)
-        for place, (operator, tag) in enumerate(zip(operators, tags, strict=True)):
-            if {1, last_number} <= tag and place < runs[0][0]:
-                # equal operators of all layers that were merged to one
-                operator.source = self._source_of_all(operator.source)
-        own = set(second)
+        for operator in merged:
+            # equal operators of all layers that were merged to one
+            operator.source = self._source_of_all(operator.source)
+        own_operators = {*second, *merged}
         for operator in operators[runs[0][1] :]:
-            if operator in own:
+            if operator in own_operators:
                 continue
             if not results.keys().isdisjoint(operator.inputs):
                 operator.inputs = tuple([values[-1][v] if v in results else v for v in operator.inputs])
             if 1 in self._layers_of(operator):
-                operator.source = self._source(operator.source, last_number - 1)
-        whole, done, of_second = [], 0, 0
-        for begin, end in runs:
-            # of each layer, the copies of this run
-            part = slice(of_second, of_second + end - begin)
-            whole += operators[done:end]
-            whole += [operator for copies in made for operator in copies[part]]
-            done, of_second = end, part.stop
+                operator.source = self._source(operator.source, self._last - 1)
+        whole, done, copied = [], 0, 0
+        for pending, begin, _ in runs:
+            # of each layer, the copies of this run, before that of the last layer
+            part = slice(copied, copied + len(pending))
+            whole += operators[done:begin]
+            for copies in made:
+                whole += copies[part]
+            done, copied = begin, part.stop
         return Graph(self._graph.inputs, self._outputs(values), [*whole, *operators[done:]])
 
-    def _of_first(self, tags: list[set[int]], end: int, others: set[Operator]) -> set[Value] | None:
+    def _runs(self, tags: list[set[int]], merged: set[Operator]) -> list[tuple[list[Operator], int, int]] | None:
+        """The operators of the last layer as rows (operators of the second layer, begin, end).
+
+        Each row of operators has as many of the second layer somewhere before it, which are in no row yet. What is left
+        of the last layer behind all rows belongs to what follows. None if there are no rows, or if a merged operator
+        comes after the first one.
+        """
+        operators = self._graph.operators
+        runs: list[tuple[list[Operator], int, int]] = []
+        pending: list[Operator] = []
+        place = 0
+        while place < len(operators):
+            operator, tag = operators[place], tags[place]
+            if operator in merged:
+                if runs:
+                    return None
+            elif self._last in tag and not (runs and not pending):
+                end = place + len(pending)
+                row = operators[place:end]
+                if not pending or len(row) != len(pending) or not merged.isdisjoint(row) or not all(tags[place:end]):
+                    return None
+                runs.append((pending, place, end))
+                pending, place = [], end - 1
+            elif 1 in tag:
+                pending.append(operator)
+            place += 1
+        return runs if runs and not pending else None
+
+    def _is_merged(self, operator: Operator) -> bool:
+        """Whether ``operator`` stands for equal ones of all layers."""
+        places: dict[int, set[int]] = {0: set(), 1: set(), self._last: set()}
+        for origin in sources_of(operator.source):
+            if origin.node in self._places:
+                number, place = self._places[origin.node]
+                places[number].add(place)
+        # of the first layer, what comes before all layers is not known
+        inside = {place for place in places[1] if place < self._layers.period}
+        return bool(places[1]) and places[1] == places[self._last] and places[0] == inside
+
+    def _of_first(self, tags: list[set[int]], others: set[Operator], merged: set[Operator]) -> set[Value] | None:
         """The results of operators of the first layer alone; None if what comes after the last layer reads one of them.
 
-        It would read them two layers back. ``end`` is where the second layer ends, ``others`` are the operators of the
-        second and the last one.
+        It would read them two layers back. ``others`` are the operators of the second layer and the last one.
         """
-        last_number = self._layers.times - 1
         values: set[Value] = set()
-        for place, (operator, tag) in enumerate(zip(self._graph.operators, tags, strict=True)):
+        inside = {node.name for node in self._layers.layer(1)}
+        is_behind = False
+        for operator, tag in zip(self._graph.operators, tags, strict=True):
             is_reading = not values.isdisjoint(operator.inputs)
-            if is_reading and place >= end and operator not in others and tag != {0}:
+            is_behind |= operator in others and any(o.node in inside for o in sources_of(operator.source))
+            if is_reading and is_behind and operator not in others and tag != {0}:
                 return None
-            if 0 in tag and last_number not in tag and (is_reading or place < end):
+            if 0 in tag and operator not in merged and self._last not in tag and (is_reading or not is_behind):
                 values.update(operator.outputs)
         return values
 
     def _returns_alike(self, results: dict[Value, tuple[int, int]], last: list[Operator], of_first: set[Value]) -> bool:
         """Whether what is returned of the second layer is a result of its operators, and of the last layer the same."""
-        second, names = self._layers.layer(1), {v.name for v in self._graph.inputs} | {n.name for n in self._returned}
-        counterparts = dict(zip(second, self._layers.layer(self._layers.times - 1), strict=True))
+        second, names = (
+            self._layers.layer(1),
+            {v.name for v in self._graph.inputs} | {n.name for n in self._returned},
+        )
+        counterparts = dict(zip(second, self._layers.layer(self._last), strict=True))
         for node, value in self._returned.items():
             if node not in counterparts:
                 number, _ = self._places.get(node.name, (None, 0))
@@ -181,13 +244,13 @@ class _Copies:
     def _passed(
         self, second: list[Operator], last: list[Operator], results: dict[Value, tuple[int, int]]
     ) -> dict[Value, Value] | None:
-        """What the second layer reads of the one before -> what the next layer reads there, a result of the second.
+        """What the second layer reads of the layer before -> what the next layer reads there, a result of the second.
 
         None if the last layer has other operators than the second.
         """
         passed: dict[Value, Value] = {}
         for mine, its in zip(second, last, strict=True):
-            if not _are_alike(mine, its) or self._marks(mine, 1) != self._marks(its, self._layers.times - 1):
+            if not _are_alike(mine, its) or self._marks(mine, 1) != self._marks(its, self._last):
                 return None
             for x, y in zip(mine.inputs, its.inputs, strict=True):
                 if x in results:
@@ -226,42 +289,67 @@ class _Copies:
             marks.append((layer == number, position) if layer in (before, number) else origin)
         return marks
 
+    def _origins_of(self, number: int) -> list[Origin]:
+        """The origins of the calls of a layer."""
+        if number not in self._origins:
+            self._origins[number] = [Origin(node) for node in self._calls_of(number)]
+        return self._origins[number]
+
+    def _places_of(self, source: Any) -> _Places | list[_Places]:
+        """Where ``source`` of an operator of the second layer comes from; a list for one of several operators."""
+        if isinstance(source, Sources):
+            return [self._place_of(origin) for origin in source]
+        return self._place_of(source)
+
+    def _place_of(self, source: Any) -> _Places:
+        layer, position = self._places.get(source.node, (None, 0)) if source else (None, 0)
+        return (layer, position, None) if layer in (0, 1) else (None, 0, source)
+
     def _source(self, source: Any, number: int) -> Any:
         """``source`` of an operator of the second layer, for that of layer ``number``."""
-        if isinstance(source, Sources):
-            return Sources([self._source(origin, number) for origin in source])
-        layer, position = self._places.get(source.node, (None, 0)) if source else (None, 0)
-        if layer not in (0, 1):
-            return source
-        key = number - 1 + layer, position
-        origin = self._origins.get(key)
-        if origin is None:
-            origin = self._origins[key] = source.moved(self._layers.layer(key[0])[position])
-        return origin
+        return _source_at(self._places_of(source), (self._origins_of(number - 1), self._origins_of(number)))
 
     def _source_of_all(self, source: Sources) -> Sources:
         """``source`` of an operator that all layers share, with those that were left out."""
         of_second = [o for o in source if self._places.get(o.node, (None,))[0] == 1]
         place = source.index(of_second[-1]) + 1
-        more = [self._source(o, number) for number in range(2, self._layers.times - 1) for o in of_second]
+        more = [self._source(o, number) for number in range(2, self._last) for o in of_second]
         return Sources([*source[:place], *more, *source[place:]])
+
+
+_Places = tuple[int | None, int, Any]
+"""(0 for the layer before, 1 for the layer itself; position there; None), or (None, 0, what all layers have)."""
+
+
+def _source_at(places: _Places | list[_Places], rows: tuple[list[Origin], list[Origin]]) -> Any:
+    """The source of a copy; ``rows`` are the origins of the layer before and of its own."""
+    if isinstance(places, list):
+        return Sources([fixed if layer is None else rows[layer][position] for layer, position, fixed in places])
+    layer, position, fixed = places
+    return fixed if layer is None else rows[layer][position]
 
 
 class _Plan:
     """How operators are copied: values are numbered, so that a copy takes its operands from a list."""
 
-    def __init__(self, operators: list[Operator], passed: dict[Value, Value], own: dict[Value, Value]) -> None:
+    def __init__(
+        self,
+        operators: list[Operator],
+        passed: dict[Value, Value],
+        own: dict[Value, Value],
+        results: Iterable[Value],
+    ) -> None:
         self._passed, self._own = list(passed.items()), list(own)
         self._values: list[Value] = [*passed, *own]
         """What operands are before copies are made, in the order of their numbers."""
         self._numbers = {v: number for number, v in enumerate(self._values)}
         self._changing = set(self._values)
-        self._steps: list[tuple[Operator, dict[str, Any], list[int], list[int], bool]] = []
-        """Operator, its attributes, numbers of operands and results, and whether it is folded."""
+        self._steps: list[_Step] = []
         for operator in operators:
             for value in operator.inputs:
                 self._add_constant(value)
             self._add(operator, is_folded=False)
+        self._results = [(v, self._number(v)) for v in results]
 
     def _number(self, value: Value) -> int:
         number = self._numbers.get(value)
@@ -271,10 +359,9 @@ class _Plan:
         return number
 
     def _add(self, operator: Operator, is_folded: bool) -> None:
-        attributes = {k: v for k, v in operator.__dict__.items() if k not in ("inputs", "outputs", "source")}
-        numbers = [[self._number(v) for v in values] for values in (operator.inputs, operator.outputs)]
+        operands, results = ([self._number(v) for v in values] for values in (operator.inputs, operator.outputs))
         self._changing.update(operator.outputs)
-        self._steps.append((operator, attributes, *numbers, is_folded))  # type: ignore[arg-type]
+        self._steps.append(_Step(operator, operands, results, is_folded))
 
     def _add_constant(self, value: Value) -> None:
         """Let copies compute ``value`` anew if it is folded from the second layer's own constants."""
@@ -288,7 +375,7 @@ class _Plan:
     def copy(
         self, before: dict[Value, Value], own: dict[Value, Value], sources: Iterable[Any], made: list[Operator]
     ) -> dict[Value, Value]:
-        """Append the operators of a layer to ``made``; returns value of the second layer -> that of this one.
+        """Append the operators of a layer to ``made``; returns result of the second layer -> that of this layer.
 
         ``before`` is what the layer before returned, ``own`` are the constants of this layer, and ``sources`` those of
         its operators.
@@ -297,30 +384,51 @@ class _Plan:
         values[: len(self._passed)] = [before[y] for _, y in self._passed]
         values[len(self._passed) : len(self._passed) + len(self._own)] = [own[v] for v in self._own]
         source = iter(sources)
-        for old, attributes, operands, results, is_folded in self._steps:
-            # not by __init__, which would check all attributes again
-            new = type(old).__new__(type(old))
-            new.__dict__.update(attributes)
-            new.inputs = tuple([values[n] for n in operands])
-            if is_folded:
-                new.source = old.source
-                new.outputs = tuple([Value(v.type, Folded(new, i), v.name) for i, v in enumerate(old.outputs)])
+        for step in self._steps:
+            if step.is_folded:
+                step.fold(values)
             else:
-                new.source = next(source)
-                new.outputs = tuple([Value(v.type, None, "", new) for v in old.outputs])
-                made.append(new)
-            for number, value in zip(results, new.outputs, strict=True):
-                value.range = self._values[number].range
-                values[number] = value
-        return dict(zip(self._values, values, strict=True))
+                made.append(step.copy(values, next(source)))
+        return {v: values[number] for v, number in self._results}
 
 
-def _runs(inside: list[bool]) -> list[tuple[int, int]]:
-    """The begin and the end of each row of places that are ``inside``."""
-    places = [
-        place for place, is_inside in enumerate([*inside, False]) if is_inside != (place > 0 and inside[place - 1])
-    ]
-    return list(zip(places[::2], places[1::2], strict=True))
+class _Step:
+    """How one operator is copied. ``operands`` and ``results`` are numbers of values."""
+
+    def __init__(self, operator: Operator, operands: list[int], results: list[int], is_folded: bool) -> None:
+        self._class, self._source, self.is_folded = type(operator), operator.source, is_folded
+        attributes = operator.__dict__.items()
+        self._attributes = [(k, v) for k, v in attributes if k not in ("inputs", "outputs", "source")]
+        # what is picked by one number alone is no tuple
+        self._operands = (
+            itemgetter(*operands) if len(operands) > 1 else lambda values: tuple(values[n] for n in operands)
+        )
+        self._results = [(number, v.type, v.range, v.name) for number, v in zip(results, operator.outputs, strict=True)]
+
+    def copy(self, values: list[Value], source: Any) -> Operator:
+        """The operator for other ``values``, to which its results are added."""
+        # not by __init__, and no dictionary is made of what it has: there are thousands
+        new: Operator = self._class.__new__(self._class)
+        new.inputs, new.source = self._operands(values), source
+        for name, attribute in self._attributes:
+            setattr(new, name, attribute)
+        made = []
+        for number, type_, range_, _ in self._results:
+            value = values[number] = Value(type_, None, "", new)
+            value.range = range_
+            made.append(value)
+        new.outputs = tuple(made)
+        return new
+
+    def fold(self, values: list[Value]) -> None:
+        """Add its results as constants to ``values``."""
+        new = self._class.__new__(self._class)
+        new.__dict__.update(self._attributes)
+        new.inputs, new.source = self._operands(values), self._source
+        new.outputs = tuple([Value(type_, Folded(new, i), name) for i, (_, type_, _, name) in enumerate(self._results)])
+        for (number, _, range_, _), value in zip(self._results, new.outputs, strict=True):
+            value.range = range_
+            values[number] = value
 
 
 def _are_alike(mine: Operator, its: Operator) -> bool:

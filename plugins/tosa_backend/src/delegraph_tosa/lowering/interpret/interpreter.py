@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from delegraph.errors import Unsupported
@@ -47,40 +47,48 @@ _TYPE_CASTS = frozenset(o for name in ("to", "_to_copy", "type_as") for o in ove
 R = TypeVar("R", bound=Result | int)
 
 
-class Origin(NamedTuple):
-    """Where an operator of the graph comes from: node, debug handle, module, and the line that the user wrote."""
+class Origin:
+    """Where an operator of the graph comes from: node, debug handle, module, and the line that the user wrote.
 
-    node: str
-    operator: str
-    handle: int | None
-    module: str
-    """Path in the user's model, as in ``named_modules``; empty in the model itself."""
-    source: Source | None
+    Operator, module and line are looked up when somebody asks: a program has thousands of origins.
+    """
 
-    @staticmethod
-    def of(node: Node) -> Origin:
-        """The origin of ``node``, from its metadata."""
-        return Origin(node.name, str(node.target), node.meta.get("debug_handle"), _module_of(node), source_of(node))
+    __slots__ = ("_target", "handle", "meta", "node")
 
-    def moved(self, node: Node) -> Origin:
-        """The origin of another ``node`` that calls the same operator, whose name takes time to find."""
-        return Origin(node.name, self.operator, node.meta.get("debug_handle"), _module_of(node), source_of(node))
+    def __init__(self, node: Node) -> None:
+        self.node, self._target, self.meta = node.name, node.target, node.meta
+        self.handle: int | None = self.meta.get("debug_handle")
+
+    @property
+    def operator(self) -> str:
+        return str(self._target)
+
+    @property
+    def module(self) -> str:
+        """Path in the user's model, as in ``named_modules``; empty in the model itself.
+
+        It is that of the innermost module whose call the node is a part of.
+        """
+        modules = self.meta.get("nn_module_stack")
+        path: str = next(reversed(modules.values()))[0] if modules else ""
+        return path
+
+    @property
+    def source(self) -> Source | None:
+        """The user's line; None if it is not known."""
+        return source_of(self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Origin) and self.node == other.node
 
     def __hash__(self) -> int:
-        """By the name of the node alone: hashing all fields would take five times as long."""
         return hash(self.node)
 
     def __str__(self) -> str:
         """``relu_1 = aten.relu.default in layers.0 at model.py:7, in forward: x = self.relu(x)``"""
-        module = f" in {self.module}" if self.module else ""
-        return f"{self.node} = {self.operator}{module}" + (f" at {self.source}" if self.source else "")
-
-
-def _module_of(node: Node) -> str:
-    """The path of the innermost module whose call ``node`` is a part of."""
-    modules = node.meta.get("nn_module_stack")
-    path: str = next(reversed(modules.values()))[0] if modules else ""
-    return path
+        module, source = self.module, self.source
+        text = f"{self.node} = {self.operator}" + (f" in {module}" if module else "")
+        return text + (f" at {source}" if source else "")
 
 
 class Interpreter:
@@ -227,7 +235,7 @@ class Interpreter:
 
         For a branch or loop, these are the node and line of the refused call inside.
         """
-        self.t.source = origin = Origin.of(node)
+        self.t.source = origin = Origin(node)
         try:
             self.run(node)
         except Unsupported as error:
@@ -239,6 +247,13 @@ class Interpreter:
         """Let ``node``, which is not lowered, have the value of the ``other`` one; None if nothing reads it."""
         if other in self.values:
             self.values[node] = self.values[other]
+
+    def expect_computed(self, node: Node) -> None:
+        """Raise Unsupported if a value of ``node`` has more than its type, as one that is computed later has."""
+        values = self.values.get(node)
+        several = values if isinstance(values, tuple) else (values,)
+        if any(type(value) is not Value for value in several if value is not None):
+            raise refused(f"{node.name} is computed where it is read")
 
     def enter(self, nodes: Collection[Node], operand_of: Callable[[Node], Value | int]) -> Interpreter:
         """An interpreter for the ``nodes`` of a subgraph, on the same builder.
@@ -259,12 +274,12 @@ class Interpreter:
         """
         # the operators belong to the first call that uses the buffer
         first = next((user for user in buffer.users if user.op == "call_function"), buffer)
-        self.t.source = Origin.of(first)
+        self.t.source = Origin(first)
         self.values[buffer] = self.t.variable(name, constant_of(name, initial))
 
     def write_variable(self, value: Node, name: str) -> None:
         """Let the variable hold ``value`` when the next call starts."""
-        self.t.source = Origin.of(value)
+        self.t.source = Origin(value)
         self.t.variable_write(name, self.value_of(value))
 
     def size(self, node: Node) -> float:
@@ -308,7 +323,7 @@ class Interpreter:
         """
         taken, results = set(inputs), []
         for position, (node, value) in enumerate(returned):
-            self.t.source = Origin.of(node)
+            self.t.source = Origin(node)
             value = value.leaving(self.t) if isinstance(value, Bytes) else real(self.t, value)
             why = self.t.spec.why_not_tensor(value.type)
             self.t.require(why is None, f"output {position}: {why}")
@@ -336,7 +351,9 @@ def lower_program(
     ``constant`` is what ``constants_of`` returns for the program. Calls that are ``left_out`` are not lowered: what
     reads their result reads that of the call to which they map (``layers``).
     """
-    kept = [node for node in program.graph.nodes if node not in left_out] if left_out else program.graph.nodes
+    # what uses prove of integers is read of all calls
+    has_integers = any(_is_integer(node.meta.get("val")) for node in left_out)
+    kept = program.graph.nodes if has_integers else [n for n in program.graph.nodes if n not in left_out]
     interpreter = Interpreter(t, constant or constants_of(program), kept)
     inputs = [_graph_input(interpreter.value_of(node)) for node in user_inputs(program)]
     new_values = written_values(program)  # placeholder of a written buffer -> the node of its new value
@@ -346,6 +363,8 @@ def lower_program(
     for node in program.graph.nodes:
         if node in left_out:
             interpreter.stand_in(node, left_out[node])
+            if left_out[node] is not None and any(user not in left_out for user in node.users):
+                interpreter.expect_computed(node)
         elif node.op == "call_function":
             interpreter.lower(node)
     for buffer, spec in buffers:
@@ -371,6 +390,11 @@ def _name_results(results: Iterable[Value], nodes: Iterable[Node], taken: set[st
         while value.name in taken:
             value.name += "_"
         taken.add(value.name)
+
+
+def _is_integer(val: Any) -> bool:
+    """Whether ``val`` is a tensor of integers."""
+    return isinstance(val, torch.Tensor) and not val.is_floating_point() and val.dtype is not torch.bool
 
 
 def constants_of(program: ExportedProgram) -> Callable[[Node], Value | None]:

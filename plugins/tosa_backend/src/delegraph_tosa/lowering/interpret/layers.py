@@ -10,7 +10,7 @@ comparing two calls takes a fiftieth of the time of a rule and the passes. Of wh
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import eq
 from typing import Any, NamedTuple
 
@@ -23,6 +23,9 @@ from torch.fx import Node
 from ...ir.graph import Value
 from ..ranges.carried import CARRIED
 from .interpreter import constants_of, returned_nodes
+from .saturation import saturates
+
+aten = torch.ops.aten
 
 LEAST = 5
 """The fewest layers of which copies are made: with fewer, looking for them costs what it saves."""
@@ -31,7 +34,9 @@ _RUN = 6
 _STEP = 7
 """At every so manieth call the way to the next equal place is measured; a prime, so that all parts of layers count."""
 _MOVED = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.bool})
-"""Element types of what a layer computes: of them a rule reads the type alone, of integers also the range."""
+"""Element types of what may go from layer to layer: of them a rule reads the type alone, of integers also the range."""
+_INSIDE = _MOVED | {torch.int8, torch.int16, torch.int32, torch.int64}
+"""Element types of what a layer computes for itself: its integers have equal ranges in all layers."""
 
 
 class Layers(NamedTuple):
@@ -45,6 +50,10 @@ class Layers(NamedTuple):
     times: int
     own: list[dict[Node, Node]]
     """For each layer, the placeholders that only the second one reads -> those that this one reads in their place."""
+    before: list[list[Node]]
+    """For each layer, the calls before all layers that only this one reads, the same ones in the same order.
+
+    None for the first layer."""
     returned: list[Node]
     """What the program returns; of each layer but the first the same calls, or only of the last one."""
 
@@ -59,6 +68,7 @@ class Layers(NamedTuple):
         That is the same call of the second layer.
         """
         nodes = self.calls[self.start + 2 * self.period : self.start + (self.times - 1) * self.period]
+        nodes += [node for calls in self.before[2:-1] for node in calls]
         stand_ins = zip(self.layer(self.times - 2), self.layer(1), strict=True)
         return {**dict.fromkeys(nodes), **dict(stand_ins)}
 
@@ -69,42 +79,54 @@ def layers_of(program: ExportedProgram) -> Layers | None:
         return None
     calls = [node for node in program.graph.nodes if node.op == "call_function"]
     found = _stretch(calls)
-    if found is None:
+    if found is None or saturates(calls):
         return None
     start, period, count = found
-    layers = Layers(calls, start, period, count, [{}], returned_nodes(program))
     index = {node: position for position, node in enumerate(calls)}
-    # what follows reads the last layer alone
-    before_last = start + (count - 1) * period
-    for node in calls[start + count * period :]:
-        for operand in node.all_input_nodes:
-            if start <= index.get(operand, -1) < before_last:
-                return None
+    layers = Layers(calls, start, period, count, [{}], [[]], returned_nodes(program))
     pattern = _Pattern(layers, index)
-    if not pattern.is_usable or not _return_alike(layers, index):
+    if not pattern.is_usable or not _leaves_alone(layers, index) or not _return_alike(layers, index):
         return None
     for number in range(1, count):
-        mapping = pattern.placeholders_of(number)
-        if mapping is None or mapping.keys() != pattern.own:
+        alone = pattern.read_alone(number)
+        if alone is None or alone[0].keys() != pattern.own:
             return None
-        layers.own.append(mapping)
+        layers.own.append(alone[0])
+        layers.before.append(alone[1])
     own = [node for mapping in layers.own for node in mapping.values()]
     constant = constant_placeholders(program)
     is_usable = all(node in constant or _is_plain_input(node) for node in own)
-    return layers if len(own) == len(set(own)) and is_usable else None
+    return layers if is_usable and len(own) == len(set(own)) else None
+
+
+def _leaves_alone(layers: Layers, index: dict[Node, int]) -> bool:
+    """Whether what follows the layers reads the last one alone, and none of its integers."""
+    begin, last = layers.start, layers.start + (layers.times - 1) * layers.period
+    end = last + layers.period
+    for node in layers.calls[end:]:
+        for operand in node.all_input_nodes:
+            place = index.get(operand, -1)
+            if begin <= place < end and (place < last or not _is_moved(operand.meta["val"])):
+                return False
+    return True
 
 
 def _return_alike(layers: Layers, index: dict[Node, int]) -> bool:
-    """Whether the program returns the same calls of each layer but the first, each once, or those of the last alone."""
+    """Whether the program returns the same calls of each layer but the first, each once, or those of the last alone.
+
+    And no integers.
+    """
     returned: list[list[int]] = [[] for _ in range(layers.times)]
     for node in layers.returned:
         layer, position = divmod(index.get(node, -1) - layers.start, layers.period)
         if 0 <= layer < layers.times:
+            if not _is_moved(node.meta["val"]):
+                return False
             returned[layer].append(position)
-    _, second, *others, _ = returned
+    _, second, *others, last = returned
     if any(sorted(positions) != sorted(second) for positions in others) or len(second) != len(set(second)):
         return False
-    return not second or sorted(returned[-1]) == sorted(second)
+    return not second or sorted(last) == sorted(second)
 
 
 def _is_plain_input(node: Node) -> bool:
@@ -132,6 +154,30 @@ def _stretch(calls: list[Node]) -> tuple[int, int, int] | None:
     return best
 
 
+_SAME = frozenset({aten.clone.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default})
+"""Operators whose result is their operand."""
+
+
+def _root(node: Node) -> Node:
+    """The node of which ``node`` is a clone, or a clone of one, and so on; else itself."""
+    while node.target in _SAME and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node
+
+
+class _Arguments(NamedTuple):
+    """Arguments of a call, each with its position."""
+
+    length: int
+    calls: list[tuple[int, int]]
+    """Places of calls of the second layer and the one before."""
+    outside: list[tuple[int, Node]]
+    others: list[tuple[int, Any, str]]
+    """What is no node, and its text."""
+    lists: list[tuple[int, Any]]
+    """Those with nodes, as ``_Arguments``."""
+
+
 class _Pattern:
     """What the second layer reads, to be compared with the others."""
 
@@ -140,78 +186,152 @@ class _Pattern:
         self._begin = begin = layers.start + layers.period
         second = layers.layer(1)
         end = begin + layers.period
-        # for each call the leaves of its arguments: the positions of calls of this layer and the one before, else what
-        # the leaves are
-        self._leaves: list[list[Any]] = []
-        for node in second:
-            leaves = _leaves_of(node)
-            places = [index.get(leaf, -1) if isinstance(leaf, Node) else -1 for leaf in leaves]
-            self._leaves.append([_Inside(p) if p >= layers.start else x for p, x in zip(places, leaves, strict=True)])
-        self.own = {n for leaves in self._leaves for n in leaves if isinstance(n, Node) and n.op == "placeholder"
-                    and all(begin <= index.get(user, -1) < end for user in n.users)}  # fmt: skip
-        """Placeholders that only the second layer reads."""
-        self.is_usable = all(_is_moved(node.meta.get("val")) for node in second)
+        read = {node for node in second for node in node.all_input_nodes}
+        outside = {node: _root(node) for node in read if index.get(node, -1) < layers.start}
+        self.own = {
+            root
+            for root in outside.values()
+            if root.op == "placeholder" and all(begin <= place < end for place in self._uses(root))
+        }
+        """Placeholders that only the second layer reads, perhaps by clones that are made before all layers."""
+        self._roots = {node: root if root in self.own else node for node, root in outside.items()}
+        self._alone: set[Node] = set()
+        """Calls before all layers that only the second layer reads, perhaps by others of them."""
+        for node in reversed(layers.calls[: layers.start]):
+            places = [place for user in node.users for place in [index.get(user, -1)] if user not in self._alone]
+            if node.users and all(begin <= place < end for place in places) and _root(node) not in self.own:
+                self._alone.add(node)
+        passed = [node for node in read if layers.start <= index.get(node, -1) < begin]
+        self._calls = [self._sorted(_arguments_of(node)) for node in second]
+        self._integers = [k for k, node in enumerate(second) if not _is_moved(node.meta.get("val"))]
+        self._carried = [second[k].meta.get(CARRIED) for k in self._integers]
+        self.is_usable = all(_is_moved(node.meta.get("val")) for node in passed) and all(
+            _is_moved(second[k].meta.get("val"), _INSIDE) for k in self._integers
+        )
 
-    def placeholders_of(self, number: int) -> dict[Node, Node] | None:
-        """Placeholder that only the second layer reads -> what layer ``number`` reads there; None if layers differ."""
-        index, own, shift = self._index, self.own, (number - 1) * self._layers.period
+    def _uses(self, node: Node) -> Iterator[int]:
+        """The places of the calls that read ``node`` or a clone of it that is made before all layers."""
+        for user in node.users:
+            place = self._index.get(user, -1)
+            if user.target in _SAME and 0 <= place < self._layers.start:
+                yield from self._uses(user)
+            else:
+                yield place
+
+    def _sorted(self, arguments: Any) -> _Arguments:
+        """The arguments of a call of the second layer, or a list among them, by what they are compared with."""
+        sorted_ = _Arguments(len(arguments), [], [], [], [])
+        for k, argument in enumerate(arguments):
+            if isinstance(argument, Node):
+                place = self._index.get(argument, -1)
+                if place >= self._layers.start:
+                    sorted_.calls.append((k, place))
+                else:
+                    sorted_.outside.append((k, argument))
+            elif isinstance(argument, (list, tuple)) and any(isinstance(x, (Node, list, tuple)) for x in argument):
+                sorted_.lists.append((k, self._sorted(argument)))
+            else:
+                sorted_.others.append((k, argument, repr(argument)))
+        return sorted_
+
+    def read_alone(self, number: int) -> tuple[dict[Node, Node], list[Node]] | None:
+        """What layer ``number`` reads alone; None if it differs from the second layer.
+
+        That are placeholders, as placeholder that only the second layer reads -> what this one reads in its place, and
+        calls before all layers, in the order in which the second layer reads its own.
+        """
         placeholders: dict[Node, Node] = {}
-        for leaves, node in zip(self._leaves, self._layers.layer(number), strict=True):
-            found = _leaves_of(node)
-            if len(found) != len(leaves):
+        alike: dict[Node, Node] = {}
+        calls = self._layers.layer(number)
+        shift = (number - 1) * self._layers.period
+        for arguments, node in zip(self._calls, calls, strict=True):
+            if not self._are_equal(arguments, _arguments_of(node), shift, placeholders, alike):
                 return None
-            for mine, its in zip(leaves, found, strict=True):
-                if type(mine) is _Inside:
-                    if index.get(its, -1) != mine + shift:
-                        return None
-                elif mine is its and mine not in own:
-                    pass
-                elif isinstance(mine, Node):
-                    if mine not in own or placeholders.setdefault(mine, its) is not its:
-                        return None
-                elif type(mine) is not type(its) or repr(mine) != repr(its):
-                    return None
-        are_alike = all(_are_alike(mine, its) for mine, its in placeholders.items())
-        return placeholders if are_alike else None
+        if self._integers and [calls[k].meta.get(CARRIED) for k in self._integers] != self._carried:
+            return None
+        # types are compared with the constants
+        if not all(its.op == "placeholder" and len(mine.users) == len(its.users) for mine, its in placeholders.items()):
+            return None
+        return (placeholders, list(alike.values())) if self._are_alone(alike, number) else None
+
+    def _are_alone(self, alike: dict[Node, Node], number: int) -> bool:
+        """Whether the calls before all layers to which ``alike`` maps those of the second are read by this layer alone.
+
+        And all calls that the second layer reads alone are among them.
+        """
+        begin = self._layers.start + number * self._layers.period
+        its = set(alike.values())
+        for node in its:
+            for user in node.users:
+                if user not in its and not begin <= self._index.get(user, -1) < begin + self._layers.period:
+                    return False
+        return len(its) == len(alike) and alike.keys() == self._alone
+
+    def _are_equal(
+        self,
+        mine: _Arguments,
+        others: Any,
+        shift: int,
+        placeholders: dict[Node, Node],
+        alike: dict[Node, Node],
+    ) -> bool:
+        """Whether a call of another layer has the arguments ``others`` in the place of those of the second layer.
+
+        ``shift``: how far the calls of that layer are behind. ``placeholders`` and ``alike`` are filled: placeholders
+        and calls before all layers that the second layer reads -> what that layer reads.
+        """
+        if not isinstance(others, (list, tuple)) or mine.length != len(others):
+            return False
+        get = self._index.get
+        for k, place in mine.calls:
+            if get(others[k]) != place + shift:
+                return False
+        for k, node in mine.outside:
+            its, root = others[k], self._roots[node]
+            if root in self.own:
+                if not isinstance(its, Node) or placeholders.setdefault(root, other := _root(its)) is not other:
+                    return False
+            elif not self._are_computed_alike(node, its, alike):
+                return False
+        for k, value, text in mine.others:
+            its = others[k]
+            # as text: 0.0 and -0.0 are equal numbers
+            if value is not its and (type(value) is not type(its) or text != repr(its)):
+                return False
+        return all(self._are_equal(inner, others[k], shift, placeholders, alike) for k, inner in mine.lists)
+
+    def _are_computed_alike(self, mine: Any, its: Any, alike: dict[Node, Node]) -> bool:
+        """Whether two values from outside of the layers are one, or the same calls of the same values.
+
+        Such calls, of which only one layer reads the result, are added to ``alike``.
+        """
+        if not isinstance(mine, Node):
+            return type(mine) is type(its) and repr(mine) == repr(its)
+        if not isinstance(its, Node):
+            return False
+        if mine in self._alone:
+            if mine in alike:
+                return alike[mine] is its
+            if mine.target is not its.target or not 0 <= self._index.get(its, -1) < self._layers.start:
+                return False
+            left, right = _arguments_of(mine), _arguments_of(its)
+            alike[mine] = its
+            return len(left) == len(right) and all(
+                self._are_computed_alike(*pair, alike) for pair in zip(left, right, strict=True)
+            )
+        return mine is its
 
 
-class _Inside(int):
-    """The position of a call of the second layer or the one before."""
+def _arguments_of(node: Node) -> Any:
+    """The arguments of a call, with those that it has by name behind."""
+    return (*node.args, *node.kwargs, *node.kwargs.values()) if node.kwargs else node.args
 
 
-def _leaves_of(node: Node) -> list[Any]:
-    """What the arguments of a call are, and what they have in their lists, with the lengths of these."""
-    leaves: list[Any] = []
-    _add_leaves(node.args, leaves)
-    if node.kwargs:
-        _add_leaves(tuple(node.kwargs.items()), leaves)
-    return leaves
-
-
-def _add_leaves(argument: Any, leaves: list[Any]) -> None:
-    for part in argument:
-        if isinstance(part, (list, tuple)):
-            leaves.append(len(part))
-            _add_leaves(part, leaves)
-        else:
-            leaves.append(part)
-
-
-def _is_moved(val: Any) -> bool:
-    """Whether what a call computes has element types of which rules read the type alone."""
+def _is_moved(val: Any, dtypes: frozenset[torch.dtype] = _MOVED) -> bool:
+    """Whether what a call computes has only element types among ``dtypes``."""
     if isinstance(val, (list, tuple)):
-        return all(map(_is_moved, val))
-    return isinstance(val, torch.Tensor) and val.dtype in _MOVED
-
-
-def _are_alike(mine: Node, its: Any) -> bool:
-    """Whether two placeholders have the same type and number of users."""
-    if not isinstance(its, Node) or its.op != "placeholder":
-        return False
-    a, b = mine.meta["val"], its.meta["val"]
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or len(mine.users) != len(its.users):
-        return False
-    return a.shape == b.shape and a.dtype is b.dtype and a.stride() == b.stride()
+        return all(_is_moved(one, dtypes) for one in val)
+    return isinstance(val, torch.Tensor) and val.dtype in dtypes
 
 
 class Constants(NamedTuple):
@@ -232,16 +352,22 @@ def constants_of_layers(program: ExportedProgram, layers: Layers) -> Constants |
     """
     value = constants_of(program)
     placeholders = {node for mapping in layers.own for node in mapping.values()}
-    own: list[dict[Value, Value]] = []
-    inputs: list[dict[str, str]] = []
-    for mapping in layers.own:
+    own: list[dict[Value, Value]] = [{}]
+    inputs: list[dict[str, str]] = [{}]
+    for mapping in layers.own[1:]:
         pairs = [(node, its, value(node), value(its)) for node, its in mapping.items()]
         inputs.append({node.name: its.name for node, its, mine, _ in pairs if mine is None})
         own.append({mine: other for _, _, mine, other in pairs if mine is not None and other is not None})
-        if len(own[-1]) + len(inputs[-1]) != len(mapping):
+        are_alike = all(a.type == b.type for a, b in own[-1].items())
+        are_inputs_alike = all(_type(node) == _type(its) for node, its, mine, _ in pairs if mine is None)
+        if not are_alike or not are_inputs_alike or len(own[-1]) + len(inputs[-1]) != len(mapping):
             return None
     found = [v for mapping in own for v in mapping.values()]
     others = [value(node) for node in program.graph.find_nodes(op="placeholder") if node not in placeholders]
     if len(set(found)) != len(found) or not set(found).isdisjoint(others):
         return None
     return Constants(value, own, inputs)
+
+
+def _type(node: Node) -> tuple[torch.Size, torch.dtype]:
+    return node.meta["val"].shape, node.meta["val"].dtype
