@@ -73,6 +73,15 @@ def test_an_int64_that_leaves_as_it_came_is_asked_of_the_device_as_the_int32_tha
     assert [len(delegate.nodes) for delegate in lowered.delegates] == [1]
 
 
+def test_an_int64_that_leaves_one_of_several_partitions_as_it_came_is_asked_of_the_device():
+    """Such a partition is interpreted by itself, with inputs of its own."""
+    places = torch.empty_strided((1, 2, 1, 3), (6, 1, 6, 2), dtype=torch.int64).copy_(torch.arange(6).view(1, 2, 1, 3))
+    program = export(lambda m, x, i: torch.ops.aten.max_unpool2d.default(x, i, [3, 6]), torch.ones(1, 2, 1, 3), places)
+    lowered = delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": "TOSA-1.0+FP+fp32alone"}})
+    assert not lowered.report.given_back
+    assert [row.operator for row in lowered.report.refusals if "IDENTITY: this device" in row.reason]
+
+
 def test_integers_computed_of_constants_alone_are_asked_of_the_device_as_what_they_fold_to():
     program = export(lambda m, x: (x * 2, (torch.arange(3) + 1) % 3), torch.ones(3, 2))
     lowered = delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": "TOSA-1.0+FP+fp32alone"}})

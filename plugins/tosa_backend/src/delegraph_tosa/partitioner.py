@@ -115,11 +115,12 @@ class TOSASupport:
         alone = self._alone(nodes, inside)
         found: dict[Node, str] = {}
         inputs = self._inputs(nodes, inside) if self._has_sizes else []
-        arriving = (i for n in nodes for i in n.all_input_nodes if i not in inside)
-        taken = {value for i in arriving for value in _flat((alone or self._run).values.get(i))}
+        run, taken = alone or self._run, set[Any]()
         for node in nodes:
             why = self._why_not_empty(node, inside) or (alone and alone.why_not(node))
-            why = why or self._why_not_result(alone or self._run, node, inside, taken)
+            arriving = (i for i in node.all_input_nodes if i not in inside)
+            taken.update(value for i in arriving for value in _flat(run.values.get(i)))
+            why = why or self._why_not_result(run, node, inside, taken)
             if why is None and self._has_sizes:
                 untold = why_untold(inputs, _sizes(node))
                 why = untold and untold_size(untold)
