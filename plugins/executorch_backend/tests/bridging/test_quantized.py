@@ -52,6 +52,21 @@ def test_delegated_as_by_executorch(
     assert stored < weights, "weights are kept as int8"
 
 
+def test_groups_of_int8_are_refused() -> None:
+    # ExecuTorch's compiler stops at such a weight with an AssertionError
+    stock_runtime()
+    from torchao.quantization import Int8DynamicActivationIntxWeightConfig, PerAxis, PerGroup, quantize_
+
+    x = torch.randn(2, 64, generator=torch.Generator().manual_seed(0))
+    for granularity, is_taken in ((PerAxis(0), True), (PerGroup(32), False)):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(64, 8)).eval()
+        quantize_(module, Int8DynamicActivationIntxWeightConfig(torch.int8, granularity))
+        lowered = delegraph.lower(module, (x,), backends=["xnnpack"])
+        assert (lowered.host_operators == 0) is is_taken
+        assert (lowered(x) - module(x)).abs().max() < 0.01
+
+
 class Rescaled(nn.Module):
     """A quantized layer whose result has a scale far from that of its operands."""
 
@@ -224,6 +239,48 @@ def test_arms_partitioner_takes_what_another_quantizer_quantized(mean: bool) -> 
         scale, zero = last[-1][:2]
         wanted = program.module(check_guards=False)(*batches[0])
         assert ((found.int() - zero) * scale - wanted).abs().max() <= 1.01 * scale
+
+
+@pytest.mark.parametrize(
+    ("kind", "refused"),
+    [
+        ("of parameters", "quantized_decomposed.quantize_per_channel.default"),
+        pytest.param("of an input", "aten.addmm.default", marks=pytest.mark.slow),
+    ],
+)
+def test_arm_gets_no_layer_whose_weight_is_computed(kind: str, refused: str) -> None:
+    """Its compiler fails on a weight that is quantized by channels at run time, though its partitioner takes it."""
+    pytest.importorskip("tosa_serializer", reason="ExecuTorch's TOSA backend needs it; the extra verify has it")
+    from delegraph_executorch.bridging import bridge
+    from executorch.backends.arm.tosa.backend import TOSABackend
+    from executorch.backends.arm.tosa.compile_spec import TosaCompileSpec
+    from executorch.backends.arm.tosa.partitioner import TOSAPartitioner
+
+    torch.manual_seed(0)
+    batches = [(torch.randn(3, 8), torch.rand(6, 1)) for _ in range(2)]
+    program = delegraph.quantize(Weighted(kind).eval(), batches, backend="tosa")
+    made = bridge(TOSABackend, lambda: TOSAPartitioner(TosaCompileSpec("TOSA-1.0+INT")))
+    registry = delegraph.Registry(discover=False)
+    with registry.register(made.backend):
+        lowered = delegraph.lower(program, backends=[made.partitioner()], registry=registry)
+    assert len(lowered.delegates) == 1
+    assert refused in {row.operator for row in lowered.report.refusals}
+
+
+class Weighted(nn.Module):
+    """A linear layer whose weight has a norm for each row, of an input or of parameters"""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.first, self.layer, self.kind = nn.Linear(8, 8), nn.Linear(8, 6), kind
+
+    def forward(self, x: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
+        weight = self.layer.weight
+        if self.kind == "of parameters":
+            return nn.functional.linear(
+                self.first(x).relu(), weight / weight.norm(dim=1, keepdim=True), self.layer.bias
+            )
+        return nn.functional.linear(self.first(x).relu(), weight * norms, self.layer.bias)
 
 
 def _steps(program: Any, name: str) -> list[Any]:

@@ -29,7 +29,7 @@ from ..emit.sizes import upper_bounds
 from .cycles import without_cycles
 from .edge import MARKS, pieces_of, to_edge_dialect
 from .parts import remember
-from .quantized import mark_quantized
+from .quantized import computes_channels, mark_quantized
 
 aten = torch.ops.aten
 _PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
@@ -119,6 +119,8 @@ class BridgedPartitioner(Partitioner):
 
     def _why_hidden(self, node: Node, program: ExportedProgram, constants: Collection[Node]) -> str | None:
         """Why a call must not be delegated, whatever the partitioner thinks of it."""
+        if computes_channels(node):
+            return "it has a scale for each channel of what is computed at run time"
         for value in (node, *node.all_input_nodes):
             for val in pytree.tree_leaves(value.meta.get("val")):
                 try:

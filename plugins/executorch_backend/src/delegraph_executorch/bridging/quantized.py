@@ -27,6 +27,16 @@ def mark_quantized(edge: ExportedProgram) -> None:
         node.meta["custom"] = {**(node.meta.get("custom") or {}), ARM: {"quantized": True}}
 
 
+def computes_channels(node: Node) -> bool:
+    """Whether a call quantizes what is computed at run time by channels, or dequantizes the result of such a call.
+
+    So does a layer whose weight is computed. Arm's partitioners take that call alone, and its compiler fails on it.
+    """
+    if "dequantize_per_channel" in str(node.target):
+        node = node.all_input_nodes[0]
+    return node.op == "call_function" and ".quantize_per_channel" in str(node.target)
+
+
 def _between(edge: ExportedProgram) -> set[Node]:
     """Calls whose floats all come from dequantize and from constants, and all end in quantize, through such calls."""
     calls = [n for n in edge.graph.nodes if n.op == "call_function" and not _converts(n)]
@@ -47,11 +57,18 @@ def _between(edge: ExportedProgram) -> set[Node]:
 
 
 def _is_taken(node: Node, constants: Collection[str]) -> bool:
-    """Whether Arm's passes lower a call in integers; they compute no weight of a layer at run time."""
+    """Whether Arm's passes lower a call in integers; they compute no weight, and no channels, at run time."""
+    if any("dequantize_per_channel" in str(v.target) and _computed(v, constants) for v in node.all_input_nodes):
+        return False
     if not any(name in str(node.target) for name in LAYERS):
         return not any(name in str(node.target) for name in DECOMPOSED)
     weight: Any = node.args[1]
-    return (weight.all_input_nodes or [weight])[0].name in constants
+    return not _computed(weight, constants)
+
+
+def _computed(value: Node, constants: Collection[str]) -> bool:
+    """Whether ``value``, or what it dequantizes, is no constant."""
+    return (value.all_input_nodes or [value])[0].name not in constants
 
 
 def _converts(node: Node) -> bool:
