@@ -63,6 +63,7 @@ DISTRIBUTIONS += [
 ]
 GUIDES = [
     "README.md",
+    "docs/home.md",
     "docs/tutorial.md",
     "docs/user-guide.md",
     "docs/recipes.md",
