@@ -143,7 +143,7 @@ def test_every_path_in_the_architecture_page_exists():
 
 
 BUDGET = {
-    "exported": 3185, "engine": 2290, "discovery": 1730, "host": 1120, "cli": 860, "report": 770,
+    "exported": 3185, "engine": 2290, "discovery": 1730, "host": 1125, "cli": 860, "report": 770,
     "partitioner": 865, "command": 520, "io": 585, "exported_program.py": 270, "plugin.py": 270,
     "delegates": 430, "formats.py": 210, "lowered_program.py": 180, "api.py": 170, "named_data.py": 175,
     "work.py": 150, "backend.py": 155, "__init__.py": 120, "errors.py": 90, "runtime.py": 155, "summary.py": 60,

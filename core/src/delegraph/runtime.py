@@ -235,6 +235,8 @@ class BackendRuntime:
     If False, only one thread at a time loads or calls delegates of this runtime, and results are copied before the next
     call, which may overwrite them.
     """
+    any_strides: ClassVar[bool] = False
+    """Whether delegates take inputs of any strides. If False, they get them with the strides that the backend saw."""
     device_half: ClassVar[Path | None] = None
     """The backend's implementation for ExecuTorch's runtime: a C++ file that registers it, or a library built from one.
 

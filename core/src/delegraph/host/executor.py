@@ -112,6 +112,7 @@ class LoadedDelegate:
         self._turn = Turn("loading the same delegate")  # or the lock of a runtime that is not thread-safe
         self._run: Delegate | None = None
         self._copies = False  # whether results are copied, since the next call may overwrite them
+        self._any_strides = False  # whether the runtime is loaded, and takes inputs of any strides
         self._suspected = True  # whether the next call compares its inputs
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
@@ -126,6 +127,10 @@ class LoadedDelegate:
     def _copied(self, results: tuple[Any, ...]) -> tuple[Any, ...]:
         """The results in memory of their own. Timed delegates override it."""
         return tuple(r.clone() if isinstance(r, torch.Tensor) else r for r in results)
+
+    def arrange(self, value: torch.Tensor, layout: Layout) -> torch.Tensor:
+        """An input as the runtime takes it: with the ``layout`` that the backend saw, unless it takes any strides."""
+        return value if self._any_strides else arrange(value, layout)
 
     def suspected(self, *args: Any) -> tuple[Any, ...]:
         """Call the delegate and compare its inputs before and after. Raises ContractViolation if it wrote one."""
@@ -192,7 +197,7 @@ class LoadedDelegate:
                 with load:
                     opened = self._open(runtime)(module.processed_bytes, module.compile_specs, module.named_data())
                     run = self._wrap(call.around(opened))
-                self._copies, self._run = not runtime.thread_safe, run
+                self._copies, self._any_strides, self._run = not runtime.thread_safe, runtime.any_strides, run
             return self._run
 
     def _open(self, runtime: type[BackendRuntime]) -> Callable[..., Any]:

@@ -90,7 +90,9 @@ class GraphCode:
         # tracebacks find `get_source` by `__name__` and `__loader__`, so the text is made only when one is printed
         names = {**self._bound, "__name__": self._file, "__loader__": self}  # the globals of the code
         names["see"] = None if watch is None else watch.see
-        names |= {name: bind(module) for name, module in self._delegates.items()}
+        for name, module in self._delegates.items():
+            names[name] = run = bind(module)
+            names[f"{name}_arrange"] = getattr(run, "arrange", arrange)
         for name, (owner, subgraph) in self._subgraphs.items():
             run = subgraph.function(bind, watch)
             if watch is not None and subgraph._watched:
@@ -166,9 +168,11 @@ class GraphCode:
         """
         if node.target is CALL_DELEGATE:
             module, *inputs = node.args
-            # a runtime gets its inputs with the strides that the backend saw
+            # a runtime gets its inputs with the strides that the backend saw, unless it takes any
             layouts = (Layout.of(a.meta.get("val")) if isinstance(a, Node) else None for a in inputs)
-            arguments = [self._arranged(self._text(a), layout) for a, layout in zip(inputs, layouts, strict=True)]
+            arrange = f"{self._text(module)}_arrange"
+            pairs = zip(inputs, layouts, strict=True)
+            arguments = [self._arranged(self._text(a), layout, arrange) for a, layout in pairs]
             text = f"{self._text(module)}({', '.join(arguments)})"
         else:
             arguments = [self._text(a) for a in node.args]
@@ -178,9 +182,9 @@ class GraphCode:
             text = f"expect_rank({text}, {self._bind(node)})" if expects_rank(node, self._inside) else text
         return self._arranged(text, self._layouts.get(node))
 
-    def _arranged(self, text: str, layout: Layout | None) -> str:
+    def _arranged(self, text: str, layout: Layout | None, arrange: str = "arrange") -> str:
         """The expression ``text``, wrapped so that its value gets ``layout``; unchanged if that is None."""
-        return text if layout is None else f"arrange({text}, {self._bind(layout)})"
+        return text if layout is None else f"{arrange}({text}, {self._bind(layout)})"
 
     def _text(self, value: Any) -> str:
         """An argument as a Python expression. An object without values of the graph becomes a name in the code."""

@@ -88,7 +88,7 @@ def compile_model(model: ov.Model, settings: Mapping[str, str], **more: str) -> 
 class OpenVINORuntime(BackendRuntime):
     """Loads IRs into OpenVINO. Calls of one delegate in several threads have an inference request each."""
 
-    thread_safe = True
+    thread_safe = any_strides = True
 
     @staticmethod
     def load(processed_bytes: bytes, compile_specs: Specs, named_data: NamedData) -> Delegate:

@@ -6,10 +6,12 @@ import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any, ClassVar
 
 import torch
 from delegraph.backend import CompileSpec
+from delegraph.delegates import Border
 from delegraph.errors import FormatError, InputError, NoRuntime
 from delegraph.io.quiet import quietly
 from delegraph.runtime import BackendRuntime, BlobHeader, Compatibility, Delegate, ProfiledDelegate, Spent
@@ -31,6 +33,7 @@ class BridgedRuntime(BackendRuntime):
     """Runs the blobs of ``backend_id``, if the wheel ``executorch`` has the backend's device half."""
 
     backend_id: ClassVar[str]
+    any_strides = True
 
     @classmethod
     def compatible(
@@ -95,8 +98,14 @@ class XnnpackBridgedRuntime(BridgedRuntime):
 
         def call(*args: torch.Tensor | float) -> tuple[tuple[Any, ...], Callable[[], Spent]]:
             keep = content  # the program reads it where it is
+            given, borders = [], {}
+            for place, arg in enumerate(args):
+                start = perf_counter()
+                given.append(_plain(arg))
+                borders[Border("input", place)] = {"seconds": perf_counter() - start}
             try:
-                return tuple(program.run_method("forward", tuple(_plain(a) for a in args), clone_outputs=False)), read
+                results = tuple(program.run_method("forward", tuple(given), clone_outputs=False))
+                return results, lambda: {**read(), **borders}
             except RuntimeError as e:
                 raise InputError("input-invalid", f"{cls.backend_id} refuses these inputs: {e}") from e
             finally:
