@@ -208,7 +208,8 @@ class Branches(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.first(x).relu()
-        y = torch.cat([y, y + self.second(y).sigmoid()], 2)
+        left, right = y.chunk(2, 1)
+        y = torch.cat([torch.cat([right, left], 1), y + self.second(y).sigmoid()], 2)
         return self.last(y.mean((2, 3)) if self.mean else y[:, :, 1, 1])
 
 

@@ -22,6 +22,9 @@ _MOVES = ("cat.default", "max_pool2d.default", "permute_copy.default", "view_cop
 _RESCALES_BELOW = 256
 """XNNPACK's runtime loads no product whose integers it would have to multiply by this or more to rescale them."""
 
+_LOWEST_OF_GROUPS = -8
+"""XNNPACK has weights with a scale for each group of four bits alone."""
+
 
 def correct(configs: Iterable[tuple[str, Any]]) -> None:
     """Make the configurations of a partitioner, each with the operator that it is for, leave no wrong marks."""
@@ -42,7 +45,7 @@ def _marking_what_is_taken(get_deps: Callable[..., Any]) -> Callable[..., Any]:
     def corrected(node: Node, program: Any) -> Any:
         before = [n for n in _around(node) if IS_IMPLICIT_Q_DQ_TAG not in n.meta]
         is_taken, deps = get_deps(node, program)
-        is_taken = is_taken and _rescaling(node, program) < _RESCALES_BELOW
+        is_taken = is_taken and _rescaling(node, program) < _RESCALES_BELOW and not _has_groups_of_bytes(node)
         for unmarked in () if is_taken else before:
             unmarked.meta.pop(IS_IMPLICIT_Q_DQ_TAG, None)
         return is_taken, deps
@@ -58,6 +61,17 @@ def _rescaling(node: Node, program: Any) -> float:
     if len(given) < 2 or not made or None in (*given[-2:], *made):
         return 0.0
     return math.prod(filter(None, given[-2:])) / min(filter(None, made), default=math.inf)
+
+
+def _has_groups_of_bytes(node: Node) -> bool:
+    """Whether an operand of a product has a scale for each group, and more than the four bits that XNNPACK then has."""
+    for near in node.all_input_nodes[:3]:
+        operand = near if is_dequant(near) or not near.all_input_nodes else near.all_input_nodes[0]
+        if "dequantize_affine" in str(operand.target):
+            integers, block_size, lowest = operand.args[0], operand.args[1], operand.args[5]
+            if block_size[-1] < integers.meta["val"].shape[-1] and lowest < _LOWEST_OF_GROUPS:  # type: ignore
+                return True
+    return False
 
 
 def _behind(node: Node) -> set[Node]:

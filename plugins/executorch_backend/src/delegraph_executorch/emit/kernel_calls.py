@@ -58,13 +58,21 @@ def _listed(val: Any) -> list[Any]:
 
 _OF_EXPERTS = ("aten.histc.default", "aten._grouped_mm.default", "transformers.grouped_mm_fallback.default")
 """What transformers calls for a mixture of experts, unless it is told to do otherwise."""
+_HINTS = {
+    **dict.fromkeys(
+        _OF_EXPERTS,
+        'experts of transformers do without: model.set_experts_implementation("batched_mm") before the export',
+    ),
+    "aten._int_mm.default": "torchao's Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int8,"
+    " weight_granularity=PerAxis(0)) does the same without, and xnnpack takes it",
+}
+"""What does without an operator for which no runtime has a kernel."""
 
 
 def _emit_decomposed(body: Body, node: Node, text: str) -> Result:
     """Emit what a node that no kernel computes consists of."""
     hint = "use another operator there, give it to a backend, or name a kernel set that has one (option kernels)"
-    if str(node.target) in _OF_EXPERTS:
-        hint = 'experts of transformers do without: model.set_experts_implementation("batched_mm") before the export'
+    hint = _HINTS.get(str(node.target), hint)
     try:
         module, inputs = decompose(node) if node.target not in body.decomposing else (None, [])
         if module is not None:

@@ -70,5 +70,15 @@ FAMILY.cases(
 )
 
 
+def bytes_of(*shape, step=37):
+    """int8 of all kinds, -128 among them."""
+    return (torch.arange(torch.Size(shape).numel()) * step % 256 - 128).to(torch.int8).view(shape)
+
+
+FAMILY.cases("int_mm", torch._int_mm, (bytes_of(3, 8), bytes_of(8, 16)))
+transposed = WithConstant(lambda w, x: torch._int_mm(x, w.t()), bytes_of(16, 8, step=91))
+FAMILY.cases("int_mm-transposed-parameter", transposed, bytes_of(3, 8))
+
+
 test_equals_eager = FAMILY.equals_eager()
 judged, test_equals_eager_through_the_reference_model = FAMILY.equals_eager_through_the_reference_model()

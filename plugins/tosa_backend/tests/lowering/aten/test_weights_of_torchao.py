@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import delegraph
 import pytest
 import torch
 from delegraph_tosa.ir.types import DType
@@ -77,3 +78,58 @@ def test_the_file_has_two_of_four_bits_in_a_byte(name, bytes_each):
     assert max(sizes) == bytes_each * count
     floats = [torch.Size(v.shape).numel() for v in graph.constants() if v.dtype is DType.FP32]
     assert max(floats) <= count // torch.Size(ROWS[name][1]).numel(), "scales alone"
+
+
+class Tokens(nn.Module):
+    """An embedding and two linear layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.layer, self.head = (
+            nn.Embedding(64, 128),
+            nn.Linear(128, 128, bias=False),
+            nn.Linear(128, 8),
+        )
+
+    def forward(self, tokens):
+        return self.head(torch.relu(self.layer(self.embedding(tokens))))
+
+
+def configured():
+    """Name -> what ``quantize_`` is called with, beside the model."""
+    from torchao import quantization as q
+
+    groups, rows = q.PerGroup(32), q.PerAxis(0)
+    dynamic = q.Int8DynamicActivationIntxWeightConfig
+
+    def is_embedding(module, name):
+        return isinstance(module, nn.Embedding)
+
+    return {
+        "8da8w": [(q.Int8DynamicActivationInt8WeightConfig(),)],
+        "8da8w by rows": [(dynamic(weight_dtype=torch.int8, weight_granularity=rows),)],
+        "8da8w in groups": [(dynamic(weight_dtype=torch.int8, weight_granularity=groups),)],
+        "embedding of int4": [(q.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=groups), is_embedding)],
+        "embedding of int8": [(q.IntxWeightOnlyConfig(weight_dtype=torch.int8, granularity=rows), is_embedding)],
+        "embedding of int4, 8da4w": [
+            (q.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=groups), is_embedding),
+            (dynamic(weight_dtype=torch.int4, weight_granularity=groups),),
+        ],
+    }
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", configured())
+def test_what_quantize_makes_is_one_delegate(name):
+    from torchao.quantization import quantize_
+
+    torch.manual_seed(0)
+    model = Tokens().eval()
+    for given in configured()[name]:
+        quantize_(model, *given)
+    tokens = torch.tensor([[3, 7, 1, 63]])
+    lowered = delegraph.lower(model, (tokens,), backends=["tosa"], require_full=True)
+    wanted = model(tokens)
+    # an activation may round to the next integer
+    assert len(lowered.delegates) == 1
+    assert (lowered(tokens) - wanted).abs().max() <= 0.01 * wanted.abs().max()

@@ -13,7 +13,7 @@ from delegraph.errors import Unsupported
 
 from ...evaluate import materialize
 from ...ir.graph import Value
-from ...ir.operators import MATMUL
+from ...ir.operators import CONV2D, MATMUL
 from ...ir.types import FLOAT8, DType
 from ..builder import Shape, Tosa
 from ..float8 import takes_float8, widened
@@ -23,6 +23,8 @@ from ..torch_values.types import dtype_of
 from .elementwise import product, scaled, sum_of
 
 aten = torch.ops.aten
+MOST_TERMS = 1 << 17
+"""Of so many products of two int8, -128 each, the sum does not fit into int32."""
 
 
 def affine(t: Tosa, x: Value, weight: Value, bias: Value | None) -> Value:
@@ -155,6 +157,22 @@ def bilinear(t: Tosa, input1: Value, input2: Value, weight: Value, bias: Value |
     right = t.reshape(input2, (math.prod(lead), second, 1))
     y = t.reshape(t.matmul(left, right), (*lead, outputs))
     return y if bias is None else sum_of(t, y, bias, 1)
+
+
+@lowers(aten._int_mm.default)
+def _int_mm(t: Tosa, self: Value, mat2: Value) -> Value:
+    """int8 [L,K], mat2 int8 [K,M] -> int32 [L,M]"""
+    rows, depth = self.shape
+    t.require(depth < MOST_TERMS, f"a sum of {depth} products of int8 may not fit into int32")
+    if mat2.constant is None:
+        left, right = t.ranked(self, 3), t.ranked(mat2, 3)
+        y = t.emit(MATMUL, (left, right, *t.zeros(left, right)), dtype=DType.INT32)
+    else:
+        image = t.reshape(self, _image(self.shape))
+        kernel = t.reshape(t.transpose(mat2, (1, 0)), (mat2.shape[1], 1, 1, depth))
+        operands = (image, kernel, t.constant(0, DType.INT32), *t.zeros(image, kernel))
+        y = t.emit(CONV2D, operands, pad=(0, 0, 0, 0), stride=(1, 1), dilation=(1, 1), acc_type=DType.INT32)
+    return t.reshape(y, (rows, mat2.shape[1]))
 
 
 @lowers(aten._scaled_mm.default)
