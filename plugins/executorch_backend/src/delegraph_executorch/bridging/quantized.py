@@ -76,5 +76,7 @@ def _converts(node: Node) -> bool:
 
 
 def _is_float(node: Node) -> bool:
+    """Whether a node is a tensor of floats, or several, as those of a split."""
     value: Any = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
+    values = value if isinstance(value, list | tuple) else [value]
+    return any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in values)
