@@ -69,7 +69,7 @@ def _row(engine: str, name: str, seconds: str) -> dict[str, Any]:
             module, args = measuring.model(model)
             program = torch.export.export(module, args)
             spent = {"engine": 0.0, "tracer": 0.0}
-            with _watched(spent, engine):
+            with watched(spent, engine):
                 call, total = measuring.cpu_seconds(partial(ours, program, args))
             own, own_total = measuring.cpu_seconds(partial(theirs, program, args))
         pairs = _pairs(call(), own(), float(seconds))
@@ -147,11 +147,12 @@ PLACES = {
         ("delegraph_executorch.bridging.xnnpack", "TheirBackend.preprocess"),
         ("executorch.exir.program._program", "_generate_edge_program"),
     ),
+    "iree": (("delegraph_tosa", "run_compiler"),),
 }
 """The functions in which the engine's share is spent."""
 
 
-def _watched(spent: dict[str, float], engine: str) -> ExitStack:
+def watched(spent: dict[str, float], engine: str) -> ExitStack:
     """While it is entered, CPU seconds in the engine's functions and in torch's tracer are added to ``spent``."""
     stack, inside = ExitStack(), list[str]()
 
@@ -164,13 +165,13 @@ def _watched(spent: dict[str, float], engine: str) -> ExitStack:
         function = before.__func__ if isinstance(before, staticmethod) else before
 
         def timed(*args: Any, **kwargs: Any) -> Any:
-            start, is_outer = time.process_time(), not inside
+            start, is_outer = measuring.cpu_clock(), not inside
             inside.append(kind)
             try:
                 return function(*args, **kwargs)
             finally:
                 inside.pop()
-                spent[kind] += (time.process_time() - start) if is_outer else 0.0
+                spent[kind] += (measuring.cpu_clock() - start) if is_outer else 0.0
 
         setattr(owner, name, staticmethod(timed) if isinstance(before, staticmethod) else timed)
         stack.callback(setattr, owner, name, before)
