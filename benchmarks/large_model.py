@@ -1,6 +1,6 @@
 """A decoder of Llama's kind with 7 billion bfloat16 parameters, exported, lowered and written in little memory.
 
-    python benchmarks/large_model.py [--layers 32] [--folder FOLDER] [--keep]
+    python benchmarks/large_model.py [--layers 32] [--weights int4] [--folder FOLDER] [--keep]
 
 The weights lie in one file in the format of `safetensors`, which is sparse: it takes no space, and all weights are
 zero. They are mapped as `safetensors` maps them, page by page as they are read. The module is made without memory and
@@ -11,6 +11,10 @@ Memory is read from /proc/self/status twenty times a second (Linux): "own" are a
 weights among them. Mapped pages are copies of what the disk has, which Linux drops where memory is short. To show that
 nothing needs them longer, the worker asks for that (MADV_PAGEOUT) whenever it holds more than 512 MB of them.
 "weights read" is what is mapped at the end of a step: a step that reads the weights would map them.
+
+With --weights int4, all matrices are torchao's `IntxUnpackedToInt8Tensor` in groups of 128, whose integers take a byte
+in memory and half a byte in the file, and the rest is float32; the target is TOSA-1.0+FP+INT. `lower` exports the
+model, since it takes the tensors of torchao as they are. It needs torchao.
 """
 
 from __future__ import annotations
@@ -34,7 +38,9 @@ import publishing
 SIZES = {"words": 32000, "width": 4096, "inner": 11008, "heads": 32, "groups": 32}
 """Of Llama 7B (https://arxiv.org/abs/2302.13971)."""
 LENGTH = 128
-TARGET = "TOSA-1.0+FP+INT+bf16"
+TARGETS = {"bf16": "TOSA-1.0+FP+INT+bf16", "int4": "TOSA-1.0+FP+INT"}
+GROUP = 128
+"""How many weights of int4 have one scale."""
 MAPPED_AT_MOST = 512 << 20
 MADV_PAGEOUT = 21
 
@@ -43,13 +49,14 @@ def main() -> None:
     """Make the weights, run the worker and print its table."""
     parser = publishing.parser(__doc__)
     parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--weights", default="bf16", choices=TARGETS)
     parser.add_argument("--folder", default=".")
     parser.add_argument("--keep", action="store_true", help="leave the .tosa file in FOLDER")
-    given = measuring.parse(parser, lambda layers, weights: lambda: _lower(int(layers), Path(weights)))
+    given = measuring.parse(parser, lambda name, weights: lambda: _lower(name, Path(weights)))
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         weights = Path(folder, "weights.safetensors")
-        parameters = _write_sparse(given.layers, weights)
-        found = measuring.once(__file__, str(given.layers), str(weights))
+        parameters = _write_sparse(given.layers, given.weights, weights)
+        found = measuring.once(__file__, f"{given.layers}:{given.weights}", str(weights))
         if given.keep:
             os.replace(Path(folder, "model.tosa"), Path(given.folder, "model.tosa"))
     size = f"{found['operators']:.0f} operators, a file of {found['file'] / 1e9:.2f} GB"
@@ -57,8 +64,10 @@ def main() -> None:
     rows = [
         [step, f"{found[f'{step} s']:.1f}", *(f"{found[f'{step} {what}'] / 1e6:,.0f}" for what in COLUMNS)]
         for step in STEPS
+        if f"{step} s" in found
     ]
-    table = publishing.Table(("step", "CPU s", "own, MB", "mapped, MB", "both, MB", "weights read, MB"), rows)
+    header = ("step", "CPU s", "own, MB", "mapped, MB", "both, MB", "weights read, MB")
+    table = publishing.Table(header, rows, given.weights)
     publishing.report(given, "large_model", ["torch", "delegraph-tosa"], table)
 
 
@@ -66,44 +75,64 @@ STEPS = ("export", "lower", "write")
 COLUMNS = ("own", "mapped", "both", "left")
 
 
-def _model(layers: int) -> Any:
+def _model(layers: int, weights: str) -> Any:
     """The decoder, without memory."""
     import torch
 
     decoder = measuring.example("transformer.py").Decoder
     with torch.device("meta"):
-        return decoder(layers=layers, **SIZES).to(torch.bfloat16).eval()
+        return decoder(layers=layers, **SIZES).to(torch.bfloat16 if weights == "bf16" else torch.float32).eval()
 
 
-def _write_sparse(layers: int, path: Path) -> int:
+def _stored(parameter: Any, weights: str) -> list[tuple[str, str, list[int], int]]:
+    """What is stored of a parameter: what it is, the type's name in the file, shape and bytes."""
+    shape = list(parameter.shape)
+    if weights == "bf16":
+        return [("", "BF16", shape, 2 * parameter.numel())]
+    if len(shape) < 2:
+        return [("", "F32", shape, 4 * parameter.numel())]
+    groups = [shape[0], shape[1] // GROUP]
+    count = groups[0] * groups[1]
+    return [
+        (".q", "I8", shape, parameter.numel()),
+        (".scale", "F32", groups, 4 * count),
+        (".zero", "I8", groups, count),
+    ]
+
+
+def _write_sparse(layers: int, weights: str, path: Path) -> int:
     """A file of zeros in the format of safetensors; the number of parameters."""
-    start, header = 0, {}
-    for name, parameter in _model(layers).named_parameters():
-        size = parameter.numel() * parameter.element_size()
-        header[name] = {"dtype": "BF16", "shape": list(parameter.shape), "data_offsets": [start, start + size]}
-        start += size
+    start, header, count = 0, {}, 0
+    for name, parameter in _model(layers, weights).named_parameters():
+        count += parameter.numel()
+        for part, dtype, shape, size in _stored(parameter, weights):
+            header[name + part] = {"dtype": dtype, "shape": shape, "data_offsets": [start, start + size]}
+            start += -(-size // 4096) * 4096 if weights == "int4" else size
     text = json.dumps(header).encode()
     text += b" " * (-(len(text) + 8) % 4096)  # tensors begin at a page
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         file.truncate(8 + len(text) + start)
-    return start // 2
+    return count
 
 
-def _lower(layers: int, weights: Path) -> dict[str, float]:
+def _lower(name: str, weights: Path) -> dict[str, float]:
     import delegraph
     import torch
 
+    layers, kind = name.split(":")
     memory = _Memory()
-    model = _model(layers)
+    model = _model(int(layers), kind)
     memory.mapping = _map(model, weights)
     ids = torch.zeros(1, LENGTH, dtype=torch.int64)
     out: dict[str, float] = {}
-    with memory.measured("export", out):
-        program = torch.export.export(model, (ids,))
-    options = {"tosa": {"spec": TARGET}}
+    model_and_inputs: tuple[Any, ...] = (model, (ids,))
+    if kind == "bf16":
+        with memory.measured("export", out):
+            model_and_inputs = (torch.export.export(model, (ids,)),)
+    options = {"tosa": {"spec": TARGETS[kind]}}
     with memory.measured("lower", out):
-        lowered = delegraph.lower(program, backends=["tosa"], options=options, require_full=True)
+        lowered = delegraph.lower(*model_and_inputs, backends=["tosa"], options=options, require_full=True)
     file = weights.parent / "model.tosa"
     with memory.measured("write", out):
         lowered.save(file)
@@ -120,15 +149,33 @@ def _map(model: Any, weights: Path) -> tuple[int, int]:
         header = json.loads(file.read(length))
     size = weights.stat().st_size
     mapped = torch.from_file(str(weights), shared=False, size=size, dtype=torch.uint8)
+    dtypes = {"BF16": torch.bfloat16, "F32": torch.float32, "I8": torch.int8}
+    tensors = {}
     for name, entry in header.items():
         first, last = (8 + length + offset for offset in entry["data_offsets"])
-        tensor = mapped[first:last].view(torch.bfloat16).view(entry["shape"])
+        tensors[name] = mapped[first:last].view(dtypes[entry["dtype"]]).view(entry["shape"])
+    for name in tensors:
+        if name.endswith((".scale", ".zero")):
+            continue
+        tensor, name = tensors[name], name.removesuffix(".q")
+        if f"{name}.scale" in tensors:
+            tensor = _of_torchao(tensor, tensors[f"{name}.scale"], tensors[f"{name}.zero"])
         owner, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(owner), attribute, torch.nn.Parameter(tensor, requires_grad=False))
     for name, buffer in list(model.named_buffers()):
         owner, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(owner), attribute, torch.ones(buffer.shape, dtype=buffer.dtype))
     return mapped.data_ptr(), size
+
+
+def _of_torchao(integers: Any, scale: Any, zero: Any) -> Any:
+    """A matrix as `quantize_` of torchao makes it of int4 weights."""
+    import torch
+    import torchao.quantization
+
+    kind: Any = torchao.quantization.IntxUnpackedToInt8Tensor
+    four: Any = getattr(torch, "int4")  # noqa: B009 - the stubs of torch lack it
+    return kind(integers, scale, zero, four, (1, GROUP), torch.float32, None)
 
 
 class _Memory:
