@@ -169,6 +169,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "KWS-GRU": (lambda: Recurrent(nn.GRU, 10, 64), lambda: torch.randn(1, 25, 10)),
     "BERT-tiny": (Encoder, lambda: torch.randn(1, 32, 128)),
     "ViT-tiny": (lambda: transformer.vit_b16(layers=12, width=192)[0], _image(224)),
+    "ViT-tiny, 2 layers": (lambda: transformer.vit_b16(layers=2, width=192)[0], _image(224)),
 }
 """Name -> what builds the network, and what draws an input."""
 
@@ -226,7 +227,8 @@ def _row(name: str, accelerator: str, options: argparse.Namespace) -> list[str]:
 
 def _cell(key: str, figures: dict[str, Any]) -> str:
     if key in figures:
-        return f"{figures[key]:{'.1f' if key == 'sqnr' else ',.0f'}}"
+        digits = 1 if key == "sqnr" else 2 if key == "sram" and figures[key] < 10 else 0
+        return f"{figures[key]:,.{digits}f}"
     return str(figures.get("failed", "-"))
 
 
