@@ -21,7 +21,7 @@ SIZES = [torch.randn(n, 48) for n in (2, 8)]
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(48, 64), nn.GELU(), nn.Linear(64, 4, bias=False)).eval()
+    return nn.Sequential(nn.Linear(48, 64), nn.GELU(), nn.Linear(64, 3, bias=False)).eval()
 
 
 @pytest.fixture(scope="module")

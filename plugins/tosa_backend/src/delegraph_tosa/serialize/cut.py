@@ -21,7 +21,7 @@ from delegraph.errors import FormatError
 from .writer import TosaFile
 
 MAGIC = b"dlgrCUT1"
-LEAST = 4096
+LEAST = 1024
 """Bytes of the smallest constant that is left out of a file."""
 MOST_EQUAL = 2
 """How many equal constants are left out of a file: an embedding that is tied to a layer has its elements in two shapes.
