@@ -181,9 +181,9 @@ def test_no_folder_of_the_core_is_over_its_budget():
     assert not over, "what does not fit is a plugin; if a plugin could not have it, raise the budget and say why"
 
 
-@pytest.mark.parametrize("plugin, limit", [("openvino", 415), ("iree", 400), ("vgf", 400)])
+@pytest.mark.parametrize("plugin, limit", [("openvino", 418), ("iree", 400), ("vgf", 400)])
 def test_a_plugin_of_an_engine_is_small(plugin, limit):
-    """Where one needs more, the contract lacks something; OpenVINO has 14 for what its compiler does to constants."""
+    """Where one needs more, the contract lacks something; OpenVINO has 18 for what it computes wrong."""
     modules = (ROOT / f"plugins/{plugin}_backend/src").rglob("*.py")
     assert 100 < sum(map(lines_of_code, modules)) <= limit
 
