@@ -6,7 +6,7 @@ from delegraph_devkit import GATE, BackendContract
 
 class TestTosa(BackendContract):
     backend = "tosa"
-    gate = 5
+    gate = 4
 
 
 @pytest.mark.lengthy
