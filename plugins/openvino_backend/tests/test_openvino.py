@@ -289,11 +289,11 @@ def test_attention_is_whole_unless_a_mask_may_hide_a_row_which_is_zero_as_in_eag
     assert causal.verify(q, k).relative_error < 1e-5
 
 
-@pytest.mark.parametrize(
-    "function", [lambda m, x: x.std(), lambda m, x: torch.var_mean(x), lambda m, x: x.sum().repeat(())]
-)
-def test_variances_are_corrected_and_a_number_may_be_repeated_by_nothing(function):
-    assert lower(function, IMAGES).verify(IMAGES).relative_error < 1e-5
+def test_variances_are_corrected_and_a_number_may_be_repeated_by_nothing():
+    lowered = lower(lambda m, x: (x.std(), *torch.var_mean(x, 1), x.sum().repeat(())), IMAGES)
+    assert lowered.verify(IMAGES).relative_error < 1e-5
+    # what is in memory may happen to be right
+    assert not any("repeat" in str(node.target) for delegate in lowered.delegates for node in delegate.nodes)
 
 
 def test_what_a_cnn_ends_with_is_taken_whole():

@@ -37,10 +37,10 @@ def why_not(node: Node) -> str | None:
     name = getattr(node.target, "__name__", str(node.target)).partition(".")[0]
     if name in ("group_norm", "native_group_norm"):
         return "OpenVINO's compiler crashes where it is multiplied by a tensor"
-    if name in ("var", "std", "var_mean", "std_mean") or (name == "repeat" and not node.args[1]):
-        return (
-            "OpenVINO's frontend forgets the correction of a variance, and returns an input that is repeated by nothing"
-        )
+    if name in ("var", "std", "var_mean", "std_mean"):
+        return "OpenVINO's frontend forgets the correction of a variance"
+    if name == "repeat" and not node.args[1]:
+        return "OpenVINO returns whatever is in memory for a number that is repeated by nothing"
     masked = "scaled_dot_product" in name and any(isinstance(a, Node) for a in (*node.args[3:], *node.kwargs.values()))
     if masked or name == "_safe_softmax":
         return "OpenVINO computes NaN where a mask hides a whole row"

@@ -53,7 +53,7 @@ class Layers(NamedTuple):
     before: list[list[Node]]
     """For each layer, the calls before all layers that only this one reads, the same ones in the same order.
 
-    None for the first layer."""
+    The list of the first layer is empty."""
     returned: list[Node]
     """What the program returns; of each layer but the first the same calls, or only of the last one."""
 
