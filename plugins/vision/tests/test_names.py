@@ -132,3 +132,14 @@ def test_a_real_model(text):
     model, inputs = forward(text)
     lowered = delegraph.lower(model, inputs, backends=["tosa"])
     assert lowered.host_operators == 0 and lowered.verify(*inputs).agrees()
+
+
+def test_a_library_that_does_not_fit_torch_is_said_with_what_to_install(tmp_path, monkeypatch):
+    """torchvision of another build than torch's raises this when it is imported, and timm imports it."""
+    (tmp_path / "timm.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    with pytest.raises(delegraph.errors.PluginUnavailable) as caught:
+        read_model("timm:resnet18")
+    assert "torchvision::nms does not exist (with timm " in str(caught.value)
+    assert f"torch {torch.__version__})" in str(caught.value) and "in one command" in caught.value.hint

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
-from delegraph.errors import InputError
+from delegraph.errors import InputError, PluginUnavailable
 from torch import nn
 
 _SIZE = 224
@@ -21,8 +23,7 @@ def from_timm(text: str) -> Model:
 
     Raises InputError for an unknown name, and for a file that does not hold weights of this model.
     """
-    import timm
-
+    timm = _imported("timm")
     name, file = _name_and_file(text, "timm", timm.list_models())
     model = _built(lambda: timm.create_model(name), file)
     settings: Any = getattr(model, "pretrained_cfg", None) or {}
@@ -35,8 +36,7 @@ def from_torchvision(text: str) -> Model:
     An image is [1, 3, H, W], a video [1, 3, 16, H, W]; models of optical flow take two images. Raises InputError for an
     unknown name, for detectors, which take lists of images, and for a file that does not hold weights of this model.
     """
-    from torchvision import models
-
+    models = _imported("torchvision").models
     name, file = _name_and_file(text, "torchvision", models.list_models())
     kind = models.get_model_builder(name).__module__.removeprefix("torchvision.models.").partition(".")[0]
     if kind == "detection":
@@ -51,6 +51,27 @@ def from_torchvision(text: str) -> Model:
 
 _NO_WEIGHTS: dict[str, dict[str, Any]] = {"segmentation": {"weights_backbone": None}}
 """Kind of model -> arguments without which torchvision would download the weights of a part."""
+
+
+def _imported(library: str) -> Any:
+    """timm or torchvision. Raises PluginUnavailable if it does not load: timm imports torchvision, which fits one torch.
+
+    A torchvision that was built for another torch, or for one with CUDA, does not find the functions that it registers.
+    """
+    try:
+        return importlib.import_module(library)
+    except Exception as error:  # what a library does that is only half there has no class in common
+        found = ", ".join(f"{name} {_version(name)}" for name in dict.fromkeys((library, "torchvision", "torch")))
+        text = f"{library} does not load: {type(error).__name__}: {error} (with {found})"
+        hint = "torchvision and torch have to be of one build (CPU, or one CUDA): install both in one command"
+        raise PluginUnavailable("plugin-unavailable", text, hint=hint) from error
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
 
 
 def _size(weights: Any) -> int:
