@@ -54,7 +54,7 @@ _NO_WEIGHTS: dict[str, dict[str, Any]] = {"segmentation": {"weights_backbone": N
 
 
 def _imported(library: str) -> Any:
-    """timm or torchvision. Raises PluginUnavailable if it does not load: timm imports torchvision, which fits one torch.
+    """timm or torchvision. Raises PluginUnavailable if it does not load: timm imports torchvision, made for one torch.
 
     A torchvision that was built for another torch, or for one with CUDA, does not find the functions that it registers.
     """
