@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def constant_inputs(graph: GraphModule, example_inputs: Sequence[Any]) -> list[int]:
@@ -27,23 +25,6 @@ def constant_inputs(graph: GraphModule, example_inputs: Sequence[Any]) -> list[i
         if _is_of_the_model(node) and isinstance(given, torch.Tensor) and not given.is_inference()
         if value is not None and _memory(value) not in written
     ]
-
-
-def counters(constants: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors without elements that share torch's counts of writes, ``_version``, with ``constants``.
-
-    To read a parameter's count takes twice the time of a tensor's, since torch looks for a ``__torch_function__`` in
-    its class first; with many constants that is most of what a warm call costs. Tensors of other classes stand for
-    themselves: what their ``detach`` returns may count on its own. So do sparse ones.
-    """
-    return [_counter(t) if type(t) in _PLAIN and t.layout is torch.strided else t for t in constants]
-
-
-def _counter(tensor: torch.Tensor) -> torch.Tensor:
-    with torch.inference_mode(False):
-        counter = tensor.detach()
-        counter.data = tensor.new_empty(0)  # its memory would stay beyond a new ``tensor.data``
-    return counter
 
 
 def _is_of_the_model(node: torch.fx.Node) -> bool:

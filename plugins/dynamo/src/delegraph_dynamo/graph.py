@@ -19,7 +19,6 @@ from torch.export import Dim
 from torch.fx import GraphModule
 from torch.fx.traceback import preserve_node_meta
 
-from .constants import counters
 from .outputs import Results
 
 _MOST_CONSTANTS = 256
@@ -40,14 +39,12 @@ _Key = tuple[bytes, ...]
 class _Program:
     """A lowered program with the constants in it, and torch's counts of writes to these when it was lowered.
 
-    ``key``: the addresses of the constants, which stay theirs as long as the program keeps them. ``counters``: what has
-    the counts, see ``constants.counters``. ``run``: None if the graph could not be lowered, for the reason ``why_not``.
-    ``fixed``: sizes of the inputs -> a program for these alone.
+    ``key``: the addresses of the constants, which stay theirs as long as the program keeps them. ``run``: None if the
+    graph could not be lowered, for the reason ``why_not``. ``fixed``: sizes of the inputs -> a program for these alone.
     """
 
     key: _Key
     constants: Sequence[torch.Tensor]
-    counters: list[torch.Tensor]
     versions: list[int]
     lowered: LoweredProgram | None
     why_not: str
@@ -62,7 +59,7 @@ class _Program:
 
     def is_unchanged(self) -> bool:
         """Whether its constants have the values that they had, as far as torch counts writes."""
-        return [*map(_version, self.counters)] == self.versions
+        return [*map(_version, self.constants)] == self.versions
 
 
 class CompiledGraph:
@@ -174,8 +171,7 @@ class CompiledGraph:
         Raises what ``delegraph.lower`` raises, except InputError if not all has to be delegated: the graph then runs in
         eager PyTorch.
         """
-        counted = counters(constants)
-        versions = [*map(_version, counted)]
+        versions = [*map(_version, constants)]
         lowered, why_not = None, self._results.why_not
         if not why_not:
             try:
@@ -184,7 +180,7 @@ class CompiledGraph:
                 if self._choices.get("require_full"):
                     raise
                 why_not = str(error)
-        return _Program(key, constants, counted, versions, lowered, why_not, {})
+        return _Program(key, constants, versions, lowered, why_not, {})
 
     def _lowered(self, inputs: Sequence[Any], constants: Sequence[torch.Tensor], varying: bool) -> LoweredProgram:
         module = _WithConstants(self._graph, dict(zip(self._constants, constants, strict=True))).eval()
