@@ -167,6 +167,22 @@ def test_changed_weights_are_lowered_again():
     assert len(graphs) == 1
 
 
+def test_frozen_weights_are_as_they_were_at_the_first_call_and_other_tensors_still_replace_them():
+    model = nn.Linear(4, 2).eval()
+    called, graphs = compiled(model, freezing=True)
+    x = torch.randn(1, 4)
+    with torch.no_grad():
+        before = called(x)
+        model.weight.mul_(2)
+        assert torch.equal(called(x), before)
+        model.weight = nn.Parameter(torch.ones(2, 4))
+        torch.testing.assert_close(called(x), model(x))
+        model.weight.mul_(2)
+        torch.compiler.reset()
+        torch.testing.assert_close(called(x), model(x))
+    assert sum(len(graph.programs) for graph in graphs) == 3
+
+
 def test_an_equal_weight_in_place_of_another_is_the_one_that_is_looked_at():
     model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, bias=False)).eval()
     called, _ = compiled(model, backends=[])
@@ -348,6 +364,7 @@ def test_threads_call_one_graph_while_it_is_lowered(backends):
     [
         ({"options": {"bakends": []}}, "the backend 'delegraph' has no option 'bakends'"),
         ({"options": {"graphs": ()}}, "the option 'graphs' is a list"),
+        ({"options": {"freezing": 1}}, "the option 'freezing' is True or False, not 1"),
         ({"options": {"backends": ["nobody"]}}, "no installed plugin offers a backend 'nobody'"),
         ({"mode": "max-autotune"}, "the backend 'delegraph' has no 'mode'"),
     ],

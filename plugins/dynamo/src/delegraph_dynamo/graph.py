@@ -39,8 +39,9 @@ _Key = tuple[bytes, ...]
 class _Program:
     """A lowered program with the constants in it, and torch's counts of writes to these when it was lowered.
 
-    ``key``: the addresses of the constants, which stay theirs as long as the program keeps them. ``run``: None if the
-    graph could not be lowered, for the reason ``why_not``. ``fixed``: sizes of the inputs -> a program for these alone.
+    ``key``: the addresses of the constants, which stay theirs as long as the program keeps them. ``versions``: these
+    counts; empty if the user says that nothing is written. ``run``: None if the graph could not be lowered, for the
+    reason ``why_not``. ``fixed``: sizes of the inputs -> a program for these alone.
     """
 
     key: _Key
@@ -59,7 +60,7 @@ class _Program:
 
     def is_unchanged(self) -> bool:
         """Whether its constants have the values that they had, as far as torch counts writes."""
-        return [*map(_version, self.constants)] == self.versions
+        return not self.versions or [*map(_version, self.constants)] == self.versions
 
 
 class CompiledGraph:
@@ -72,13 +73,22 @@ class CompiledGraph:
     """
 
     def __init__(
-        self, graph: GraphModule, number: int, constants: list[int], results: Results, choices: Mapping[str, Any]
+        self,
+        graph: GraphModule,
+        number: int,
+        constants: list[int],
+        results: Results,
+        choices: Mapping[str, Any],
+        freezing: bool = False,
     ) -> None:
-        """``constants``: positions of inputs that become constants. ``choices``: arguments of ``delegraph.lower``."""
+        """``constants``: positions of inputs that become constants. ``choices``: arguments of ``delegraph.lower``.
+
+        ``freezing``: the constants are never written, so that no call has to look.
+        """
         self.name, self.why_eager = f"graph {number}", ""
         self._graph, self._results, self._choices = graph, results, choices
         self._placeholders = graph.graph.find_nodes(op="placeholder")
-        self._constants = constants
+        self._constants, self._freezing = constants, freezing
         self._inputs = [k for k in range(len(self._placeholders)) if k not in {*constants}]
         self._inputs_of, self._places = _picking(self._inputs), _places(constants)
         self._addresses_in = _reading_addresses(len(self._placeholders))
@@ -171,7 +181,7 @@ class CompiledGraph:
         Raises what ``delegraph.lower`` raises, except InputError if not all has to be delegated: the graph then runs in
         eager PyTorch.
         """
-        versions = [*map(_version, constants)]
+        versions = [] if self._freezing else [*map(_version, constants)]
         lowered, why_not = None, self._results.why_not
         if not why_not:
             try:
