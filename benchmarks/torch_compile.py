@@ -9,7 +9,8 @@ first take longer in Dynamo's guards, by a tenth; so each comes first once, and 
 "own part": what delegraph does in a call before it calls ``lowered`` and behind it, less what the other backend does
 there. "own part, alone": the same where nothing else runs, so that all constants are in the processor's caches.
 Models (``--models``): graphs, share of the operators that TOSA takes, and the largest ratio of error to tolerance
-against eager (``LoweredProgram.verify`` has the tolerances; below 1 is equal).
+against eager (``LoweredProgram.verify`` has the tolerances; below 1 is equal); how many constants there are, and the
+own part of a call, where the lowered program has used the caches in between; the same with ``freezing``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import importlib.util
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,8 +75,9 @@ def main() -> None:
     torch.set_num_threads(1)
     packages = ["torch", "delegraph", "delegraph-tosa", "transformers"]
     if arguments.models:
-        header = ("model", "graphs", "operators", "delegated", "largest ratio to eager")
-        table = publishing.Table(header, [publishing.told(row(name, *built)) for name, *built in models()])
+        found = ("model", "graphs", "operators", "delegated", "largest ratio to eager")
+        costs = ("constants", "own part, us", "frozen, us")
+        table = publishing.Table((*found, *costs), [publishing.told(row(name, *built)) for name, *built in models()])
         publishing.report(arguments, "torch_compile_models", packages, table)
     else:
         header = (
@@ -122,23 +124,82 @@ def row(name: str, model: nn.Module, *inputs: Any) -> list[str]:
     """A row of the table of models; ``inputs`` are positional and keyword inputs."""
     torch._dynamo.reset()
     graphs: list[Any] = []
-    options = {"backends": ["tosa"], "graphs": graphs}
+    parts: dict[str, list[_OwnPart]] = {"ours": [], "bare": []}
+
+    def ours(graph: torch.fx.GraphModule, example_inputs: list[Any]) -> _OwnPart:
+        options = {"backends": ["tosa"], "graphs": graphs}
+        parts["ours"].append(_OwnPart(lambda around: compile_graph(graph, example_inputs, options=options)))
+        return parts["ours"][-1]
+
+    def bare(graph: torch.fx.GraphModule, example_inputs: list[Any]) -> _OwnPart:
+        parts["bare"].append(_OwnPart(lambda around: only_calls(graph, example_inputs, around, ["tosa"])))
+        return parts["bare"][-1]
+
     reference = copy.deepcopy(model)
-    called = torch.compile(model, backend="delegraph", options=options, dynamic=False)
+    backends = {
+        key: torch.compile(model, backend=backend, dynamic=False) for key, backend in (("ours", ours), ("bare", bare))
+    }
     with torch.no_grad():
         torch.manual_seed(1)
         args, kwargs = copy.deepcopy(inputs)
-        ours = _tensors(called(*args, **kwargs))
+        found = _tensors(backends["ours"](*args, **kwargs))
         torch.manual_seed(1)
         args, kwargs = copy.deepcopy(inputs)
-        verified = Verification.of(ours, _tensors(reference(*args, **kwargs)))
+        verified = Verification.of(found, _tensors(reference(*args, **kwargs)))
+        own = _own_parts({key: partial(called, *args, **kwargs) for key, called in backends.items()}, parts)
     reports = [graph.report for graph in graphs if graph.report]
     delegated = sum(report.delegated_operators for report in reports)
     total = delegated + sum(report.host_operators for report in reports)
     verdict = f"{verified.relative_error:.2g}" + ("" if verified.agrees() else " (differs)")
     eager = sum(graph.report is None for graph in graphs)
     count = f"{len(graphs)}" + (f", {eager} in eager" if eager else "")
-    return [name, count, str(total), f"{delegated / total:.0%}" if total else "-", verdict]
+    constants = sum(len(part.graph._constants) for part in parts["ours"])
+    return [name, count, str(total), f"{delegated / total:.0%}" if total else "-", verdict, str(constants), *own]
+
+
+class _OwnPart:
+    """A backend's graph, and the nanoseconds of its calls until it calls its lowered program and after that."""
+
+    def __init__(self, compiled: Callable[[Callable[[Any], Any]], Any]) -> None:
+        """``compiled``: the graph, given what is to be put around the lowered program."""
+        self.stamps, self.times = [0, 0], list[int]()
+        self.graph = compiled(lambda run: _stamped(run, self.stamps, 0, 1))
+
+    def __call__(self, *args: Any) -> Any:
+        begun = time.perf_counter_ns()
+        results = self.graph(*args)
+        ended = time.perf_counter_ns()
+        self.times.append(self.stamps[0] - begun + ended - self.stamps[1])
+        return results
+
+
+def _own_parts(backends: Mapping[str, Callable[[], Any]], parts: Mapping[str, Sequence[_OwnPart]]) -> list[str]:
+    """The own part of ours less that of the other backend, and the same with frozen constants."""
+    graphs = [part.graph for part in parts["ours"]]
+    if not graphs or any(graph._last is None or graph._last.run is None for graph in graphs):
+        return ["-", "-"]
+    for part in parts["ours"]:
+        program = part.graph._last
+        program.run = _stamped(program.run, part.stamps, 0, 1)
+    backends["bare"]()
+    looking = _difference(backends, parts)
+    for graph in graphs:
+        graph._last.versions = []
+    return [f"{looking:.1f}", f"{_difference(backends, parts):.1f}"]
+
+
+def _difference(backends: Mapping[str, Callable[[], Any]], parts: Mapping[str, Sequence[_OwnPart]]) -> float:
+    """Microseconds: medians of 20 calls in turns, fewer in 10 seconds."""
+    for part in (*parts["ours"], *parts["bare"]):
+        part.times.clear()
+    ends = time.monotonic() + 10
+    for _ in range(20):
+        for call in backends.values():
+            call()
+        if time.monotonic() > ends:
+            break
+    ours, bare = (sum(statistics.median(part.times) for part in parts[key]) for key in ("ours", "bare"))
+    return (ours - bare) / 1e3
 
 
 def _tensors(returned: Any) -> list[torch.Tensor]:
@@ -237,7 +298,10 @@ def _without_lowered(graph: Any, inputs: tuple[Any, ...]) -> list[Callable[[], A
 
 
 def only_calls(
-    graph: torch.fx.GraphModule, example_inputs: list[Any], around: Callable[[Any], Any] = lambda run: run
+    graph: torch.fx.GraphModule,
+    example_inputs: list[Any],
+    around: Callable[[Any], Any] = lambda run: run,
+    backends: Sequence[str] = (),
 ) -> Callable[..., Any]:
     """A backend of ``torch.compile`` that lowers the graph, with the same constants, and only calls what it got.
 
@@ -251,7 +315,7 @@ def only_calls(
     def run(*args: Any) -> Any:
         given = [args[k] for k in inputs]
         if not lowered:
-            lowered.append(around(delegraph.lower(module, tuple(given), backends=[]).method("forward")))
+            lowered.append(around(delegraph.lower(module, tuple(given), backends=[*backends]).method("forward")))
         return lowered[0](*given)
 
     return run
