@@ -107,6 +107,71 @@ def test_a_model_with_states_goes_on_from_those_that_it_is_given():
     assert not any(state.any() for state in step.empty_caches)
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A model whose methods share its caches in a file, the lowered program, and the file."""
+    from delegraph_transformers import generation_steps
+
+    model, path = small(), tmp_path_factory.mktemp("kept") / "m.pte"
+    lowered = delegraph.lower(**generation_steps(model, prompt_length=3, keep_caches=True), backends=[])
+    lowered.save(path, share_mutable_buffers=True)
+    return model, lowered, path
+
+
+@pytest.mark.parametrize("runtime", [None, "executorch"])
+def test_methods_share_caches_that_the_file_keeps(kept, runtime):
+    from delegraph_transformers import generate
+
+    if runtime:
+        pytest.importorskip("executorch.runtime")
+    model, _, path = kept
+    program, wanted = delegraph.load(path, runtime=runtime), greedy(model, 20)
+    for _ in range(2):  # the second text begins where the first one left its rows
+        assert generate(program, PROMPT, 20).tokens == wanted
+    assert generate(program, PROMPT[:2], 5).tokens != wanted[:5]
+    assert generate(program, PROMPT, 20).tokens == wanted
+
+
+def test_what_keeps_its_caches_takes_tokens_and_position(kept):
+    from delegraph_transformers import generate
+
+    _, lowered, path = kept
+    program = delegraph.load(path)
+    assert [i.name for i in program.summary.methods[0].inputs] == ["input_ids", "position"]
+    scores, seen = program.method("decode")(torch.tensor([[7]]), torch.tensor([0]))
+    assert scores.shape == (1, 50) and seen.tolist() == [-1, 30]
+    assert program.method("prefill")(torch.tensor([[7, 3, 11]]), torch.tensor([1]))[1].tolist() == [0, 30]
+    with pytest.raises(InputError, match=r"7 tokens and 25 more do not fit into the cache, which has 30"):
+        generate(program, PROMPT, 25)
+    with pytest.raises(InputError, match="was of position 3, and this one found the caches of position -1"):
+        generate(lowered, PROMPT, 5)
+
+
+def test_a_file_that_keeps_caches_of_each_method_apart_is_refused(kept, tmp_path):
+    from delegraph_transformers import generate
+
+    _, lowered, _ = kept
+    lowered.save(tmp_path / "apart.pte")
+    with pytest.raises(InputError, match="this one found the caches of position -1"):
+        generate(delegraph.load(tmp_path / "apart.pte"), PROMPT, 5)
+
+
+def test_kept_states_begin_as_zeros_where_a_text_begins():
+    from delegraph_transformers import generation_steps
+
+    model = mamba()
+    step = generation_steps(model, prompt_length=3, keep_caches=True)["program"]["decode"]
+    wanted = greedy(model, 4)
+    with torch.no_grad():
+        for text in range(2):
+            made = []
+            for position, token in enumerate([*PROMPT, *wanted[:-1]]):
+                scores, seen = step(torch.tensor([[token]]), torch.tensor([position]))
+                assert seen.tolist() == [position - 1 if position else (-1, len(PROMPT) + 2)[text], 0]
+                made.append(int(scores.argmax()))
+            assert made[len(PROMPT) - 1 :] == wanted
+
+
 def test_what_does_not_fit_is_said(llama):
     from delegraph_transformers import generate, generation_steps
     from delegraph_transformers.models import read
@@ -150,6 +215,12 @@ def test_families(kind, backend, weights, tmp_path):
     wanted = greedy(model, 20)
     assert generate(lowered, PROMPT, 20).tokens == wanted
     assert generate(delegraph.load(tmp_path / "m.pte"), PROMPT, 20).tokens == wanted
+    if weights == "float":
+        steps = generation_steps(model, prompt_length=3, keep_caches=True)
+        delegraph.lower(**steps, backends=[backend]).save(tmp_path / "kept.pte", share_mutable_buffers=True)
+        for runtime in (None, "executorch") if backend == "xnnpack" else (None,):
+            program = delegraph.load(tmp_path / "kept.pte", runtime=runtime)
+            assert [generate(program, PROMPT, 20).tokens for _ in range(2)] == [wanted, wanted]
     if backend == "tosa" and len(lowered.delegates) == 2:
         files = [tmp_path / "prefill.tosa", tmp_path / "decode.tosa"]
         for file, delegate in zip(files, lowered.delegates, strict=True):

@@ -68,6 +68,7 @@ def generate(
         # whole pieces of the prompt by ``prefill``, what is left over token by token
         step = prefill if len(prompt) - position >= prefill.length else decode
         scores, caches = step(prompt[position : position + step.length], position, caches, memory, mask)
+        _expect_fitting(step, prompt, max_new_tokens)
         position += step.length
     result.prompt_seconds = time.perf_counter() - begin
     begin = time.perf_counter()
@@ -99,7 +100,7 @@ def _expect_fitting(step: _Step, prompt: Sequence[int], max_new_tokens: int) -> 
         )
     room = step.room
     # the last token is not given to the model any more
-    if room is not None and len(prompt) + max_new_tokens - 1 > room:
+    if room and len(prompt) + max_new_tokens - 1 > room:
         text = f"a prompt of {len(prompt)} tokens and {max_new_tokens} more do not fit into the cache, which has {room}"
         hint = "lower the model with a longer one: generation_steps(model, cache_length=...)"
         raise InputError("input-invalid", text, hint=hint)
@@ -140,7 +141,8 @@ class _Step:
     """A method of a program: ``step(tokens, position, caches, memory, mask)`` returns scores and new caches.
 
     ``length``: how many tokens a call takes. ``caches``: (shape, dtype) of each. ``vocabulary``: how many tokens there
-    are, 0 if the file does not say. ``room``: how many tokens the caches hold, None if there is no limit.
+    are, 0 if the file does not say. ``room``: how many tokens the caches hold, 0 if there is no limit. A program that
+    keeps its caches tells it in the first call; in place of caches, its calls take and return their position.
     """
 
     def __init__(self, name: str, call: Callable[..., Any], inputs: Inputs, scores: int) -> None:
@@ -151,10 +153,11 @@ class _Step:
         self.caches = [numbered[k] for k in sorted(numbered)]
         # keys and values are [B, heads, room, head size]; states do not grow with the tokens
         rooms = (shape[2] for key, (shape, _) in inputs.items() if key.startswith("caches") and len(shape) == 4)
-        self.room = next(rooms, None)
+        self.room = next(rooms, 0)
+        self.keeps_caches = not numbered and {"input_ids", "position"} <= inputs.keys()
         # a file of a model with states may leave out the position, which such a model does not read
-        needed = {"input_ids", "position"} if self.room is not None else {"input_ids"}
-        if not self.caches or needed - inputs.keys():
+        needed = {"input_ids", "position"} if self.room else {"input_ids"}
+        if not (self.caches or self.keeps_caches) or needed - inputs.keys():
             hint = "lower a language model: delegraph.lower(model) or delegraph_transformers.generation_steps"
             text = f"{name} takes ({', '.join(inputs)}), and a step takes input_ids, position and caches"
             raise InputError("input-invalid", text, hint=hint)
@@ -180,7 +183,19 @@ class _Step:
         lists = {"caches": caches, "states": caches, "memory": memory}
         ordered = [lists[m[1]][int(m[2])] if (m := _LISTED.fullmatch(n)) else given[n] for n in self._names]
         scores, *new = torch.utils._pytree.tree_leaves(self._call(ordered))
-        return scores, new
+        return scores, self._expect_kept(position, caches, new) if self.keeps_caches else new
+
+    def _expect_kept(self, position: int, before: Sequence[torch.Tensor], seen: Sequence[Any]) -> list[torch.Tensor]:
+        """What the next call is given instead of caches. Raises InputError if this one did not find those of the last.
+
+        ``before``: the position of the call before, if there was one. ``seen``: what ``KeptStep`` returned.
+        """
+        last, self.room = (int(n) for n in seen[0])
+        if before and last != int(before[0]):
+            text = f"the call before was of position {int(before[0])}, and this one found the caches of position {last}"
+            hint = 'methods share their caches in a file: save("model.pte", share_mutable_buffers=True), and load that'
+            raise InputError("input-invalid", text, hint=hint)
+        return [torch.tensor(position)]
 
 
 def _steps(program: Any) -> tuple[_Encode | None, _Step, _Step]:

@@ -11,6 +11,7 @@ from delegraph.errors import InputError
 
 from .encoders import Encode, EncodedStep, EncodeImage, ImageStep, is_of_images
 from .encoders import encoder_inputs as example_inputs
+from .kept import KeptStep
 from .steps import RecurrentStep, Step, is_recurrent
 
 _PROMPT = 32
@@ -26,6 +27,7 @@ def generation_steps(
     cache_length: int | None = None,
     batch: int | None = None,
     encoder_inputs: Sequence[torch.Tensor] = (),
+    keep_caches: bool = False,
 ) -> dict[str, Any]:
     """The methods ``prefill`` and ``decode`` of a language model, as arguments of ``delegraph.lower``.
 
@@ -37,8 +39,10 @@ def generation_steps(
     tokens prompt and result have together at most. ``batch``: how many sequences. None: as in ``cache_config`` and
     ``max_length`` of the model's generation config; if these are not set, a batch of 1 and the most positions that the
     model has, up to 2048. ``encoder_inputs``: examples for ``encode``; without them a text has at most ``cache_length``
-    tokens, and sounds and images have the sizes that the model's config says. Raises InputError for a model for which
-    transformers has no static cache.
+    tokens, and sounds and images have the sizes that the model's config says. ``keep_caches``: caches, or states, are
+    buffers that the methods share, and neither arguments nor results; save what is lowered of it by
+    ``save("model.pte", share_mutable_buffers=True)``. Raises InputError for a model for which transformers has no
+    static cache.
     """
     settings = getattr(model, "generation_config", None)
     told = getattr(settings, "cache_config", None) or {}
@@ -50,14 +54,24 @@ def generation_steps(
     prompt_length = min(prompt_length or _PROMPT, cache_length)
     if model.can_generate() and (model.config.is_encoder_decoder or is_of_images(model)):
         given = tuple(encoder_inputs) or example_inputs(model, batch, cache_length)
-        return _with_encoder(model, given, prompt_length, cache_length, batch)
+        steps = _with_encoder(model, given, prompt_length, cache_length, batch)
+        return _with_kept_caches(steps) if keep_caches else steps
     step = RecurrentStep(model, batch) if is_recurrent(model) else Step(model, batch, cache_length)
     lengths = {"prefill": prompt_length, "decode": 1}
     inputs = {
         method: (torch.zeros(batch, length, dtype=torch.long), torch.zeros(1, dtype=torch.long), step.empty_caches)
         for method, length in lengths.items()
     }
-    return {"program": dict.fromkeys(lengths, step), "example_inputs": inputs}
+    steps = {"program": dict.fromkeys(lengths, step), "example_inputs": inputs}
+    return _with_kept_caches(steps) if keep_caches else steps
+
+
+def _with_kept_caches(steps: dict[str, Any]) -> dict[str, Any]:
+    """The same methods, of which prefill and decode have their caches, the third argument, in buffers they share."""
+    kept = KeptStep(steps["program"]["decode"])
+    program = {m: step if m == "encode" else kept for m, step in steps["program"].items()}
+    inputs = {m: i if m == "encode" else (*i[:2], *i[3:]) for m, i in steps["example_inputs"].items()}
+    return {"program": program, "example_inputs": inputs}
 
 
 def _with_encoder(

@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node
 from ..memory.storage import Place
 from .assembler import Assembler
 from .context import Context, Delegates
+from .in_place import InPlace
 from .sizes import Ranges, upper_bounds
 from .values import Computed, TensorValue, constant_tensor, planned_tensor, scalar_value
 
@@ -33,7 +34,7 @@ class Body:
     ``folded``: what calls return that need nothing but constants, and that no kernel computes; all bodies of a method
     share it. Emission that adds to it has left instructions that nobody needs, so the method is emitted again.
     ``inputs_on_device`` and ``results_on_device``: inputs that callers bring in the memory of the device that takes
-    them, and results that stay on the device that computes them.
+    them, and results that stay on the device that computes them. ``in_place``: calls that write into a buffer.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Body:
         self.folded: dict[Node, Result] = {}
         self.inputs_on_device: frozenset[TensorValue] = frozenset()
         self.results_on_device: frozenset[Node] = frozenset()
+        self.in_place = InPlace()
 
     def nested(self, module: GraphModule, inputs: Sequence[Item], name: str = "") -> Body:
         """The body of a subgraph, the attribute ``name`` of this one, with its placeholders bound."""

@@ -14,6 +14,7 @@ from ..kernels import KernelSet
 from ..memory import ALIGNMENT
 from ..program.tables import BackendDelegate, BackendDelegateDataReference, BlobLocation, CompileSpec
 from .pool import Pool
+from .states import StatePlaces
 
 
 @dataclass
@@ -28,6 +29,7 @@ class Context:
     is told whether the program returns the constant's gradient. ``plans_states`` and ``names_states``: whether buffers
     that are written get planned memory, and whether the file has their names. ``plans_devices``: whether what delegates
     of other devices take and return is planned in those devices' memory, with copies to and from the host's.
+    ``places``: where written buffers lie that have places before the method is planned.
     """
 
     kernels: KernelSet
@@ -39,6 +41,7 @@ class Context:
     plans_states: bool = True
     names_states: bool = False
     plans_devices: bool = True
+    places: StatePlaces = field(default_factory=StatePlaces)
     external_data: NamedDataStore = field(default_factory=NamedDataStore)
     constants: Pool = field(default_factory=Pool)
     states: Pool = field(default_factory=Pool)

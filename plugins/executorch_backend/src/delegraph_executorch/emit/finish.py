@@ -61,4 +61,5 @@ def _c_order(rank: int) -> tuple[int, ...]:
 def _allocation(storage: Storage, offsets: Mapping[Storage, int]) -> AllocationDetails | None:
     if storage.home in (Home.CONSTANT, Home.GIVEN):
         return None
-    return AllocationDetails.at(storage.memory_id, offsets.get(storage, 0))
+    known = offsets.get(storage, 0) if storage.offset is None else storage.offset
+    return AllocationDetails.at(storage.memory_id, known)

@@ -16,6 +16,7 @@ from ..program.scalar_types import TORCH_NAMES
 from ..program.tables import BoolList, DoubleList, IntList, OptionalTensorList, TensorList
 from .body import Body, Item, Result, unsupported
 from .decompose import decompose
+from .in_place import KERNEL
 from .places import BY_PLACE, by_elements
 from .values import ScalarValue, TensorValue, constant_tensor
 from .views import emit_view
@@ -29,10 +30,23 @@ def emit_operator(body: Body, node: Node) -> Result:
     """An operator: a view of memory that is there, or the call of the kernel that computes it."""
     target = node.target
     assert isinstance(target, OpOverload)
+    if node in body.in_place.same:
+        return body.in_place.same[node]
+    if node in body.in_place.writes:
+        return _write_in_place(body, node, body.in_place.writes[node])
     if target in BY_PLACE and (in_elements := by_elements(node, _arguments(target, node))) is not None:
         return _emit_instead(body, node, *in_elements)
     view = emit_view(body, node)
     return call_kernel(body, node) if view is None else view
+
+
+def _write_in_place(body: Body, node: Node, buffer: TensorValue) -> TensorValue:
+    """Let an ``index_put`` write into the buffer whose new value it computes."""
+    given = _arguments(aten.index_put.default, node)
+    arguments = aten.index_put.default._schema.arguments
+    args = [body.position(buffer) if a.name == "self" else _position(body, node, a, given[a.name]) for a in arguments]
+    body.assembler.kernel(KERNEL, "", [*args, body.position(buffer)])
+    return buffer
 
 
 def call_kernel(body: Body, node: Node) -> Result:

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from ..containers import encode_inputs, encode_outputs, encode_structure
 from ..memory import Home, Storage, find_lifetimes, plan_memory
+from ..program.shared_memory import MEMORY
 from ..program.tables import (
     Chain,
     ContainerMetadata,
@@ -32,6 +33,7 @@ from .assembler import Assembler
 from .body import Body, Item, Result
 from .context import Context, Delegates
 from .finish import finish_values
+from .in_place import KERNEL, find_in_place
 from .kernel_calls import copy_tensor
 from .sizes import size_relations, upper_bounds
 from .sources import stack_traces
@@ -132,6 +134,11 @@ class _Method:
     def emit(self) -> None:
         self._bind_placeholders()
         self.input_positions = [self.body.position(i) for i in self.inputs]
+        if KERNEL in self.context.kernels:
+            states = {
+                n: v for n, v in self.body.of.items() if isinstance(v, TensorValue) and v.storage.home is Home.STATE
+            }
+            self.body.in_place = find_in_place(self.program, states)
         if self.takes_device:
             self.body.inputs_on_device = frozenset(i for i in self.inputs if isinstance(i, TensorValue))
         if self.gives_device:
@@ -144,6 +151,8 @@ class _Method:
         outputs = self._outputs()
         self._write_back()
         self.output_positions = [self.body.position(o) for o in outputs]
+        for state in self.state.values():  # with its first value, also if this method only reads a view of it
+            self.body.position(state)
 
     def finish(self) -> tuple[ExecutionPlan, DebugHandles]:
         """The table of what was emitted; its constants and blobs go to the pools that methods share."""
@@ -159,7 +168,8 @@ class _Method:
             if spec.kind is InputKind.USER_INPUT:
                 self.body.of[node] = item = self._input(node, written_by_program=spec.arg.name in given)
                 self.inputs.append(item)
-            elif spec.target in written:
+            elif spec.target in written or (spec.target not in trained and self._place(spec) is not None):
+                # another method writes it, or this one
                 self.body.of[node] = self.state[str(spec.target)] = self._state(spec)
             elif spec.target in trained:
                 made = self._constant(node, spec, is_trained=True)
@@ -187,8 +197,14 @@ class _Method:
         home = Home.GIVEN if given else Home.STATE
         made = planned_tensor(tensor.dtype, tuple(tensor.shape), False, home)
         made.initial = tensor
+        if home is Home.STATE and (place := self._place(spec)) is not None:
+            made.storage.memory_id, made.storage.offset = MEMORY, place
         made.name = str(spec.target) if self.context.names_states else ""
         return made
+
+    def _place(self, spec: InputSpec) -> int | None:
+        """Where a buffer lies in the memory of states; None if the method plans a place for it."""
+        return self.context.places.offsets.get((self.name, str(spec.target)))
 
     def _specs(self) -> Iterable[tuple[OutputSpec, Any]]:
         return zip(self.program.graph_signature.output_specs, output_values(self.program), strict=True)
@@ -256,8 +272,17 @@ class _Method:
         uses = [[t.storage for t in tensors] for tensors in self.assembler.tensors_used()]
         self._release_outputs(outputs)
         devices = self._number_devices()
+        if devices and self.context.places.are_shared_by(self.name):
+            text = (
+                f"method {self.name} plans memory of another device, and a runtime gives such a method all its memory"
+            )
+            hint = "leave out share_mutable_buffers, or plan for the host: enable_non_cpu_memory_planning=False"
+            raise Unsupported("unsupported", f"{text} alone: it would not share its buffers", hint=hint)
         lifetimes = find_lifetimes(uses, self._storages(inputs), self._storages(outputs), self.assembler.loops)
         offsets, sizes = plan_memory(lifetimes, self.context.alignment)
+        if size := self.context.places.size:  # in all methods, since a runtime may give them one memory
+            sizes += [0] * (MEMORY + 1 - len(sizes))
+            sizes[MEMORY] = size
         values = finish_values(entries, offsets, self.context)
         instructions = tuple(Instruction(call) for call in self.assembler.instructions)
         return ExecutionPlan(
@@ -278,6 +303,7 @@ class _Method:
         storages = [t.storage for t in self.assembler.values.tensors()]
         places = sorted({s.place for s in storages if s.place is not None and s.is_planned and s.nbytes})
         after = max((s.memory_id for s in storages if s.place is None), default=1)
+        after = max(after, MEMORY if self.context.places.size else 1)
         numbers = {place: after + k for k, place in enumerate(places, 1)}
         for storage in storages:
             if storage.place in numbers:

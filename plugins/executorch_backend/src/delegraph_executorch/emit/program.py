@@ -24,6 +24,7 @@ from .dispatch import emitter_of
 from .kernel_calls import CODES
 from .method import DebugHandles, emit_constant_method, emit_method, training_methods
 from .pool import Concatenation, Pool
+from .states import StatePlaces, expect_default_memories, place_states, share_states
 
 TENSOR_ALIGNMENT = 16
 """Bytes that every tensor in a segment is aligned to."""
@@ -39,6 +40,7 @@ _SWITCHES = (
     "alloc_mutable_buffers",
     "emit_mutable_buffer_names",
     "enable_non_cpu_memory_planning",
+    "share_mutable_buffers",
 )
 _BY_METHOD = ("plan_inputs", "plan_outputs", "skip_h2d_for_method_inputs", "skip_d2h_for_method_outputs")
 
@@ -59,6 +61,8 @@ class EmitOptions:
     ``alloc_mutable_buffers``: whether the method has memory for the buffers that it writes. Without, the caller brings
     it, with what is in it at the start, and finds the buffers by name: that needs ``emit_mutable_buffer_names``, which
     puts their names into the file.
+    ``share_mutable_buffers``: whether methods share the buffers that one of them writes, by name, so that one method
+    reads what another one wrote. Without, each method has its own.
     ``enable_non_cpu_memory_planning``: whether what delegates with the compile spec ``target_device`` take and return
     is planned in that device's memory, with copies from and to the host's. ``skip_h2d_for_method_inputs`` and
     ``skip_d2h_for_method_outputs``: whether inputs and outputs of the method are left on such a device, by method too.
@@ -74,6 +78,7 @@ class EmitOptions:
     external_mutable_weights: bool = False
     alloc_mutable_buffers: bool = True
     emit_mutable_buffer_names: bool = False
+    share_mutable_buffers: bool = False
     enable_non_cpu_memory_planning: bool = True
     skip_h2d_for_method_inputs: bool | Mapping[str, bool] = False
     skip_d2h_for_method_outputs: bool | Mapping[str, bool] = False
@@ -96,6 +101,13 @@ class EmitOptions:
         if not (self.alloc_mutable_buffers or self.emit_mutable_buffer_names):
             text = "a caller finds buffers without memory (alloc_mutable_buffers=False) by their names"
             raise OptionError("option-invalid", text, hint="say emit_mutable_buffer_names=True as well")
+        if self.share_mutable_buffers:
+            expect_default_memories(self.memory_of)
+            if not self.alloc_mutable_buffers:
+                text = (
+                    "share_mutable_buffers plans memory for the buffers, which alloc_mutable_buffers=False leaves out"
+                )
+                raise OptionError("option-invalid", text)
         if not self.enable_non_cpu_memory_planning:
             for name in ("skip_h2d_for_method_inputs", "skip_d2h_for_method_outputs"):
                 if getattr(self, name):
@@ -128,6 +140,7 @@ def emit_program(program: ProgramContents, options: EmitOptions | None = None) -
         plans_states=options.alloc_mutable_buffers,
         names_states=options.emit_mutable_buffer_names,
         plans_devices=options.enable_non_cpu_memory_planning,
+        places=_places_of(program, options),
     )
     emitted = {name: _emit(program, name, context, options) for name in program.methods}
     training = {k: v for m in program.methods for k, v in training_methods(m, program.exported_program(m)).items()}
@@ -165,6 +178,15 @@ def _emit(
         _of_method(options.skip_h2d_for_method_inputs, name, False),
         _of_method(options.skip_d2h_for_method_outputs, name, False),
     )
+
+
+def _places_of(program: ProgramContents, options: EmitOptions) -> StatePlaces:
+    """Where written buffers lie; nowhere yet if the caller has memory for them, or memories of its own."""
+    if options.share_mutable_buffers:
+        return share_states(program, options.alignment)
+    if options.alloc_mutable_buffers and options.memory_of is None:
+        return place_states(program, options.alignment)
+    return StatePlaces()
 
 
 def _without_checks(program: ExportedProgram) -> ExportedProgram:

@@ -21,12 +21,16 @@ _ORDERS: tuple[_Order, ...] = (
 
 
 def plan_memory(lifetimes: Iterable[Lifetime], alignment: int = ALIGNMENT) -> tuple[dict[Storage, int], list[int]]:
-    """(offset of each storage, size of each memory from memory 0, which is never used), both in bytes."""
+    """(offset of each storage, size of each memory from memory 0, which is never used), both in bytes.
+
+    Storages whose offset is known are left out.
+    """
     by_memory: dict[int, list[Lifetime]] = {}
-    for lifetime in lifetimes:
-        by_memory.setdefault(lifetime.storage.memory_id, []).append(lifetime)
-    sizes = [0] * (1 + max(by_memory, default=1))
     offsets: dict[Storage, int] = {}
+    for lifetime in lifetimes:
+        if lifetime.storage.offset is None:
+            by_memory.setdefault(lifetime.storage.memory_id, []).append(lifetime)
+    sizes = [0] * (1 + max(by_memory, default=1))
     for memory_id, group in by_memory.items():
         plans = [_place(sorted(group, key=order), alignment) for order in _ORDERS]
         places, sizes[memory_id] = min(plans, key=lambda plan: plan[1])

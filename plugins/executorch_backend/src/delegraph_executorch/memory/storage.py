@@ -27,13 +27,15 @@ class Place(NamedTuple):
 class Storage:
     """Bytes of memory; two tensors share them exactly if they have the same object. ``place``: whose, None: the host's.
 
-    ``memory_id`` counts the memories of the host; those of devices are numbered when the plan is made.
+    ``memory_id`` counts the memories of the host; those of devices are numbered when the plan is made. ``offset``: the
+    first byte, where that is known before the plan.
     """
 
     nbytes: int
     home: Home
     memory_id: int = 1
     place: Place | None = None
+    offset: int | None = None
 
     @property
     def is_planned(self) -> bool:

@@ -120,7 +120,10 @@ def _copy_into(args: Sequence[Any]) -> None:
 
 def _put_into(args: Sequence[Any]) -> None:
     target, indices, values, accumulate = args[:4]
-    target.write(torch.ops.aten.index_put(target.read(), _read(indices), values.read(), accumulate))
+    if target.memory is not None:  # where it lies: a cache is large, and what is written is not
+        torch.ops.aten.index_put_(target.read(), _read(indices), values.read(), accumulate)
+    else:
+        target.write(torch.ops.aten.index_put(target.read(), _read(indices), values.read(), accumulate))
 
 
 def _view(args: Sequence[Any]) -> None:

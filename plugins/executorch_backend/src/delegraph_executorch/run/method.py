@@ -11,6 +11,7 @@ from delegraph.errors import DelegraphError, FormatError, InputError, Unsupporte
 
 from ..containers import expect_fixed_inputs, expect_input_ranges, input_names
 from ..program.input_sizes import input_sizes
+from ..program.shared_memory import MEMORY
 from ..program.tables import (
     NOTHING,
     Bool,
@@ -38,6 +39,7 @@ from ..serialize.check import nbytes
 from .arguments import expect_now, late_arguments
 from .data import Data, as_tensor, is_external
 from .kernels import kernel
+from .shared import SharedMemory
 from .tensors import HostTensor, arrange, dtype_of, reserve
 
 Runner = Callable[..., tuple[Any, ...]]
@@ -48,7 +50,7 @@ class HostMethod:
     """A method, loaded: memory of its own, and state that is kept from call to call. Calls are made one by one.
 
     ``outputs_of``: position of each delegate call -> how many of its last arguments are outputs. ``ran``: is told the
-    position of each instruction after it was executed.
+    position of each instruction after it was executed. ``shared``: a memory that other methods have as well.
     """
 
     def __init__(
@@ -60,10 +62,12 @@ class HostMethod:
         max_memory: int,
         max_jumps: int,
         ran: Callable[[int], None] | None = None,
+        shared: SharedMemory | None = None,
     ) -> None:
         self.plan, self._max_jumps, self._delegates, self._ran = plan, max_jumps, delegates, ran
-        _expect_memory(plan, max_memory)
-        self._memories = _reserve_planned(plan)
+        expect_memory(plan, max_memory)
+        self._shared = shared
+        self._memories = _reserve_planned(plan, shared)
         self._values = [self._load(entry.value, data) for entry in plan.values]
         self._lists = [_list_of(entry.value) for entry in plan.values]
         self._calls: list[Call] = [i.call for i in plan.chains[0].instructions if i.call is not None]
@@ -74,7 +78,7 @@ class HostMethod:
         tables = [plan.values[index].value for index in plan.inputs]
         ranks = [len(table.sizes) if isinstance(table, Tensor) else None for table in tables]
         self._sizes = input_sizes(plan.container, ranks)
-        self._turn = threading.RLock()
+        self._turn = threading.RLock() if shared is None else shared.turn
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """The outputs, as tensors of the caller's own, for the inputs.
@@ -110,8 +114,18 @@ class HostMethod:
         external = table.extra is not None and table.extra.location == Location.EXTERNAL
         if table.data_buffer_idx or external:
             content = arrange(data.content(table), dtype_of(table), table.sizes, table.dim_order)
-            made.write(content) if table.allocation is not None else setattr(made, "now", content)
+            if table.allocation is None:
+                made.now = content
+            elif self._starts(table):
+                made.write(content)
         return made
+
+    def _starts(self, table: Tensor) -> bool:
+        """Whether planned memory gets its first content; not if another method may have written it already."""
+        place = table.allocation
+        if self._shared is None or place is None or place.memory_id != MEMORY:
+            return True
+        return self._shared.starts(place.offset, nbytes(table))
 
     def _set_input(self, index: int, given: Any, name: str) -> None:
         value = self._values[index]
@@ -217,7 +231,7 @@ class HostMethod:
                 raise FormatError("format-invalid", f"{name} returned a {type(result).__name__}, not a {wanted}")
 
 
-def _expect_memory(plan: ExecutionPlan, allowed: int) -> None:
+def expect_memory(plan: ExecutionPlan, allowed: int) -> None:
     """Raise Unsupported for a method that states more bytes than allowed: planned, or of results outside the plan."""
     planned = sum(plan.memory_sizes[1:])
     computed = {
@@ -231,9 +245,11 @@ def _expect_memory(plan: ExecutionPlan, allowed: int) -> None:
         raise Unsupported("unsupported", text, hint="max_memory allows more: load, delegraph run")
 
 
-def _reserve_planned(plan: ExecutionPlan) -> list[Any]:
+def _reserve_planned(plan: ExecutionPlan, shared: SharedMemory | None) -> list[Any]:
     try:
-        return [reserve(size).numpy() for size in (0, *plan.memory_sizes[1:])]
+        sizes = (0, *plan.memory_sizes[1:])
+        taken = {} if shared is None else {MEMORY: shared.bytes}
+        return [taken[k] if k in taken else reserve(size).numpy() for k, size in enumerate(sizes)]
     except MemoryError as e:
         text = f"method {plan.name!r} plans {sum(plan.memory_sizes[1:])} bytes of memory, which this host has not"
         raise Unsupported("unsupported", text) from e

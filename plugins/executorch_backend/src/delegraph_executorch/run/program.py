@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeGuard
@@ -13,13 +14,15 @@ from ..bridging.convention import convention_in_file
 from ..containers import argument_names, flatten_call, structure_of, unflatten_result
 from ..inspection.blobs import stored_blobs
 from ..program.calling import delegate_outputs
+from ..program.shared_memory import MEMORY, sharing_methods
 from ..program.tables import BackendDelegate, Call, DelegateCall, ExecutionPlan
 from ..serialize.check import check_program
 from ..serialize.reader import DataFile, ProgramFile, blob_of, named_segments
 from .arguments import check_arguments
 from .calls import split_calls_of
 from .data import Data
-from .method import HostMethod, Runner
+from .method import HostMethod, Runner, expect_memory
+from .shared import SharedMemory
 
 MAX_MEMORY = 1 << 33
 """Bytes of memory that a method may state, planned or for results, unless the caller allows another number."""
@@ -30,7 +33,8 @@ MAX_ITERATIONS = 100_000
 class HostProgram:
     """A program file, ready to be called with the arguments of the module that it was made from.
 
-    Each method is loaded with its first call, has memory of its own and keeps its state from call to call.
+    Each method is loaded with its first call, and keeps its state from call to call; methods that share buffers have
+    these in one memory.
     """
 
     def __init__(
@@ -49,6 +53,9 @@ class HostProgram:
         self._limits, self._ran = (max_memory, max_iterations), ran
         self._plans = {plan.name: plan for plan in file.program.plans}
         self._loaded: dict[str, HostMethod] = {}
+        self._sharing = sharing_methods(file.program.plans)
+        self._shared: SharedMemory | None = None
+        self._loading = threading.Lock()
 
     @property
     def methods(self) -> list[str]:
@@ -80,8 +87,19 @@ class HostProgram:
             stored = stored_blobs(self.file, plan)
             delegates = [self._load_delegate(d, plan, k, split, stored[k]) for k, d in enumerate(plan.delegates)]
             ran = partial(self._ran, plan) if self._ran is not None else None
-            self._loaded.setdefault(name, HostMethod(plan, self._data, delegates, split, *self._limits, ran))
+            with self._loading:
+                if name not in self._loaded:
+                    shared = self._memory_of(plan)
+                    self._loaded[name] = HostMethod(plan, self._data, delegates, split, *self._limits, ran, shared)
         return self._loaded[name](inputs)
+
+    def _memory_of(self, plan: ExecutionPlan) -> SharedMemory | None:
+        """The memory that a method shares with others; None if it shares none."""
+        if plan.name not in self._sharing:
+            return None
+        expect_memory(plan, self._limits[0])
+        self._shared = self._shared or SharedMemory(plan.memory_sizes[MEMORY])
+        return self._shared
 
     def _known(self, name: str) -> ExecutionPlan:
         if name not in self._plans:

@@ -20,6 +20,7 @@ from ..containers import (
     unflatten_result,
 )
 from ..device import load_device_halves
+from ..program.shared_memory import sharing_methods
 from ..program.tables import Tensor
 from ..serialize.check import check_program
 from ..serialize.reader import open_bytes, read_program
@@ -43,6 +44,7 @@ class StockProgram:
         check_program(file)
         check_arguments(file)
         self._plans = {plan.name: plan for plan in file.program.plans}
+        self._sharing = sharing_methods(file.program.plans)
         load_device_halves(delegate.id for plan in self._plans.values() for delegate in plan.delegates)
         self._program = _say(path, lambda: stock_runtime().load_program(path, data_path=next(iter(data), None)))
         self._path = path
@@ -58,6 +60,8 @@ class StockProgram:
             raise InputError("input-invalid", f"there is no method {name!r}; methods: {self.methods}")
         plan = self._plans[name]
         self._expect_backends(delegate.id for delegate in plan.delegates)
+        if name in self._sharing:
+            self._load_sharing()
         loaded = _say(self._path, lambda: self._program.load_method(name))
         container = plan.container
         takes, returns = structure_of(container, "inputs"), structure_of(container, "outputs")
@@ -73,6 +77,12 @@ class StockProgram:
             return unflatten_result(returns, list(outputs))
 
         return call
+
+    def _load_sharing(self) -> None:
+        """Load all methods that share buffers, once: loading one brings the buffers' first values back."""
+        for name in self._sharing:
+            self._expect_backends(delegate.id for delegate in self._plans[name].delegates)
+            _say(self._path, lambda name=name: self._program.load_method(name))
 
     def _expect_backends(self, backend_ids: Iterable[str]) -> None:
         """Raise NoRuntime for backends that the runtime has not; it would itself say only a number."""

@@ -1,0 +1,47 @@
+"""Steps that keep their caches in the program: buffers, which methods of one ``.pte`` file share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .steps import RecurrentStep
+
+
+class KeptStep(torch.nn.Module):
+    """A step with its caches, or states, as buffers of its own.
+
+    Takes what ``step`` does but for its caches. Returns the logits of the last token, and ``seen``, int64 [2]: the
+    ``position`` of the call before, -1 if there was none, and how many tokens the caches hold, 0 for any number. A
+    caller sees by the first that each call found what the last one left, also when that was another method's.
+
+    A call with ``position`` 0 begins a text. What keys and values of an older text are still there are masked; states
+    begin as zeros.
+    """
+
+    def __init__(self, step: Any) -> None:
+        """``step``: a ``Step``, ``RecurrentStep``, ``ImageStep`` or ``EncodedStep``."""
+        super().__init__()
+        self.step, self.training = step, step.training
+        empty = step.empty_caches
+        self.grows = [tensor.dim() == 4 and not isinstance(step, RecurrentStep) for tensor in empty]
+        room = next((t.shape[2] for t, grows in zip(empty, self.grows, strict=True) if grows), 0)
+        for k, tensor in enumerate(empty):
+            self.register_buffer(f"cache_{k}", tensor, persistent=False)
+        self.register_buffer("last", torch.full((1,), -1), persistent=False)
+        self.register_buffer("room", torch.full((1,), room), persistent=False)
+
+    def forward(self, input_ids: torch.Tensor, position: torch.Tensor, *more: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        buffers = [self.get_buffer(f"cache_{k}") for k in range(len(self.grows))]
+        begins = position == 0
+        before = [
+            buffer if grows else torch.where(begins, torch.zeros_like(buffer), buffer)
+            for buffer, grows in zip(buffers, self.grows, strict=True)
+        ]
+        seen = torch.cat([self.last, self.room])
+        scores, after = self.step(input_ids, position, before, *more)
+        for buffer, tensor in zip(buffers, after, strict=True):
+            buffer.copy_(tensor)
+        self.last.copy_(position)
+        return scores, seen
