@@ -8,6 +8,7 @@ import delegraph_tosa
 import pytest
 import torch
 import torch.nn.functional as F
+from delegraph_tosa.passes import split_rows
 
 U55, U85 = "TOSA-1.0+INT+int16+int4+u55", "TOSA-1.0+INT+int16+int4+u85"
 HIDING = torch.full((33, 33), float("-inf")).triu(1)
@@ -179,3 +180,25 @@ def test_an_average_that_keeps_its_quantization_is_a_pool():
     operators, distance = compiled(lambda x: F.relu(x).mean((2, 3), keepdim=True) * x, (1, 16, 7, 7))
     expect_equal(distance)
     assert [op.name for op in operators if "POOL" in op.name or "DEPTHWISE" in op.name] == ["AVG_POOL2D"]
+
+
+BLOCKS = {
+    "norm": (torch.nn.LayerNorm(24), [(1, 30, 24)], "REDUCE_SUM", 3 * 2),
+    # of two heads, each with two products
+    "attention": (F.scaled_dot_product_attention, [(1, 2, 30, 16)] * 3, "MATMUL", 3 * 4),
+    "causal": (lambda *x: F.scaled_dot_product_attention(*x, is_causal=True), [(1, 2, 30, 16)] * 3, "MATMUL", 3 * 4),
+    "softmax": (lambda x: x.softmax(-1), [(4, 9, 50)], "REDUCE_SUM", 3),
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_of_rows_change_no_integer(name, monkeypatch):
+    """Every row is computed as without blocks, of which there are three here."""
+    function, shapes, counted, count = BLOCKS[name]
+    _, whole = compiled(function, *shapes)
+    monkeypatch.setattr(split_rows, "SMALL", 1)
+    monkeypatch.setattr(split_rows, "SHARE", 0)
+    monkeypatch.setattr(split_rows, "MOST", 3)
+    operators, blocks = compiled(function, *shapes)
+    assert Counter(operator.name for operator in operators)[counted] == count
+    assert torch.equal(blocks, whole)

@@ -52,11 +52,12 @@ def run_passes(graph: Graph, spec: TosaSpec) -> Graph:
         from .joined_slices import join_slices
         from .patches import convolve_patches
         from .split_products import split_products
+        from .split_rows import split_heads, split_rows
         from .transposes_by_convolution import transpose_by_convolution
         from .unit_axes import drop_unit_axes
 
-        # join_slices first: the slices of a product are then cut from the whole
-        moves = join_slices, split_products, drop_unit_axes
+        # join_slices before split_products: the slices of a product are then cut from the whole
+        moves = split_heads, split_rows, join_slices, split_products, drop_unit_axes
         for run in (join_rescales, *moves, transpose_by_convolution, convolve_patches, drop_dead):
             graph = run(graph, spec)
     graph = separate_outputs(graph, spec, [value.producer and value.producer.source for value in outputs_before])
