@@ -145,7 +145,7 @@ def test_every_path_in_the_architecture_page_exists():
 BUDGET = {
     "exported": 3185, "engine": 2290, "discovery": 1730, "host": 1125, "cli": 860, "report": 770,
     "partitioner": 865, "command": 520, "io": 585, "exported_program.py": 270, "plugin.py": 270,
-    "delegates": 430, "formats.py": 210, "lowered_program.py": 180, "api.py": 170, "named_data.py": 175,
+    "delegates": 480, "formats.py": 210, "lowered_program.py": 180, "api.py": 170, "named_data.py": 175,
     "work.py": 150, "backend.py": 155, "__init__.py": 120, "errors.py": 90, "runtime.py": 155, "summary.py": 60,
     "source.py": 60, "reports.py": 50, "lowering.py": 10, "__main__.py": 10,
 }  # fmt: skip
@@ -154,7 +154,7 @@ BUDGET = {
 What plugins of engines would each write again is part of the contract: why an engine has no such value or computes
 another (``ValueCheck``), questions to its compiler about all calls of a program (``Asking``), blobs with signatures,
 counters, which calls a fused kernel computes and what passes a border, pools, weights by content, norms and reshapes
-as one call of core ATen.
+as one call of core ATen, graphs by whose names an engine tells the calls of a partition.
 A change that needs more says so here, where a reviewer sees it, and why a plugin could not have it. 5 % are tolerated.
 """
 
@@ -181,11 +181,11 @@ def test_no_folder_of_the_core_is_over_its_budget():
     assert not over, "what does not fit is a plugin; if a plugin could not have it, raise the budget and say why"
 
 
-@pytest.mark.parametrize("plugin, limit", [("openvino", 418), ("iree", 400), ("vgf", 400)])
-def test_a_plugin_of_an_engine_is_small(plugin, limit):
-    """Where one needs more, the contract lacks something; OpenVINO has 18 for what it computes wrong."""
+@pytest.mark.parametrize("plugin", ["openvino", "iree", "vgf"])
+def test_a_plugin_of_an_engine_is_small(plugin):
+    """Where one needs more, the contract lacks something."""
     modules = (ROOT / f"plugins/{plugin}_backend/src").rglob("*.py")
-    assert 100 < sum(map(lines_of_code, modules)) <= limit
+    assert 100 < sum(map(lines_of_code, modules)) <= 400
 
 
 def test_lines_of_code_leave_out_reasons(tmp_path):

@@ -273,20 +273,46 @@ def test_random_numbers_are_the_hosts_and_a_scaled_group_norm_is_computed_in_pie
     assert lowered.verify(torch.randn(1, 8, 4, 4), torch.randn(1, 8, 1, 1)).agrees()
 
 
-@pytest.mark.parametrize("mask", [None, "bool", "float"])
-def test_attention_is_whole_unless_a_mask_may_hide_a_row_which_is_zero_as_in_eager(mask):
+@pytest.mark.parametrize("mask", [None, "bool", "float", "bfloat16"])
+def test_attention_is_whole_and_a_row_that_a_mask_hides_is_zero_as_in_eager(mask):
     """OpenVINO's is NaN there, which a padded text gives on to all that attends to it."""
-    q, k = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 7, 8)
+    dtype = torch.bfloat16 if mask == "bfloat16" else torch.float32
+    q, k = torch.randn(1, 2, 5, 8, dtype=dtype), torch.randn(1, 2, 7, 8, dtype=dtype)
     seen = torch.rand(5, 7) > 0.3
     seen[3] = False
-    given = [] if mask is None else [seen if mask == "bool" else torch.zeros(5, 7).masked_fill(~seen, -torch.inf)]
-    lowered = lower(lambda m, q, k, *masks: F.scaled_dot_product_attention(q, k, k, *masks), q, k, *given)
-    taken = {node.target.__name__ for node in lowered.delegates[0].nodes}
-    assert (taken == {"scaled_dot_product_attention.default"}) == (mask is None) and not reasons(lowered)
-    torch.testing.assert_close(lowered(q, k, *given), F.scaled_dot_product_attention(q, k, k, *given))
-    causal = lower(lambda m, q, k: F.scaled_dot_product_attention(q, k, k, is_causal=True, scale=0.2), q, k)
+    hiding = torch.randn(5, 7, dtype=dtype).masked_fill(~seen, -torch.inf)
+    given = [] if mask is None else [seen if mask == "bool" else hiding]
+
+    def function(m, q, k, *masks):
+        return F.scaled_dot_product_attention(q, k, k, *masks, scale=0.3)
+
+    lowered = lower(function, q, k, *given)
+    taken = {node.target.__name__ for delegate in lowered.delegates for node in delegate.nodes}
+    assert taken == {"scaled_dot_product_attention.default"} and not reasons(lowered)
+    near = {"rtol": 0.02, "atol": 0.02} if mask == "bfloat16" else {}
+    torch.testing.assert_close(lowered(q, k, *given), function(None, q, k, *given), **near)
+
+
+def test_attention_may_be_causal_and_to_nothing():
+    """OpenVINO returned what was in memory for attention to nothing."""
+    x = torch.rand(1, 2, 8, 8)
+    causal = lower(lambda m, q: F.scaled_dot_product_attention(q, q, q, is_causal=True, scale=0.2), x)
     assert [node.target.__name__ for node in causal.delegates[0].nodes] == ["scaled_dot_product_attention.default"]
-    assert causal.verify(q, k).relative_error < 1e-5
+    assert causal.verify(x).relative_error < 1e-5
+    nothing = lower(lambda m, q, k: F.scaled_dot_product_attention(q, k, k), x, x[:, :, :0])
+    assert not any("scaled_dot" in str(node.target) for delegate in nothing.delegates for node in delegate.nodes)
+    assert not nothing(x, x[:, :, :0]).any()
+
+
+def test_logarithms_of_numbers_near_one_are_not_lost():
+    """OpenVINO adds 1, and makes a softplus of what is an exponential before."""
+    x = torch.tensor([1e-9, 15.0, 17.0, 20.0])
+
+    def function(m, x):
+        return torch.log1p(x[:1]), torch.log1p((-x[1:]).exp()), F.soft_margin_loss(x[1:], torch.ones(3))
+
+    for got, wanted in zip(lower(function, x)(x), function(None, x), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=0)
 
 
 def test_variances_are_corrected_and_a_number_may_be_repeated_by_nothing():

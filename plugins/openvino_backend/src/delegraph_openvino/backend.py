@@ -10,10 +10,10 @@ from typing import Any
 import openvino as ov
 import torch
 from delegraph.backend import BackendDetails, CompileSpec, NamedDataStore, PreprocessResult
-from delegraph.delegates import Signature
+from delegraph.delegates import Signature, calls_in
 from torch.export import ExportedProgram
 
-from .frontend import DTYPES, Draft, calls_in
+from .frontend import DTYPES, Draft, reason_of
 from .runtime import MARK, WEIGHT, compile_model, settings_of, why_absent
 
 SMALLEST = 4096
@@ -44,10 +44,10 @@ class OpenVINOBackend(BackendDetails):
             try:
                 compile_model(model, settings)
             except RuntimeError as e:
-                raise draft.refused(e) from e
+                raise draft.refused(reason_of(e)) from e
         weights = _take_weights(model, draft.constants.values())
-        handles = {k: (n.meta["debug_handle"],) for k, n in enumerate(draft.calls) if "debug_handle" in n.meta}
-        return PreprocessResult(_serialize(model, draft.signature), handles, weights.get_named_data_store_output())
+        blob = _serialize(model, draft.signature)
+        return PreprocessResult(blob, draft.debug_handles, weights.get_named_data_store_output())
 
 
 def _fold_operands(model: ov.Model) -> None:

@@ -12,17 +12,14 @@ from typing import Any
 import numpy as np
 import openvino as ov
 import torch
-from delegraph.delegates import Signature
+from delegraph.delegates import NumberedGraph
 from delegraph.errors import Unsupported
-from delegraph.exported import core_call
-from delegraph.exported_program import constant_placeholders, constant_tensor, output_values, placeholders
+from delegraph.exported import bound_arguments, core_call
 from delegraph.partitioner import dequantized_parts
-from delegraph.source import source_of
 from openvino.frontend import FrontEndManager
 from openvino.frontend.pytorch import ConversionExtension
 from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
-from torch.export import ExportedProgram
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 _NAMES = ("float32 f32", "float16 f16", "bfloat16 bf16", "int8 i8", "uint8 u8", "int16 i16", "int32 i32", "int64 i64")
 TYPES = {getattr(torch, t): getattr(ov.Type, o) for t, o in map(str.split, (*_NAMES, "bool boolean"))}
@@ -32,51 +29,37 @@ NO_RULE = "OpenVINO's frontend has no rule for this operator"
 aten, op = torch.ops.aten, ov.opset13
 
 
-class Draft:
-    """A graph for OpenVINO's frontend: constants are attributes, calls are named ``n0``, ``n1``, ... in their order.
+class Draft(NumberedGraph):
+    """The graph of a partition for OpenVINO's frontend, which puts a call's name before those of its operators."""
 
-    The frontend puts a call's name before the names of the operators that it becomes. ``n0_in`` is a part of ``n0``.
-    """
-
-    def __init__(self, program: ExportedProgram) -> None:
-        self.graph, self.values, self.signature = Graph(), dict[Node, Node](), Signature.of(program)
-        self.constants, self.calls = dict[str, torch.Tensor](), list[Node]()
-        constant = constant_placeholders(program)
-        for node, spec in placeholders(program):
-            if node in constant:
-                name = f"c{len(self.constants)}"
-                self.constants[name] = constant_tensor(program, spec).detach().resolve_neg().contiguous()
-                self.values[node] = self.graph.create_node("get_attr", name, name=name)
-            else:
-                made = self.values[node] = self.graph.placeholder(f"x{len(self.values) - len(self.constants)}")
-                val = node.meta["val"]  # an integer is a tensor without dimensions
-                made.meta["val"] = val if isinstance(val, torch.Tensor) else torch.zeros((), dtype=torch.int64)
-        for node in program.graph.nodes:
-            if node.op == "call_function":
-                self._add_call(node)
-        self.outputs = [self.values[node] for node in output_values(program)]
-
-    def _add_call(self, node: Node) -> None:
+    def write(self, node: Node) -> tuple[Any, Any, Any]:
+        """The call as OpenVINO is to have it, where its own way is wrong, or only core ATen has a rule there."""
         # conv2d, batch_norm and such as operators that the frontend knows: then the core decomposes none
         known = core_call(node)
-        target, args, kwargs = known or (node.target, node.args, node.kwargs)
-        args, kwargs = torch.fx.map_arg((args, kwargs), self.values.__getitem__)
+        target, *arguments = known or (node.target, node.args, node.kwargs)
+        args, kwargs = self.operands(*arguments)
         if getattr(target, "namespace", "") == "quantized_decomposed":
             args = tuple([*TYPES].index(arg) if isinstance(arg, torch.dtype) else arg for arg in args)
-        name, joined = f"n{len(self.calls)}", dequantized_parts(node)
-        if joined and all(self.values[part].op == "call_function" for part in joined):
+        joined = self.operands(*dequantized_parts(node))
+        if joined and all(part.op == "call_function" for part in joined):
             # OpenVINO's int8 transformation of a concatenation of dequantized tensors is wrong, by up to all of the
             # range; of integers it is right. Where the call is alone, to ask about it, its parts are inputs.
-            integers = [self.values[part].args[0] for part in joined]
-            small = self.graph.create_node("call_function", target, (integers, *args[1:]), kwargs, name=f"{name}_in")
-            small.meta["val"] = node.meta["val"].to(joined[0].all_input_nodes[0].meta["val"].dtype)
-            target, args, kwargs = joined[0].target, (small, *self.values[joined[0]].args[1:]), {}
-        elif known and len(known[0]._schema.returns) > 1:  # a norm, with its statistics
-            whole = self.graph.create_node("call_function", target, args, kwargs, name=f"{name}_in")
-            target, args, kwargs = operator.getitem, (whole, 0), {}
-        made = self.values[node] = self.graph.create_node("call_function", target, args, kwargs, name=name)
-        made.meta["val"] = node.meta.get("val")
-        self.calls.append(node)
+            integers = self.part(target, [part.args[0] for part in joined], *args[1:], **kwargs)
+            integers.meta["val"] = node.meta["val"].to(dequantized_parts(node)[0].all_input_nodes[0].meta["val"].dtype)
+            return joined[0].target, (integers, *joined[0].args[1:]), {}
+        if known and len(known[0]._schema.returns) > 1:  # a norm, with its statistics
+            return operator.getitem, (self.part(target, *args, **kwargs), 0), {}
+        mask = bound_arguments(node).get("attn_mask") if "scaled_dot_product" in str(target) else None
+        if isinstance(mask, Node):
+            # OpenVINO computes NaN where a mask hides a whole row, and torch 0: it sees all, and is 0 afterwards.
+            [given], invert = self.operands(mask), aten.logical_not.default
+            is_bool = mask.meta["val"].dtype is torch.bool
+            seen = given if is_bool else self.part(invert, self.part(aten.isinf.default, given))
+            hidden = self.part(invert, self.part(aten.any.dim, seen, -1, True))
+            shown = self.part(aten.masked_fill.Scalar, given, hidden, 1)
+            more, kwargs = torch.fx.map_arg((args[3:], kwargs), lambda n: shown if n is given else n)
+            return aten.masked_fill.Scalar, (self.part(target, *args[:3], *more, **kwargs), hidden, 0), {}
+        return target, args, kwargs
 
     def convert(self) -> ov.Model:
         """OpenVINO's model, of the recorded types and shapes. Raises Unsupported with the reason, and the call."""
@@ -84,21 +67,10 @@ class Draft:
         try:
             model = _frontend().convert(_frontend().load(decoder))
         except Exception as e:  # OpenVINO names no base of what its frontend raises, in C++ and in Python
-            raise self.refused(e) from e
+            raise self.refused(reason_of(e)) from e
         if why := self.signature.why_otherwise([None] * len(self.signature.inputs), map(type_of, model.outputs)):
             raise Unsupported("unsupported", f"OpenVINO's model {why}")
         return model
-
-    def refused(self, error: Exception) -> Unsupported:
-        """The refusal of the program, at the call that OpenVINO's error names, or at the first."""
-        reason = reason_of(error)
-        node = dict(enumerate(self.calls)).get(next(iter(calls_in(reason)), 0), self.calls[0])
-        return Unsupported("unsupported", reason, node=node, source=source_of(node))
-
-
-def calls_in(text: str) -> list[int]:
-    """The numbers of the calls in a name of OpenVINO's, or in a text with names."""
-    return [int(number) for number in re.findall(r"(?<![a-zA-Z0-9])n(\d+)(?:_in)?/", text)]
 
 
 class _Decoder(TorchFXPythonDecoder):  # type: ignore[misc]  # of Any

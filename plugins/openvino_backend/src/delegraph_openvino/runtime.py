@@ -13,12 +13,12 @@ import numpy as np
 import openvino as ov
 import torch
 from delegraph.backend import CompileSpec, from_specs, read_properties
-from delegraph.delegates import Kernel, Signature, computed_by
+from delegraph.delegates import Kernel, Signature, calls_in, computed_by
 from delegraph.errors import FormatError, NoRuntime, OptionError
 from delegraph.named_data import expect_data
 from delegraph.runtime import BackendRuntime, BlobHeader, Compatibility, Counting, Delegate, Observing, Pool, saturates
 
-from .frontend import DTYPES, calls_in, reason_of, type_of
+from .frontend import DTYPES, reason_of, type_of
 
 MARK = b"delegraph-openvino-3"
 """What a blob ends with: XML and small constants of an IR; as a fact is told the size of the XML, "xml"."""

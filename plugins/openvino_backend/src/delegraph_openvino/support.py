@@ -18,6 +18,14 @@ ASKED = Asking(
     lambda node: str(node.target) in RULES,
 )
 """The frontend's answers: it takes a millisecond or more for a call."""
+_WRONG = {
+    "group_norm native_group_norm": "OpenVINO's compiler crashes where it is multiplied by a tensor",
+    "var std var_mean std_mean": "OpenVINO's frontend forgets the correction of a variance",
+    "_safe_softmax": "OpenVINO computes NaN where a mask hides a whole row",
+    "log1p soft_margin_loss": "OpenVINO adds 1 to a number that may be too small to be seen there",
+}
+WRONG = {name: why for names, why in _WRONG.items() for name in names.split()}
+"""What OpenVINO computes otherwise than torch, whatever the arguments."""
 
 
 class OpenVINOPartitioner(CapabilityPartitioner):
@@ -32,18 +40,13 @@ class OpenVINOPartitioner(CapabilityPartitioner):
 
 def why_not(node: Node) -> str | None:
     """Why OpenVINO does not take this call, as far as that is known without its frontend."""
-    if (reason := VALUES(node)) is not None:
-        return reason
     name = getattr(node.target, "__name__", str(node.target)).partition(".")[0]
-    if name in ("group_norm", "native_group_norm"):
-        return "OpenVINO's compiler crashes where it is multiplied by a tensor"
-    if name in ("var", "std", "var_mean", "std_mean"):
-        return "OpenVINO's frontend forgets the correction of a variance"
+    if (reason := VALUES(node) or WRONG.get(name)) is not None:
+        return reason
     if name == "repeat" and not node.args[1]:
         return "OpenVINO returns whatever is in memory for a number that is repeated by nothing"
-    masked = "scaled_dot_product" in name and any(isinstance(a, Node) for a in (*node.args[3:], *node.kwargs.values()))
-    if masked or name == "_safe_softmax":
-        return "OpenVINO computes NaN where a mask hides a whole row"
+    if "scaled_dot_product" in name and any("0" in map(str, n.meta["val"].shape) for n in node.all_input_nodes):
+        return "OpenVINO returns whatever is in memory for attention to nothing"
     computed = [value for value in node.all_input_nodes[1:] if value.op == "call_function"]
     if computed and str(node.target) in RULES:
         return f"OpenVINO has fixed scales, and {computed[0].name} is computed"
