@@ -1,6 +1,6 @@
 """Payloads of whole networks beside those of ExecuTorch's packer, of the same TOSA file and with the same Vela.
 
-    python benchmarks/ethosu_payloads.py
+    python benchmarks/ethosu_payloads.py [NAME ...]
 
 Needs `executorch`, whose `backends/arm/arm_vela.py` packs, and whose `get_ethosu_scratch_from_pte.py` reads. The
 networks are those of `ethos_u.py`.
@@ -67,14 +67,16 @@ def _named(lowered: Any) -> dict[str, Any]:
 
 def main() -> None:
     """Print a row for each network."""
-    given = publishing.parser(__doc__).parse_args()
+    parser = publishing.parser(__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="networks, in place of all")
+    given = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     pack = _from_executorch("backends/arm/arm_vela.py", "arm_vela").vela_compile
     from executorch.backends.arm.scripts import get_ethosu_scratch_from_pte as reader
 
     rows = []
-    for name, accelerator in WANTED:
+    for name, accelerator in [pair for pair in WANTED if not given.names or pair[0] in given.names]:
         rows.append(publishing.told(_row(name, accelerator, pack, reader)))
     packages = ["torch", "executorch", "ethos-u-vela", "delegraph-ethosu"]
     publishing.report(given, "ethosu_payloads", packages, publishing.Table(COLUMNS, rows, keys=2))

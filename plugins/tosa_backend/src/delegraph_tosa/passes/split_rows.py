@@ -15,8 +15,8 @@ from .rewriter import Rewrite, rebuilt
 from .rows import Readers, Region, readers_of, regions_of
 
 DEVICES = frozenset({"u55", "u85"})
-SMALL = 1 << 16
-"""Bytes that every NPU has: what takes no more is computed at once."""
+SMALL = 1 << 18
+"""Bytes of memory that an NPU has beside it: a network that needs no more is computed in as few cycles as it takes."""
 SHARE = 0.75
 """What a block may need, of what is alive beside it and stays: smaller blocks would gain little."""
 MOST = 16
@@ -123,7 +123,7 @@ def _too_large(graph: Graph, spec: TosaSpec) -> list[tuple[Region, int]]:
     spans = [range(places[region.operators[0]], places[region.operators[-1]] + 1) for region in regions]
     alive = memory.alive([*graph.inputs, *[value for operator in graph.operators for value in operator.outputs]])
     within = {place for span in spans for place in span}
-    needed = max((size for place, size in enumerate(alive) if place not in within), default=0)
+    enough = max([SMALL, *[size for place, size in enumerate(alive) if place not in within]])
     found = []
     for region, span in zip(regions, spans, strict=True):
         results = set(region.outputs(readers))
@@ -131,7 +131,7 @@ def _too_large(graph: Graph, spec: TosaSpec) -> list[tuple[Region, int]]:
         # Vela transposes the second operand of each product
         products = [operator.inputs[1] for operator in region.operators if isinstance(operator, MATMUL)]
         beside = max(alive[place] - own[place] for place in span) + sum(map(bytes_of, products))
-        number = min(math.ceil(max(own) / max(needed - beside, SHARE * beside, SMALL)), MOST, region.size)
+        number = min(math.ceil(max(own) / max(enough - beside, SHARE * beside, 1)), MOST, region.size)
         if number > 1:
             found.append((region, number))
     return found
