@@ -60,7 +60,7 @@ def test_a_file_of_another_version_cannot_run(tmp_path):
 def test_named_constants_do_not_hide_the_version(tmp_path):
     lowered, _ = saved(tmp_path, "TOSA-1.0+FP", named_constants=True)
     delegate = lowered.delegates[0]
-    assert delegate.processed_bytes.startswith(b"dlgrCUT1")
+    assert delegate.processed_bytes.startswith(b"dlgrCUT2")
     assert asked(delegate.processed_bytes[:4096], delegate.compile_specs).verdict == "runs"
 
 
@@ -73,6 +73,9 @@ def test_named_constants_do_not_hide_the_version(tmp_path):
         (b"\xff\xff\xff\x7fTOSA", "cannot"),
         (b"dlgrCUT1", "cannot"),
         (b"dlgrCUT1\xff\xff\xff\xff", None),
+        (b"dlgrCUT2", "cannot"),
+        (b"dlgrCUT2\xff\xff\xff\xff", None),
+        (b"dlgrCUT2\0\0\0\0" + bytes(100), None),
     ],
 )
 def test_hostile_beginnings_give_an_answer(data, verdict):

@@ -238,6 +238,18 @@ def test_damaged_blobs_and_wrong_inputs() -> None:
         runtime.load(other, [], data)
 
 
+def test_a_program_file_says_by_its_calls_how_a_blob_is_called(tmp_path: Any) -> None:
+    module, x = mlp().eval(), torch.randn(2, 8)
+    lowered = lower(module, (x,), backends=["xnnpack"])
+    lowered.save(tmp_path / "m.pte")
+    loaded = delegraph.load(tmp_path / "m.pte")
+    assert any(".convention." in key for key in _named_data(lowered))
+    assert not any(".convention." in key for key in loaded.named_data)
+    torch.testing.assert_close(loaded(x), module(x))
+    lowered.save(tmp_path / "more.pte", named_data={"net.convention.txt": b"more"})
+    assert delegraph.load(tmp_path / "more.pte").named_data["net.convention.txt"] == b"more"
+
+
 def test_weights_of_the_caller_are_shared_and_left_alone() -> None:
     module, x = conv_net().eval(), torch.randn(1, 3, 16, 16)
     before = copy.deepcopy(module.state_dict())

@@ -23,7 +23,10 @@ class KeptStep(torch.nn.Module):
     def __init__(self, step: Any) -> None:
         """``step``: a ``Step``, ``RecurrentStep``, ``ImageStep`` or ``EncodedStep``."""
         super().__init__()
-        self.step, self.training = step, step.training
+        self.step: Any = step
+        self.training = step.training
+        self.last: torch.Tensor
+        self.room: torch.Tensor
         empty = step.empty_caches
         self.grows = [tensor.dim() == 4 and not isinstance(step, RecurrentStep) for tensor in empty]
         room = next((t.shape[2] for t, grows in zip(empty, self.grows, strict=True) if grows), 0)

@@ -1,12 +1,11 @@
 """How a blob is called: types and largest sizes of its inputs and outputs, kept as named data beside it.
 
 A blob of ExecuTorch's does not say it, since the program around it does; a runtime that is given the blob alone needs
-it. The key has the digest of the blob.
+it. The key has the digest of the blob. A program file says it again in the values of its calls, and does without.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..emit.sizes import upper_bounds
+from ..program.conventions import convention_key
 from ..program.scalar_types import TORCH_NAMES, ScalarType
 from ..program.tables import Dynamism, Tensor
 
@@ -49,7 +49,9 @@ def add_convention(store: NamedDataStore, backend_id: str, blob: bytes, program:
         convention = Convention(_values(user_inputs(program), program), _values(returned, program))
     except Unsupported:
         return
-    store.add_named_data(_key(backend_id, blob), json.dumps(asdict(convention), separators=(",", ":")).encode())
+    store.add_named_data(
+        convention_key(backend_id, blob), json.dumps(asdict(convention), separators=(",", ":")).encode()
+    )
 
 
 def convention_in_file(backend_id: str, blob: bytes, values: Sequence[Any], outputs: int) -> dict[str, bytes]:
@@ -61,7 +63,7 @@ def convention_in_file(backend_id: str, blob: bytes, values: Sequence[Any], outp
         return {}
     stated = [_value_in_file(v) for v in values]
     convention = Convention(tuple(stated[: len(stated) - outputs]), tuple(stated[len(stated) - outputs :]))
-    return {_key(backend_id, blob): json.dumps(asdict(convention)).encode()}
+    return {convention_key(backend_id, blob): json.dumps(asdict(convention)).encode()}
 
 
 def _value_in_file(value: Any) -> Value:
@@ -72,7 +74,7 @@ def _value_in_file(value: Any) -> Value:
 
 def convention_of(backend_id: str, blob: bytes, named_data: Mapping[str, bytes]) -> Convention:
     """How ``blob`` is called. Raises NoRuntime if nothing says it, FormatError if what says it is damaged."""
-    content = named_data.get(_key(backend_id, blob))
+    content = named_data.get(convention_key(backend_id, blob))
     if content is None:
         text = f"nothing says how this blob of {backend_id} is called"
         hint = "give its sizes bounds, torch.export.Dim(..., max=...); blobs of others run within their own .pte"
@@ -82,10 +84,6 @@ def convention_of(backend_id: str, blob: bytes, named_data: Mapping[str, bytes])
         return Convention(*(tuple(_value(v) for v in read[side]) for side in ("inputs", "outputs")))
     except (ValueError, TypeError, KeyError, RecursionError) as e:
         raise FormatError("format-invalid", f"what says how a blob of {backend_id} is called is damaged: {e}") from e
-
-
-def _key(backend_id: str, blob: bytes) -> str:
-    return f"{backend_id}.convention.{hashlib.sha256(blob).hexdigest()}"
 
 
 def _values(nodes: Sequence[Any], program: ExportedProgram) -> tuple[Value, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from delegraph.exported_program import written_values
@@ -44,7 +45,8 @@ def find_in_place(program: ExportedProgram, states: Mapping[Node, TensorValue]) 
         after: list[Node] = []
         while (last.target is aten.copy.default and last.args[0] is buffer) or _keeps_elements(last):
             after.append(last)
-            last = last.args[1] if last.target is aten.copy.default else last.args[0]
+            copied: Any = last.args[1] if last.target is aten.copy.default else last.args[0]
+            last = copied
         if last.target is not aten.index_put.default or not _copies_rows(last):
             continue
         # what has the old value: read once, so that neither a view nor another call sees what the write changes
@@ -65,7 +67,8 @@ def _keeps_elements(node: Node) -> bool:
         return True
     if node.target is not aten.permute.default:
         return False
-    shape, order = node.args[0].meta["val"].shape, node.args[1]
+    source, order = _arguments(node)
+    shape = source.meta["val"].shape
     moved = [d % len(shape) for d in order if shape[d] != 1]
     return moved == sorted(moved)
 
@@ -74,10 +77,14 @@ def _copies_rows(write: Node) -> bool:
     """Whether an ``index_put`` does what ``index_copy`` does, whose rows have the sizes of those that they replace."""
     if write.meta.get("decomposed_from", ())[-1:] != ("aten.index_copy.default",) or len(write.args) > 3:
         return False
-    base, indices, values = (torch.fx.node.map_arg(a, lambda n: n.meta["val"]) for a in write.args)
+    base, indices, values = (torch.fx.node.map_arg(a, lambda n: n.meta["val"]) for a in _arguments(write))
     ((dim, rows), *more) = [(k, index) for k, index in enumerate(indices) if index is not None]
     wanted = (*base.shape[:dim], *rows.shape, *base.shape[dim + 1 :])
     return not more and rows.dim() == 1 and tuple(values.shape) == wanted and values.dtype == base.dtype
+
+
+def _arguments(node: Node) -> Any:
+    return node.args
 
 
 def _reads_alone(reader: Node, source: Node, but: list[Node] | tuple[()]) -> bool:

@@ -16,6 +16,7 @@ from torch.fx import GraphModule, Node
 
 from ..kernels import KernelSet, kernel_set
 from ..memory import ALIGNMENT
+from ..program.conventions import without_conventions
 from ..program.flat_tensor import FlatTensor, NamedTensor, TensorLayout
 from ..program.tables import BlobLocation, ExecutionPlan, NamedData, Program, SubsegmentOffsets
 from ..serialize.file import Segment, SegmentedFile, data_file, program_file
@@ -153,7 +154,7 @@ def emit_program(program: ProgramContents, options: EmitOptions | None = None) -
         plans=tuple(_place_blobs(plan, blobs) for plan in (*(plan for plan, _ in emitted.values()), *constant)),
         constant_segment=constants or SubsegmentOffsets(0, (0,)),
         mutable_data_segments=(states,) if states else (),
-        named_data=segments.add_named_data(program.named_data),
+        named_data=segments.add_named_data(without_conventions(program.named_data)),
     )
     context.external_data.merge_named_data_store(_external_of(program.named_data))
     return EmittedProgram(

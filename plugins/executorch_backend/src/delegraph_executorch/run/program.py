@@ -13,7 +13,6 @@ from delegraph.formats import LoadDelegate, StoredBlob
 from ..bridging.convention import convention_in_file
 from ..containers import argument_names, flatten_call, structure_of, unflatten_result
 from ..inspection.blobs import stored_blobs
-from ..program.calling import delegate_outputs
 from ..program.shared_memory import MEMORY, sharing_methods
 from ..program.tables import BackendDelegate, Call, DelegateCall, ExecutionPlan
 from ..serialize.check import check_program
@@ -116,12 +115,12 @@ class HostProgram:
     ) -> Runner:
         blob = bytes(blob_of(self.file, delegate))
         named = {key: bytes(content) for key, content in self._named_data().items()}
-        if delegate_outputs(plan.container) is None:  # ExecuTorch wrote the file: no blob comes with its convention
-            calls = enumerate(i.call for i in plan.chains[0].instructions)
-            place, call = next(((k, c) for k, c in calls if _calls(c, number)), (0, None))
-            if call is not None:
-                values = [plan.values[index].value for index in call.args]
-                named |= convention_in_file(delegate.id, blob, values, split[place])
+        # blobs of ExecuTorch's backends do not come with their convention, which the call has
+        calls = enumerate(i.call for i in plan.chains[0].instructions)
+        place, call = next(((k, c) for k, c in calls if _calls(c, number)), (0, None))
+        if call is not None:
+            values = [plan.values[index].value for index in call.args]
+            named = convention_in_file(delegate.id, blob, values, split[place]) | named
         return self._load(delegate.id, blob, stored.compile_specs, named, header=stored.header)
 
     def _named_data(self) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ class StockProgram:
         """Load all methods that share buffers, once: loading one brings the buffers' first values back."""
         for name in self._sharing:
             self._expect_backends(delegate.id for delegate in self._plans[name].delegates)
-            _say(self._path, lambda name=name: self._program.load_method(name))
+            _say(self._path, partial(self._program.load_method, name))
 
     def _expect_backends(self, backend_ids: Iterable[str]) -> None:
         """Raise NoRuntime for backends that the runtime has not; it would itself say only a number."""

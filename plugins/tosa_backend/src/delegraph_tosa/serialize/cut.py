@@ -1,9 +1,11 @@
 """Files without the elements of their large constants, which are named data: several delegates share them.
 
-    8 bytes "dlgrCUT1" | number of constants, uint32 | for each: its place in the file, uint64; its size, uint64; the
-    SHA-256 of its bytes | the file, from which they are left out
+    8 bytes "dlgrCUT2" | number of constants, uint32 | for each: its place in the file, uint64; its size, uint64; the
+    SHA-256 of its bytes | the rest of the file: its bytes, uint64, and these as zlib packs them
 
-All numbers are little-endian, places ascend. Named data has the constants by ``key_of`` their SHA-256.
+All numbers are little-endian, places ascend. Named data has the constants by ``key_of`` their SHA-256. Of a file with
+``"dlgrCUT1"``, as written before, the rest is not packed. Packed it is a third to a fifth: operators and tensors of a
+graph are much alike, and each method of a program has its own.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import io
 import struct
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -20,7 +23,9 @@ from delegraph.errors import FormatError
 
 from .writer import TosaFile
 
-MAGIC = b"dlgrCUT1"
+PLAIN, PACKED = b"dlgrCUT1", b"dlgrCUT2"
+MOST_PACKED = 100
+"""How many bytes a packed one stands for at most, so that a small damaged file cannot ask for a large one."""
 LEAST = 1024
 """Bytes of the smallest constant that is left out of a file."""
 MOST_EQUAL = 2
@@ -29,7 +34,7 @@ MOST_EQUAL = 2
 Not more, so that a small damaged file cannot ask for a large multiple of the named data.
 """
 ALIGNMENT = 16
-_COUNT, _ROW = struct.Struct("<I"), struct.Struct("<QQ32s")
+_COUNT, _ROW, _SIZE = struct.Struct("<I"), struct.Struct("<QQ32s"), struct.Struct("<Q")
 
 
 def key_of(digest: bytes) -> str:
@@ -46,31 +51,37 @@ def cut(file: TosaFile) -> tuple[bytes, NamedDataStoreOutput]:
     for start, digest in kept.left_out.items():
         store.add_named_data(key_of(digest), large[start], ALIGNMENT)
         rows.append(_ROW.pack(start, large[start].size, digest))
-    content = b"".join([MAGIC, _COUNT.pack(len(rows)), *rows, kept.rest.getvalue()])
+    rest = kept.rest.getvalue()
+    packed = zlib.compress(rest)
+    is_packed = len(rest) <= MOST_PACKED * len(packed)
+    end = [_SIZE.pack(len(rest)), packed] if is_packed else [rest]
+    content = b"".join([PACKED if is_packed else PLAIN, _COUNT.pack(len(rows)), *rows, *end])
     return content, store.get_named_data_store_output()
 
 
 def joined(content: bytes, named_data: Mapping[str, bytes]) -> bytes:
     """The whole file again; what is no such file is returned as it is. Raises FormatError for a damaged one."""
-    if not content.startswith(MAGIC):
+    if not content.startswith((PLAIN, PACKED)):
         return content
-    whole, position = bytearray(), len(MAGIC) + _COUNT.size
     rows = list(_rows(content))
     # a small blob must not ask for much more than there is to read
     if rows and max(Counter([row.digest for row in rows]).values()) > MOST_EQUAL:
         raise _damaged(f"a constant is left out more than {MOST_EQUAL} times")
-    position += _ROW.size * len(rows)
+    kept = content[_table_size(len(rows)) :]
+    if content.startswith(PACKED):
+        kept = _unpacked(kept)
+    whole, position = bytearray(), 0
     for row in rows:
         data = named_data.get(key_of(row.digest))
         before = row.start - len(whole)
-        if data is None or len(data) != row.size or not 0 <= before <= len(content) - position:
+        if data is None or len(data) != row.size or not 0 <= before <= len(kept) - position:
             raise _damaged(
                 f"the constant at {row.start}, of {row.size} bytes, is not in the named data or out of place"
             )
-        whole += content[position : position + before]
+        whole += kept[position : position + before]
         whole += data
         position += before
-    return bytes(whole + content[position:])
+    return bytes(whole + kept[position:])
 
 
 def beginning(content: bytes) -> bytes:
@@ -78,10 +89,16 @@ def beginning(content: bytes) -> bytes:
 
     Nothing is checked, except that nothing is read which is not there.
     """
-    if not content.startswith(MAGIC) or len(content) < len(MAGIC) + _COUNT.size:
+    if not content.startswith((PLAIN, PACKED)) or len(content) < len(PLAIN) + _COUNT.size:
         return content
-    (count,) = _COUNT.unpack_from(content, len(MAGIC))
-    return content[len(MAGIC) + _COUNT.size + _ROW.size * count :]
+    (count,) = _COUNT.unpack_from(content, len(PLAIN))
+    kept = content[_table_size(count) :]
+    if content.startswith(PLAIN):
+        return kept
+    try:
+        return zlib.decompressobj().decompress(kept[_SIZE.size :], len(content))
+    except zlib.error:
+        return b""
 
 
 class _Row(NamedTuple):
@@ -90,11 +107,34 @@ class _Row(NamedTuple):
     digest: bytes
 
 
+def _table_size(count: int) -> int:
+    """Bytes before the rest of a file from which so many constants are left out."""
+    return len(PLAIN) + _COUNT.size + _ROW.size * count
+
+
+def _unpacked(kept: bytes) -> bytes:
+    """The rest of a file. Raises FormatError for what zlib did not pack, and for more or less than is stated."""
+    if len(kept) < _SIZE.size:
+        raise _damaged("it ends before its graph")
+    (size,) = _SIZE.unpack_from(kept)
+    packed = kept[_SIZE.size :]
+    if size > MOST_PACKED * len(packed):
+        raise _damaged(f"{len(packed)} bytes are said to be {size}")
+    unpacking = zlib.decompressobj()
+    try:
+        found = unpacking.decompress(packed, size + 1)
+    except zlib.error as e:
+        raise _damaged(f"its graph cannot be unpacked: {e}") from e
+    if len(found) != size or not unpacking.eof or unpacking.unused_data:
+        raise _damaged(f"its graph is not of the {size} bytes that are stated")
+    return found
+
+
 def _rows(content: bytes) -> Iterator[_Row]:
     try:
-        (count,) = _COUNT.unpack_from(content, len(MAGIC))
+        (count,) = _COUNT.unpack_from(content, len(PLAIN))
         for k in range(count):
-            yield _Row(*_ROW.unpack_from(content, len(MAGIC) + _COUNT.size + k * _ROW.size))
+            yield _Row(*_ROW.unpack_from(content, _table_size(k)))
     except struct.error as e:
         raise _damaged("the table of its constants does not end") from e
 

@@ -406,18 +406,19 @@ def constants_of(program: ExportedProgram) -> Callable[[Node], Value | None]:
     constant = constant_placeholders(program)
     specs = dict(placeholders(program))
     values: dict[Any, Value] = {}
+    known: dict[Node, Value] = {}
 
     def value(node: Node) -> Value | None:
         """The value of ``node`` if it is a constant placeholder, else None; equal tensors share one value."""
-        if node not in constant:
-            return None
+        if node not in constant or node in known:
+            return known.get(node)
         tensor = constant_tensor(program, specs[node])
         why = why_no_bytes(tensor)
         if why is not None:
             raise refused(f"the constant {specs[node].target}: {why}")
         make = constant_bytes if is_bytes(tensor) else constant_of
-        value = make(str(specs[node].target), tensor)
-        return values.setdefault(memory_of(tensor), value)
+        known[node] = value = values.setdefault(memory_of(tensor), make(str(specs[node].target), tensor))
+        return value
 
     return value
 
