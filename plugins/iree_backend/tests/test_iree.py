@@ -162,6 +162,18 @@ def test_a_compiler_that_refuses_gives_the_partition_to_the_host():
     torch.testing.assert_close(lowered(x), model(x))
 
 
+def test_the_place_of_a_maximum_may_be_transposed():
+    """IREE's compiler makes an operation of both that it refuses itself."""
+
+    class Places(torch.nn.Module):
+        def forward(self, x):
+            return x.argmax(2).int().mT
+
+    x = torch.randn(2, 3, 4, 5)
+    lowered = delegraph.lower(Places(), (x,), backends=["iree"], require_full=True)
+    assert lowered.verify(x).agrees()
+
+
 @pytest.mark.parametrize("option, text", [("flags", "--x='1"), ("flags", "a\0b"), ("cpu", "\udc80")])
 def test_options_that_no_process_can_be_given_are_the_users_mistake(option, text):
     with pytest.raises(OptionError, match=f"'{option}'.*(No closing quotation|character)"):

@@ -12,6 +12,7 @@ import delegraph
 import delegraph_tosa
 from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult, from_specs
 from delegraph.delegates import Signature
+from delegraph.errors import Unsupported
 from delegraph.formats import join
 from delegraph_tosa import Graph
 from torch.export import ExportedProgram
@@ -21,6 +22,9 @@ from .mlir import write_mlir
 
 MARK = b"delegraph-iree-3"
 """What a blob ends with: a module, its signature, and as a fact its target."""
+_TRANSPOSES_STAY = "--iree-global-opt-propagate-transposes=false"
+"""IREE 3.13 fuses an ARGMAX with a TRANSPOSE behind it into an operation that it refuses itself. Without that, other
+operators would be slower, so it is the second attempt."""
 _DEFAULTS = {"target": "llvm-cpu", "cpu": "host", "flags": ""}
 
 
@@ -70,6 +74,11 @@ def _compile(graph: Graph, settings: Mapping[str, str], signature: Signature) ->
         command += delegraph_tosa.split_flags(settings["flags"])
         if settings["target"] == "llvm-cpu":
             command.append(f"--iree-llvmcpu-target-cpu={settings['cpu']}")
-        delegraph_tosa.run_compiler(command, folder)
+        try:
+            delegraph_tosa.run_compiler(command, folder)
+        except Unsupported:
+            if not any(operator.name == "ARGMAX" for operator in graph.operators):
+                raise
+            delegraph_tosa.run_compiler([*command, _TRANSPOSES_STAY], folder)
         # a module is native code, which IREE runs without looking for damage
         return signature.seal(folder / "main.vmfb", MARK, target=settings["target"])
