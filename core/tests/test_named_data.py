@@ -249,3 +249,13 @@ def peak():
     """The most memory that this process had since the reset, in bytes."""
     (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM"))
     return int(line.split()[1]) * 1024
+
+
+def test_tensors_of_one_fingerprint_have_keys_of_their_own(monkeypatch):
+    monkeypatch.setattr("delegraph.io.weights.fingerprint", lambda tensor: "f")
+    store = NamedDataStore()
+    keys = [store.add_by_content("w/", tensor) for tensor in (torch.ones(3), torch.zeros(3), torch.ones(3))]
+    assert keys[0] == keys[2] == "w/f" and keys[1].startswith("w/f") and keys[1] != "w/f"
+    assert [len(data) for data in store.get_named_data_store_output().buffers] == [12, 12]
+    with pytest.raises(NamedDataError, match="meta"):
+        store.add_by_content("w/", torch.ones(3, device="meta"))

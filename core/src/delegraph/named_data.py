@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from .errors import FormatError, NamedDataError, NamedDataTypeError
-from .io.blob import Blob, TensorBlob, equal, head, is_blob, stream
+from .io.blob import Blob, TensorBlob, digest, equal, head, is_blob
 
 if TYPE_CHECKING:
     import torch
@@ -107,11 +107,14 @@ class NamedDataStore:
 
         So tensors that are equal have one key, whatever program they come from. Returns the key. It reads all elements.
         """
-        content, layout = _content(prefix, tensor, None)
-        digest = hashlib.sha256(f"{layout} ".encode())
-        stream(content, digest.update)
-        key = prefix + digest.hexdigest()
-        self.add_named_data(key, content, alignment, tensor_layout=layout)
+        from .io.weights import fingerprint  # imported late: data that is bytes needs no torch
+
+        key = prefix + fingerprint(tensor)
+        try:
+            self.add_named_data(key, tensor, alignment)
+        except NamedDataError:  # another tensor may have this name, which would be a rare chance; or it cannot be added
+            key += digest(_content(key, tensor, None)[0]).hex()
+            self.add_named_data(key, tensor, alignment)
         return key
 
     def get_named_data_store_output(self) -> NamedDataStoreOutput:

@@ -10,7 +10,7 @@ import torch
 from delegraph.engine.decompose import Decomposer
 from delegraph.exported.decompose import trace, without_trace
 from delegraph.exported.decompose.inline import Inlining
-from delegraph.exported.decompose.tables import beyond_core, to_core
+from delegraph.exported.decompose.tables import beyond_core, is_composite, to_core
 from delegraph.exported.functionalize.normalize import normalize
 from delegraph.partitioner import CapabilityPartitioner, DelegationSpec, Partitioner, PartitionResult
 from delegraph.report.collect import host_calls
@@ -710,3 +710,17 @@ def test_what_stands_for_an_unused_result_is_no_node_of_the_decomposition():
     used, unused = inlining.results()
     assert used.graph is program.graph
     assert unused is None
+
+
+def test_operators_decompose_as_torch_says_without_its_whole_table():
+    """Collecting the composites for it takes a tenth of a second, and each is its own decomposition."""
+    table = dict(torch.export.default_decompositions().items())
+    told = {op: to_core(op) for op in table if isinstance(op, torch._ops.OpOverload)}
+    told = {
+        op: how
+        for op, how in told.items()
+        if how is not None and op.name() not in ("aten::batch_norm", "aten::native_batch_norm")
+    }
+    composite = set(filter(is_composite, told))
+    assert len(composite) > 150 and all(told[op] in (op.decompose, table[op]) for op in composite)
+    assert len(told) - len(composite) > 150 and all(told[op] is table[op] for op in told.keys() - composite)

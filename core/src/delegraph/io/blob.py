@@ -12,7 +12,7 @@ from ..errors import ContractViolation
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Blob", "TensorBlob", "equal", "head", "is_blob", "join", "stream"]
+__all__ = ["Blob", "TensorBlob", "digest", "equal", "head", "is_blob", "join", "stream"]
 
 
 @runtime_checkable
@@ -123,15 +123,15 @@ def equal(ours: bytes | Blob, theirs: bytes | Blob) -> bool:
         return ours is theirs
     if isinstance(ours, TensorBlob) and isinstance(theirs, TensorBlob) and ours.place() == theirs.place():
         return True
-    return _digest(ours) == _digest(theirs)
+    return digest(ours) == digest(theirs)
 
 
-def _digest(data: bytes | Blob) -> bytes:
+def digest(data: bytes | Blob) -> bytes:
     """The SHA-256 of the bytes."""
-    digest = hashlib.sha256(data if isinstance(data, bytes) else b"")
+    content = hashlib.sha256(data if isinstance(data, bytes) else b"")
     if not isinstance(data, bytes):
-        stream(data, digest.update)
-    return digest.digest()
+        stream(data, content.update)
+    return content.digest()
 
 
 class _Sink(io.RawIOBase):

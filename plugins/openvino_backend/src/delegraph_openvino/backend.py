@@ -54,10 +54,12 @@ def _fold_operands(model: ov.Model) -> None:
     """Compute now what elementwise operators read of constants alone: dequantized ones, an LSTM's first state.
 
     OpenVINO computes them when it compiles, and lets the operator write its result over them: the next call finds it
-    there (openvino 2026.4.1). Weights of products stay quantized.
+    there (openvino 2026.4.1). Weights of products stay quantized. Casts that change no type are taken out.
     """
     varying, reads = {node.get_name() for node in model.get_parameters()}, []
     for node in model.get_ordered_ops():
+        if node.get_type_name() == "Convert" and node.get_input_element_type(0) == node.get_element_type():
+            node.output(0).replace(node.input_value(0))  # of weights of norms
         constant = [i for i in node.inputs() if i.get_source_output().get_node().get_name() not in varying]
         if len(constant) < len(node.inputs()):
             varying.add(node.get_name())
@@ -83,7 +85,8 @@ def _take_weights(model: ov.Model, constants: Iterable[torch.Tensor]) -> NamedDa
     store, parameters = NamedDataStore(), dict[str, Any]()
     places = {t.data_ptr(): t for t in constants if t.nbytes >= SMALLEST}
     for node in model.get_ordered_ops():
-        tensor = places.get(node.data.ctypes.data) if node.get_type_name() == "Constant" else None
+        is_large = node.get_type_name() == "Constant" and node.get_byte_size() >= SMALLEST
+        tensor = places.get(node.data.ctypes.data) if is_large else None  # to ask for an address takes longer
         if tensor is None or node.get_byte_size() != tensor.nbytes:
             continue
         kind, shape = node.get_element_type(), node.output(0).get_shape()

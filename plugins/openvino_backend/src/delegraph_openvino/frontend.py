@@ -45,7 +45,6 @@ class Draft(NumberedGraph):
             # OpenVINO's int8 transformation of a concatenation of dequantized tensors is wrong, by up to all of the
             # range; of integers it is right. Where the call is alone, to ask about it, its parts are inputs.
             integers = self.part(target, [part.args[0] for part in joined], *args[1:], **kwargs)
-            integers.meta["val"] = node.meta["val"].to(dequantized_parts(node)[0].all_input_nodes[0].meta["val"].dtype)
             return joined[0].target, (integers, *joined[0].args[1:]), {}
         if known and len(known[0]._schema.returns) > 1:  # a norm, with its statistics
             return operator.getitem, (self.part(target, *args, **kwargs), 0), {}

@@ -31,11 +31,10 @@ WRONG = {name: why for names, why in _WRONG.items() for name in names.split()}
 class OpenVINOPartitioner(CapabilityPartitioner):
     """``device``, ``precision`` and ``properties`` are described in ``plugin``."""
 
-    def __init__(self, device: str = "CPU", precision: str = "f32", properties: str | None = None) -> None:
-        settings = {"device": device, "precision": precision, "properties": properties or ""}
+    def __init__(self, device: str = "CPU", precision: str = "f32", properties: str = "") -> None:
+        settings = {"device": device, "precision": precision, "properties": properties}
         properties_of(settings)  # a property that cannot be read is the user's mistake of now, not of the first run
-        specs = to_specs(PREFIX, {name: text for name, text in settings.items() if text})
-        super().__init__(ASKED.after(why_not), "OpenVINOBackend", specs)
+        super().__init__(ASKED.after(why_not), "OpenVINOBackend", to_specs(PREFIX, settings))
 
 
 def why_not(node: Node) -> str | None:
