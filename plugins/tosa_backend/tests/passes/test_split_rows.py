@@ -123,6 +123,16 @@ def test_a_norm_is_computed_in_blocks_of_about_as_many_rows(npu):
     assert names(result)["SLICE"] == 3 and names(result)["CONCAT"] == 1
 
 
+def test_a_table_of_8_bits_between_is_looked_up_in_blocks(npu):
+    d = Draft()
+    q = wide(d, d.input(1, ROWS, CHANNELS, dtype=DType.INT8))
+    total = d.op(tosa.REDUCE_SUM, q, axis=2)
+    entries = literal(d.random.integers(-128, 128, 256), DType.INT8, np.int8)
+    found = d.op(tosa.TABLE, rescaled(d, d.op(tosa.SUB, q, total), 33, DType.INT8), entries)
+    result = split(d, npu, rescaled(d, d.add(wide(d, found), total), 32, DType.INT8))
+    assert names(result)["TABLE"] == names(result)["REDUCE_SUM"] == 3 and names(result)["CONCAT"] == 1
+
+
 def test_rows_lie_along_the_longest_axis_that_is_not_reduced(npu):
     d = Draft()
     result = split(d, npu, centred(d, d.input(2, CHANNELS, 9, dtype=DType.INT8), axis=1))

@@ -118,6 +118,10 @@ def _grown(reduction: Operator, readers: Readers, places: dict[Operator, int]) -
             if other not in found:
                 found.add(other)
                 pending.append(other)
+    # a TABLE of int8 between two of them, as of exp on Ethos-U55
+    made = [value for operator in found for value in operator.outputs]
+    tables = {reader for value in made for reader in readers[value] if isinstance(reader, tosa.TABLE)}
+    found |= {table for table in tables if found.issuperset(readers[table.outputs[0]])}
     return region._replace(operators=sorted(found, key=places.__getitem__))
 
 
