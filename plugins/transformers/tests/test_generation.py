@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from concurrent.futures import ThreadPoolExecutor
 
 import delegraph
 import pytest
@@ -130,6 +131,16 @@ def test_methods_share_caches_that_the_file_keeps(kept, runtime):
         assert generate(program, PROMPT, 20).tokens == wanted
     assert generate(program, PROMPT[:2], 5).tokens != wanted[:5]
     assert generate(program, PROMPT, 20).tokens == wanted
+
+
+def test_threads_make_one_text_after_the_other_with_caches_that_are_kept(kept):
+    from delegraph_transformers import generate
+
+    program = delegraph.load(kept[2])
+    prompts = [PROMPT, PROMPT[:2], PROMPT[1:]]
+    wanted = [generate(program, prompt, 8).tokens for prompt in prompts]
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        assert [made.tokens for made in threads.map(lambda p: generate(program, p, 8), prompts)] == wanted
 
 
 def test_what_keeps_its_caches_takes_tokens_and_position(kept):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from delegraph.errors import InputError
@@ -55,10 +58,34 @@ def generate(
     ``encode`` reads where the program has that method: tokens of a text, features of a sound or an image. ``prompt`` is
     then what the decoder begins with. ``stop``: tokens after which nothing follows. Raises InputError for a program
     without these methods, for tokens that the model does not know, and where prompt and result together are longer than
-    the cache.
+    the cache. A program that keeps its caches makes one text at a time: other threads wait.
     """
     encode, prefill, decode = _steps(program)
     _expect_fitting(decode, prompt, max_new_tokens)
+    with _turn_of(program) if decode.keeps_caches else nullcontext():
+        return _generated(encode, prefill, decode, prompt, max_new_tokens, given, stop)
+
+
+_TURNS: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
+"""Program that keeps its caches -> the lock of the text that is being made with them."""
+_FINDING = threading.Lock()
+
+
+def _turn_of(program: Any) -> threading.Lock:
+    with _FINDING:
+        return _TURNS.setdefault(program, threading.Lock())
+
+
+def _generated(
+    encode: _Encode | None,
+    prefill: _Step,
+    decode: _Step,
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    given: torch.Tensor | Sequence[int] | None,
+    stop: Collection[int],
+) -> Generation:
+    """As ``generate``, with the methods of the program."""
     caches = [torch.zeros(size, dtype=kind) for size, kind in decode.caches]
     result = Generation(len(prompt))
     begin = time.perf_counter()
