@@ -724,3 +724,17 @@ def test_operators_decompose_as_torch_says_without_its_whole_table():
     composite = set(filter(is_composite, told))
     assert len(composite) > 150 and all(told[op] in (op.decompose, table[op]) for op in composite)
     assert len(told) - len(composite) > 150 and all(told[op] is table[op] for op in told.keys() - composite)
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes self._flat_weights")
+@pytest.mark.parametrize("layer", [torch.nn.GRU, torch.nn.LSTM])
+def test_the_decomposition_of_a_recurrent_layer_may_be_in_a_table_of_torch(layer):
+    """There ``decompose`` of an operator whose decomposition is written in Python would call itself."""
+    program = torch.export.export(layer(3, 2).eval(), (torch.randn(4, 3),))
+    [recurrent] = [node.target for node in program.graph.nodes if node.name in ("gru", "lstm")]
+    left = {node.target for node in program.run_decompositions({recurrent: to_core(recurrent)}).graph.nodes}
+    assert recurrent not in left and torch.ops.aten.tanh.default in left
+
+
+def test_what_torch_decomposes_in_python_alone_is_decomposed():
+    assert to_core(torch.ops.aten._upsample_nearest_exact2d.default) is not None

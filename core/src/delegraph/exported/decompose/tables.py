@@ -56,7 +56,9 @@ def to_core(op: Any) -> Decompose | None:
         return _NORMS[op]
     if not _may_be_decomposed(op) or torch.Tag.core in op.tags:
         return None
-    return _listed().get(op, op.decompose if is_composite(op) else None)
+    # what torch wrote in Python comes before ``decompose``, which calls what a table puts in its place, and so itself
+    python = op.py_kernels.get(torch._C.DispatchKey.CompositeImplicitAutograd)
+    return _listed().get(op, python or (op.decompose if is_composite(op) else None))
 
 
 @cache
