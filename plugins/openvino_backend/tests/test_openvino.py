@@ -304,6 +304,13 @@ def test_attention_may_be_causal_and_to_nothing():
     assert not nothing(x, x[:, :, :0]).any()
 
 
+@pytest.mark.parametrize("p", [0.0, 1.0, 2.0, torch.inf])
+def test_distances_of_any_norm_are_those_of_eager(p):
+    lowered = lower(lambda m, x, y: torch.cdist(x, y, p), torch.randn(2, 4, 3), torch.randn(2, 5, 3))
+    assert (lowered.report.host_operators == 0) == (p == 2)
+    assert lowered.verify(torch.randn(2, 4, 3), torch.randn(2, 5, 3)).relative_error < 1e-5
+
+
 def test_what_openvino_has_few_digits_of_is_computed_by_the_host():
     """For a logarithm it adds 1, and makes a softplus of what is an exponential before."""
     x = torch.tensor([1e-9, 15.0, 17.0, 20.0])

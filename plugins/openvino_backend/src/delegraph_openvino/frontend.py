@@ -123,7 +123,7 @@ def reason_of(error: Exception) -> str:
 
 def _quantize(by_channel: bool, context: Any) -> Any:
     x, scale, zero = _operands(by_channel, context)
-    least, most, kind = (_number(context, k + by_channel) for k in (3, 4, 5))
+    least, most, kind = (int(context.get_values_from_const_input(k + by_channel)) for k in (3, 4, 5))
     ends = np.float32(least), np.float32(most)
     quantized = op.fake_quantize(x, *((end - zero) * scale for end in ends), *ends, most - least + 1)
     return op.convert(quantized, [*TYPES.values()][kind]).outputs()
@@ -143,13 +143,9 @@ def _operands(by_channel: bool, context: Any) -> tuple[Any, Any, Any]:
     x = context.get_input(0)
     scale, zero = (context.get_input(k).get_node().data.astype(np.float32) for k in (1, 2))
     if by_channel:
-        rank, axis = len(x.get_partial_shape()), _number(context, 3)
+        rank, axis = len(x.get_partial_shape()), int(context.get_values_from_const_input(3))
         scale, zero = (v.reshape([-1 if k == axis % rank else 1 for k in range(rank)]) for v in (scale, zero))
     return x, scale, zero
-
-
-def _number(context: Any, place: int) -> int:
-    return int(context.get_values_from_const_input(place))
 
 
 RULES = {

@@ -42,6 +42,8 @@ def why_not(node: Node) -> str | None:
     name = getattr(node.target, "__name__", str(node.target)).partition(".")[0]
     if (reason := VALUES(node) or WRONG.get(name)) is not None:
         return reason
+    if name == "_cdist_forward" and node.args[2] != 2:
+        return "OpenVINO takes powers of differences, and not of their sizes"
     if name == "repeat" and not node.args[1]:
         return "OpenVINO returns whatever is in memory for a number that is repeated by nothing"
     if "scaled_dot_product" in name and any("0" in map(str, n.meta["val"].shape) for n in node.all_input_nodes):
