@@ -74,8 +74,8 @@ def test_named_constants_do_not_hide_the_version(tmp_path):
         (b"dlgrCUT1", "cannot"),
         (b"dlgrCUT1\xff\xff\xff\xff", None),
         (b"dlgrCUT2", "cannot"),
-        (b"dlgrCUT2\xff\xff\xff\xff", None),
-        (b"dlgrCUT2\0\0\0\0" + bytes(100), None),
+        (b"dlgrCUT2\xff\xff\xff\xff\xff\xff\xff\xff", None),
+        (b"dlgrCUT2\0\0\0\0\0\0\0\0" + bytes(100), None),
     ],
 )
 def test_hostile_beginnings_give_an_answer(data, verdict):

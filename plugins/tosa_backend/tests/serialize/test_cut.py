@@ -114,41 +114,42 @@ def test_a_weight_that_is_tied_to_an_embedding_is_there_once():
     assert lowered.verify(tokens).agrees(1e-5)
 
 
-MAGIC, ROWS, ROW = 8, 12, 48
+MAGIC, ROWS, ROW = 8, 16, 48
 """Bytes before the number of constants, before the first row of the table, and of a row."""
 
 
 def unpacked(blob):
-    """The blob as it was written before anything in it was packed."""
-    (count,) = struct.unpack_from("<I", blob, MAGIC)
+    """The blob as it was written before anything in it was packed, or repeated."""
+    count, repeated = struct.unpack_from("<II", blob, MAGIC)
     end = ROWS + count * ROW
-    return PLAIN + blob[MAGIC:end] + zlib.decompress(blob[end + 8 :])
+    assert not repeated
+    return PLAIN + blob[MAGIC : MAGIC + 4] + blob[ROWS:end] + zlib.decompress(blob[end + 8 :])
 
 
-def _ascending(blob, count):
+def _ascending(blob, count, rows):
     """A table in which one constant is left out so many times, one after the other."""
-    place, size, digest = struct.unpack_from("<QQ32s", blob, ROWS)
-    rows = [struct.pack("<QQ32s", place + k * size, size, digest) for k in range(count)]
-    return b"".join([*rows, blob[ROWS + ROW :]])
+    place, size, digest = struct.unpack_from("<QQ32s", blob, rows)
+    made = [struct.pack("<QQ32s", place + k * size, size, digest) for k in range(count)]
+    return b"".join([blob[MAGIC + 4 : rows], *made, blob[rows + ROW :]])
 
 
 def number(value, size=4):
     return value.to_bytes(size, "little")
 
 
-@pytest.mark.parametrize("form", [lambda blob: blob, unpacked], ids=["packed", "plain"])
-def test_damaged_blobs(form, shared):
+@pytest.mark.parametrize(("form", "rows"), [(lambda blob: blob, ROWS), (unpacked, ROWS - 4)], ids=["packed", "plain"])
+def test_damaged_blobs(form, rows, shared):
     blob, data = form(shared.program.delegates[0].processed_bytes), named(shared.program)
     (key,) = data
     for broken, there in (
         (blob, {}),
         (blob, {key: data[key][:-1]}),
         (blob[:9], data),
-        (blob[:MAGIC] + number(2**32 - 1) + blob[ROWS:], data),
-        (blob[:ROWS] + number(2**60, 8) + blob[ROWS + 8 :], data),
+        (blob[:MAGIC] + number(2**32 - 1) + blob[MAGIC + 4 :], data),
+        (blob[:rows] + number(2**60, 8) + blob[rows + 8 :], data),
         (blob[:100], data),
-        (blob[:MAGIC] + number(2) + 2 * blob[ROWS : ROWS + ROW], data),
-        (blob[:MAGIC] + number(3) + _ascending(blob, 3), data),
+        (blob[:MAGIC] + number(2) + blob[MAGIC + 4 : rows] + 2 * blob[rows : rows + ROW], data),
+        (blob[:MAGIC] + number(3) + _ascending(blob, 3, rows), data),
     ):
         with pytest.raises(FormatError, match="constants are named data is damaged"):
             joined(broken, there)
@@ -189,20 +190,68 @@ def test_blobs_that_are_not_packed_are_read(shared, plain):
 def test_what_would_be_packed_too_tightly_is_not(monkeypatch, model):
     monkeypatch.setattr(sys.modules[cut.__module__], "MOST_PACKED", 1)
     lowered = delegraph.lower(model, SIZES[:1], backends=["tosa"], options=OPTIONS)
-    assert lowered.delegates[0].processed_bytes.startswith(PLAIN)
+    (blob,) = (d.processed_bytes for d in lowered.delegates)
+    assert unpacked(blob)[-50:] == blob[-54:-4], "stored as it is"
     assert lowered.verify(*SIZES[:1]).agrees(1e-5)
 
 
-def test_a_constant_that_is_written_in_pieces_is_one():
-    """As weights of three layers are that became one; and beside it the same numbers in one tensor."""
+class Repeating(nn.Module):
+    """A weight, and constants that repeat one element, one of which is larger than all the rest."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 64, generator=torch.Generator().manual_seed(0)))
+        self.register_buffer("offset", torch.full((64, size), 0.1))
+
+    def forward(self, x):
+        return torch.relu(x @ self.weight)[..., None].expand(-1, -1, self.offset.shape[1]) + self.offset
+
+
+def test_a_constant_that_repeats_its_elements_is_said_by_one():
+    x = torch.randn(2, 64)
+    lowered = delegraph.lower(Repeating(16).eval(), (x,), backends=["tosa"], options=OPTIONS)
+    (delegate,) = lowered.delegates
+    blob, data = delegate.processed_bytes, named(lowered)
+    count, repeated = struct.unpack_from("<II", blob, MAGIC)
+    begin = ROWS + count * ROW
+    place, size, unit = struct.unpack_from("<QQ4s", blob, begin)
+    assert (count, repeated, size, unit) == (1, 1, 64 * 16 * 4, struct.pack("<f", 0.1)) and len(blob) < 2000
+    assert joined(blob, data)[place : place + size] == size // 4 * unit
+    assert lowered.verify(x).agrees(1e-5)
+    for row in (
+        struct.pack("<QQ4s", place, size + 2, unit),
+        struct.pack("<QQ4s", place, 2**40, unit),
+        struct.pack("<QQ4s", 2**40, size, unit),
+        struct.pack("<QQ4s", 0, 2**63, unit),
+    ):
+        with pytest.raises(FormatError, match="constants are named data is damaged"):
+            joined(blob[:begin] + row + blob[begin + 20 :], data)
+    large = blob[: ROWS + 8] + number(2**62, 8) + blob[ROWS + 16 : begin] + struct.pack("<QQ4s", place, 2**61, unit)
+    with pytest.raises(FormatError, match="constants are named data is damaged"):
+        joined(large + blob[begin + 20 :], data)
+
+
+def test_what_is_repeated_is_less_than_the_rest():
+    """So that a small file cannot ask for a large one."""
+    x = torch.randn(2, 64)
+    lowered = delegraph.lower(Repeating(1024).eval(), (x,), backends=["tosa"], options=OPTIONS)
+    (delegate,) = lowered.delegates
+    assert struct.unpack_from("<II", delegate.processed_bytes, MAGIC) == (2, 0)
+    assert lowered.verify(x).agrees(1e-5)
+
+
+def test_joined_weights_are_shared_with_a_graph_that_has_them_apart():
+    """As those of queries, keys and values are: one method of a model joins the layers, and another one does not."""
     spec, parts = TosaSpec.parse("TOSA-1.0+FP+INT"), [torch.randn(32, 64) for _ in range(3)]
     t = Tosa(spec)
     x = Value(Type((96, 64), DType.FP32), name="x")
     together = t.concat([constant_of(f"part{k}", part) for k, part in enumerate(parts)], 0)
-    y = t.add(t.add(x, together), constant_of("whole", torch.cat(parts)))
-    file = TosaFile(Graph([x], [y], t.operators), spec)
+    file = TosaFile(Graph([x], [t.add(x, together)], t.operators), spec)
     content, output = cut(file)
-    assert len(output.pte_data) == 1
     data = {key: join(output.buffers[entry.buffer_index]) for key, entry in output.pte_data.items()}
-    assert list(map(len, data.values())) == [3 * 32 * 64 * 4]
+    assert list(data.values()) == [part.numpy().tobytes() for part in parts]
     assert joined(content, data) == file.join()
+    t = Tosa(spec)
+    x = Value(Type((32, 64), DType.FP32), name="x")
+    apart = TosaFile(Graph([x], [t.add(x, constant_of("part", parts[1]))], t.operators), spec)
+    assert cut(apart)[1].pte_data.keys() < data.keys()

@@ -18,6 +18,7 @@ from .outputs import name_outputs, separate_outputs
 from .rewriter import Sources, sources_of, with_bodies
 from .sink_transposes import sink_transposes
 from .transposed_products import transpose_products
+from .untile_constants import untile_constants
 
 __all__ = ["PASSES", "Sources", "run_passes", "sources_of"]
 
@@ -29,6 +30,7 @@ PASSES = (
     fold_affine,
     compute_shapes,  # before merge_equal, which merges equal computations of sizes
     merge_equal,
+    untile_constants,  # after fold_affine, whose constants are of channels
     narrow_constants,  # after merge_equal: each user of a constant gets a RESCALE of its own, which NPUs fuse
     drop_dead,
 )

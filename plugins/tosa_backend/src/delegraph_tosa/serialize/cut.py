@@ -1,11 +1,13 @@
 """Files without the elements of their large constants, which are named data: several delegates share them.
 
-    8 bytes "dlgrCUT2" | number of constants, uint32 | for each: its place in the file, uint64; its size, uint64; the
-    SHA-256 of its bytes | the rest of the file: its bytes, uint64, and these as zlib packs them
+    8 bytes "dlgrCUT2" | number of constants, uint32 | number of repeated ones, uint32 | for each constant: its place in
+    the file, uint64; its size, uint64; the SHA-256 of its bytes | for each repeated one: its place, uint64; its size,
+    uint64; the 4 bytes that it repeats | the rest of the file: its bytes, uint64, and these as zlib packs them
 
-All numbers are little-endian, places ascend. Named data has the constants by ``key_of`` their SHA-256. Of a file with
-``"dlgrCUT1"``, as written before, the rest is not packed. Packed it is a third to a fifth: operators and tensors of a
-graph are much alike, and each method of a program has its own.
+All numbers are little-endian, places ascend. Named data has the constants by ``key_of`` their SHA-256. Repeated ones
+are, as a rule, zero points that are all zero. Of a file with ``"dlgrCUT1"``, as written before, the rest is not packed,
+and there are no repeated ones. Packed it is a third to a fifth: operators and tensors of a graph are much alike, and
+each method of a program has its own.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import io
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from delegraph.backend import NamedDataStore, NamedDataStoreOutput
@@ -34,7 +37,10 @@ MOST_EQUAL = 2
 Not more, so that a small damaged file cannot ask for a large multiple of the named data.
 """
 ALIGNMENT = 16
-_COUNT, _ROW, _SIZE = struct.Struct("<I"), struct.Struct("<QQ32s"), struct.Struct("<Q")
+UNIT = 4
+"""Bytes that a repeated constant repeats."""
+_COUNT, _SIZE = struct.Struct("<I"), struct.Struct("<Q")
+_ROW, _REPEATED = struct.Struct("<QQ32s"), struct.Struct(f"<QQ{UNIT}s")
 
 
 def key_of(digest: bytes) -> str:
@@ -51,11 +57,13 @@ def cut(file: TosaFile) -> tuple[bytes, NamedDataStoreOutput]:
     for start, digest in kept.left_out.items():
         store.add_named_data(key_of(digest), large[start], ALIGNMENT)
         rows.append(_ROW.pack(start, large[start].size, digest))
+    repeated = [_REPEATED.pack(start, large[start].size, unit) for start, unit in kept.repeated.items()]
     rest = kept.rest.getvalue()
     packed = zlib.compress(rest)
-    is_packed = len(rest) <= MOST_PACKED * len(packed)
-    end = [_SIZE.pack(len(rest)), packed] if is_packed else [rest]
-    content = b"".join([PACKED if is_packed else PLAIN, _COUNT.pack(len(rows)), *rows, *end])
+    if len(rest) > MOST_PACKED * len(packed):
+        packed = zlib.compress(rest, 0)
+    counts = _COUNT.pack(len(rows)) + _COUNT.pack(len(repeated))
+    content = b"".join([PACKED, counts, *rows, *repeated, _SIZE.pack(len(rest)), packed])
     return content, store.get_named_data_store_output()
 
 
@@ -63,16 +71,16 @@ def joined(content: bytes, named_data: Mapping[str, bytes]) -> bytes:
     """The whole file again; what is no such file is returned as it is. Raises FormatError for a damaged one."""
     if not content.startswith((PLAIN, PACKED)):
         return content
-    rows = list(_rows(content))
+    rows, repeated, kept = _parts(content)
     # a small blob must not ask for much more than there is to read
     if rows and max(Counter([row.digest for row in rows]).values()) > MOST_EQUAL:
         raise _damaged(f"a constant is left out more than {MOST_EQUAL} times")
-    kept = content[_table_size(len(rows)) :]
-    if content.startswith(PACKED):
-        kept = _unpacked(kept)
+    held = sum(len(named_data.get(key_of(row.digest), b"")) for row in rows)
+    if sum(row.size for row in repeated) > held + len(kept):
+        raise _damaged("most of it is repeated")
     whole, position = bytearray(), 0
-    for row in rows:
-        data = named_data.get(key_of(row.digest))
+    for row in sorted([*rows, *repeated], key=attrgetter("start")):
+        data = row.unit * (row.size // UNIT) if isinstance(row, _Repeated) else named_data.get(key_of(row.digest))
         before = row.start - len(whole)
         if data is None or len(data) != row.size or not 0 <= before <= len(kept) - position:
             raise _damaged(
@@ -89,10 +97,9 @@ def beginning(content: bytes) -> bytes:
 
     Nothing is checked, except that nothing is read which is not there.
     """
-    if not content.startswith((PLAIN, PACKED)) or len(content) < len(PLAIN) + _COUNT.size:
+    if not content.startswith((PLAIN, PACKED)) or len(content) < _begin(content):
         return content
-    (count,) = _COUNT.unpack_from(content, len(PLAIN))
-    kept = content[_table_size(count) :]
+    kept = content[_rest(content) :]
     if content.startswith(PLAIN):
         return kept
     try:
@@ -107,9 +114,34 @@ class _Row(NamedTuple):
     digest: bytes
 
 
-def _table_size(count: int) -> int:
-    """Bytes before the rest of a file from which so many constants are left out."""
-    return len(PLAIN) + _COUNT.size + _ROW.size * count
+class _Repeated(NamedTuple):
+    start: int
+    size: int
+    unit: bytes
+
+
+def _begin(content: bytes) -> int:
+    """Where the rows of constants begin."""
+    return len(PLAIN) + _COUNT.size * (1 if content.startswith(PLAIN) else 2)
+
+
+def _rest(content: bytes) -> int:
+    """Where the rest of the file begins, behind all rows. ``content`` has their numbers."""
+    (count,) = _COUNT.unpack_from(content, len(PLAIN))
+    repeated = 0 if content.startswith(PLAIN) else _COUNT.unpack_from(content, len(PLAIN) + _COUNT.size)[0]
+    return int(_begin(content) + count * _ROW.size + repeated * _REPEATED.size)
+
+
+def _parts(content: bytes) -> tuple[list[_Row], list[_Repeated], bytes]:
+    """The rows of a blob, and the rest of its file. Raises FormatError for a damaged one."""
+    if len(content) < _begin(content) or len(content) < (end := _rest(content)):
+        raise _damaged("the table of its constants does not end")
+    (count,) = _COUNT.unpack_from(content, len(PLAIN))
+    begin = _begin(content)
+    middle = begin + count * _ROW.size
+    rows = [_Row(*found) for found in _ROW.iter_unpack(content[begin:middle])]
+    repeated = [_Repeated(*found) for found in _REPEATED.iter_unpack(content[middle:end])]
+    return rows, repeated, content[end:] if content.startswith(PLAIN) else _unpacked(content[end:])
 
 
 def _unpacked(kept: bytes) -> bytes:
@@ -130,15 +162,6 @@ def _unpacked(kept: bytes) -> bytes:
     return found
 
 
-def _rows(content: bytes) -> Iterator[_Row]:
-    try:
-        (count,) = _COUNT.unpack_from(content, len(PLAIN))
-        for k in range(count):
-            yield _Row(*_ROW.unpack_from(content, _table_size(k)))
-    except struct.error as e:
-        raise _damaged("the table of its constants does not end") from e
-
-
 def _damaged(why: str) -> FormatError:
     return FormatError("format-invalid", f"a TOSA file whose constants are named data is damaged: {why}")
 
@@ -146,11 +169,14 @@ def _damaged(why: str) -> FormatError:
 class _Kept(io.RawIOBase):
     """Keeps what is written to it but for large constants, of which ``left_out`` has the places and digests.
 
-    ``large``: place -> the constant there. It may come in pieces, as one does that is put together of several.
+    ``large``: place -> the constant there. It may come in pieces. One that comes whole and repeats the same bytes is in
+    ``repeated``, as long as these are fewer than all others.
     """
 
     def __init__(self, large: Mapping[int, Any]) -> None:
-        self.rest, self.left_out = io.BytesIO(), dict[int, bytes]()
+        self.rest, self.left_out, self.repeated = io.BytesIO(), dict[int, bytes](), dict[int, bytes]()
+        self._allowed = 0
+        """How many bytes may still be repeated."""
         self._large, self._position = large, 0
         self._place, self._digest = 0, hashlib.sha256()  # of the constant that is being written
         self._missing = 0
@@ -161,13 +187,16 @@ class _Kept(io.RawIOBase):
         if size and not self._missing and self._position in self._large:
             self._place, self._digest = self._position, hashlib.sha256()
             self._missing = self._large[self._place].size
-        if self._missing:
+        if self._missing == size <= self._allowed and (unit := _unit(data)) is not None:
+            self.repeated[self._place], self._missing = unit, 0
+            self._allowed -= size
+        elif self._missing:
             self._digest.update(data)
             self._missing -= size
             if not self._missing:
                 self._leave_out(self._digest.digest())
         else:
-            self.rest.write(data)
+            self._allowed += self.rest.write(data)
         self._position += size
         return size
 
@@ -177,3 +206,14 @@ class _Kept(io.RawIOBase):
             self._large[self._place].write_to(self.rest)
         else:
             self.left_out[self._place] = digest
+        self._allowed += self._large[self._place].size
+
+
+def _unit(data: Any) -> bytes | None:
+    """The bytes that ``data`` repeats; None if it repeats none, or is too short for that."""
+    found = memoryview(data).cast("B")
+    unit = bytes(found[:UNIT])
+    # most constants differ in their first elements, and are not looked at any further
+    if not unit or len(found) % UNIT or found[UNIT : 2 * UNIT] != unit:
+        return None
+    return unit if found == unit * (len(found) // UNIT) else None

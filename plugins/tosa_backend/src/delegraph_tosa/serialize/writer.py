@@ -8,7 +8,7 @@ it several times. Sizes follow from the types, so the length is known before a w
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -80,9 +80,15 @@ class TosaFile:
         file.write(self._trailer)
 
     def constants(self) -> Iterator[Constant]:
-        """The constants in the order of the file, each where its elements start."""
+        """The constants in the order of the file, each where its elements start; one of joined weights is several."""
         for placed in self._placed:
-            yield Constant(placed, placed.start + (LENGTH_BYTES if placed.has_length else 0), size_in_file(placed.type))
+            start = placed.start + (LENGTH_BYTES if placed.has_length else 0)
+            is_joined = placed.type.dtype in FLOATS
+            weights: Iterable[Value] = _in_order(placed.value) if is_joined else (placed.value,)
+            for weight in weights:
+                piece = Placed(weight, placed.part, start, False)
+                yield Constant(piece, start, size_in_file(piece.type))
+                start += size_in_file(piece.type)
 
     def join(self) -> bytes:
         """All bytes at once."""

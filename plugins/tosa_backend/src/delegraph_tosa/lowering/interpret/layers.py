@@ -324,7 +324,8 @@ class _Pattern:
 
 def _arguments_of(node: Node) -> Any:
     """The arguments of a call, with those that it has by name behind."""
-    return (*node.args, *node.kwargs, *node.kwargs.values()) if node.kwargs else node.args
+    named = node.kwargs  # a property, which is asked once
+    return (*node.args, *named, *named.values()) if named else node.args
 
 
 def _is_moved(val: Any, dtypes: frozenset[torch.dtype] = _MOVED) -> bool:
