@@ -5,8 +5,9 @@
 CPU seconds of `delegraph.lower` from an exported program of examples/, compilers that are processes of their own
 included, on one thread, in a process that has compiled another model; medians of so many processes. "in the engine" is
 what is spent in OpenVINO's, ExecuTorch's and IREE's own functions, whoever calls them: OpenVINO's frontend is also
-asked what it takes. All the rest is ours, "in the tracer" that part of it which torch's tracer of decompositions and
-its table of them take. The share is ours of the whole, in the same process.
+asked what it takes, and to drop its compiled model takes its time. All the rest is ours, "in the tracer" that part of
+it which torch's tracer of decompositions and its table of them take. The share is ours of the whole, in the same
+process.
 """
 
 from __future__ import annotations
