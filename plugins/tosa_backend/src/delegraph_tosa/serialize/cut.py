@@ -79,7 +79,8 @@ def joined(content: bytes, named_data: Mapping[str, bytes]) -> bytes:
     if sum(row.size for row in repeated) > held + len(kept):
         raise _damaged("most of it is repeated")
     whole, position = bytearray(), 0
-    for row in sorted([*rows, *repeated], key=attrgetter("start")):
+    left_out: list[_Row | _Repeated] = [*rows, *repeated]
+    for row in sorted(left_out, key=attrgetter("start")):
         data = row.unit * (row.size // UNIT) if isinstance(row, _Repeated) else named_data.get(key_of(row.digest))
         before = row.start - len(whole)
         if data is None or len(data) != row.size or not 0 <= before <= len(kept) - position:
