@@ -115,6 +115,14 @@ class UNet(nn.Module):
         return self.head(x)
 
 
+class YOLOMaps(YOLOHead):
+    """The maps of a YOLO head, without the boxes that ExecuTorch leaves to the host: [N,3,H,W] -> [N,37,anchors]"""
+
+    def decode(self, y: Tensor, boxes: nn.Module, classes: nn.Module, stride: int) -> Tensor:
+        """y [N,C,H,W] -> [N,37,H*W]"""
+        return torch.cat((boxes(y), classes(y)), 1).flatten(2)
+
+
 class DSCNN(nn.Module):
     """The depthwise separable network of https://arxiv.org/abs/1711.07128 (S): [N,1,49,10] -> [N,12]"""
 
@@ -164,6 +172,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "EfficientNet-B0": (efficientnet_b0, _image(224)),
     "U-Net": (UNet, _image(256)),
     "YOLO head": (YOLOHead, _image(64)),
+    "YOLO head, maps": (YOLOMaps, _image(64)),
     "DS-CNN": (DSCNN, lambda: torch.randn(1, 1, 49, 10)),
     "LSTM": (lambda: Recurrent(nn.LSTM, 16, 32), lambda: torch.randn(1, 10, 16)),
     "KWS-GRU": (lambda: Recurrent(nn.GRU, 10, 64), lambda: torch.randn(1, 25, 10)),
