@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-__all__ = ["State", "fingerprint", "is_written", "memory_of", "state_of", "why_no_bytes"]
+__all__ = ["State", "is_written", "memory_of", "state_of", "why_no_bytes"]
 
 _PLAIN: Any = torch.Tensor.__torch_dispatch__
 _string_at = ctypes.string_at
