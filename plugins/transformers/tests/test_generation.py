@@ -167,6 +167,36 @@ def test_a_file_that_keeps_caches_of_each_method_apart_is_refused(kept, tmp_path
         generate(delegraph.load(tmp_path / "apart.pte"), PROMPT, 5)
 
 
+def test_two_files_that_keep_their_caches_are_refused(kept, tmp_path):
+    from delegraph_transformers import generate, generation_steps
+
+    steps = generation_steps(kept[0], prompt_length=3, keep_caches=True)
+    for name in ("prefill", "decode"):
+        one = {key: {name: value[name]} for key, value in steps.items() if name in value}
+        delegraph.lower(**one, backends=[]).save(tmp_path / f"{name}.pte")
+    with pytest.raises(InputError, match="this one found the caches of position -1"):
+        generate([delegraph.load(tmp_path / f"{name}.pte") for name in ("prefill", "decode")], PROMPT, 5)
+
+
+@pytest.mark.parametrize("results", [1, 2])
+def test_what_takes_tokens_and_position_and_is_no_step_is_refused(results, tmp_path):
+    from delegraph_transformers import generate
+
+    class Scores(torch.nn.Module):
+        def forward(self, input_ids, position):
+            return (input_ids[..., None] * torch.ones(50) + position,) * results
+
+    inputs = {"input_ids": torch.ones(1, 1, dtype=torch.long), "position": torch.tensor([0])}
+    lowered = delegraph.lower(
+        {"prefill": Scores(), "decode": Scores()},
+        example_kwargs={"prefill": inputs, "decode": inputs},
+        backends=[],
+    )
+    lowered.save(tmp_path / "m.pte")
+    with pytest.raises(InputError, match="returns scores and seen"):
+        generate(delegraph.load(tmp_path / "m.pte"), [1, 2], 3)
+
+
 def test_kept_states_begin_as_zeros_where_a_text_begins():
     from delegraph_transformers import generation_steps
 

@@ -72,8 +72,9 @@ _FINDING = threading.Lock()
 
 
 def _turn_of(program: Any) -> threading.Lock:
+    owner = program[-1] if isinstance(program, (tuple, list)) else program
     with _FINDING:
-        return _TURNS.setdefault(program, threading.Lock())
+        return _TURNS.setdefault(owner, threading.Lock())
 
 
 def _generated(
@@ -217,7 +218,11 @@ class _Step:
 
         ``before``: the position of the call before, if there was one. ``seen``: what ``KeptStep`` returned.
         """
-        last, self.room = (int(n) for n in seen[0])
+        if len(seen) != 1 or not isinstance(seen[0], torch.Tensor) or seen[0].numel() != 2:
+            text = "a step without caches returns scores and seen, two numbers, and this program returns something else"
+            hint = "lower a language model: generation_steps(model, keep_caches=True)"
+            raise InputError("input-invalid", text, hint=hint)
+        last, self.room = seen[0].tolist()
         if before and last != int(before[0]):
             text = f"the call before was of position {int(before[0])}, and this one found the caches of position {last}"
             hint = 'methods share their caches in a file: save("model.pte", share_mutable_buffers=True), and load that'
