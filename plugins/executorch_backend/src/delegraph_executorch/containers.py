@@ -125,15 +125,20 @@ def encode_outputs(
 ) -> str:
     """The text of the outputs of a method, with how many outputs each of its delegates has, and what made it.
 
-    ``fingerprints``, of the backends' tools, are left out where no backend gives one. A delegate call in a file lists
+    ``fingerprints``, of the backends' tools, are left out where no backend gives one. A text that all delegates have is
+    there once. A delegate call in a file lists
     inputs and outputs without saying where the outputs start, and its table has no field for a producer.
     ``program.calling`` reads all of it.
     """
     if not delegate_outputs:
         return encode_structure(spec)
-    stated = {"structure": _encode(spec), "delegate_outputs": list(delegate_outputs), "producers": list(producers)}
-    stated |= {"fingerprints": list(fingerprints)} if any(fingerprints) else {}
+    stated = {"structure": _encode(spec), "delegate_outputs": list(delegate_outputs), "producers": _once(producers)}
+    stated |= {"fingerprints": _once(fingerprints)} if any(fingerprints) else {}
     return json.dumps(stated, separators=(",", ":"))
+
+
+def _once(texts: Sequence[str]) -> list[str] | str:
+    return texts[0] if len(texts) > 1 and len(set(texts)) == 1 else list(texts)
 
 
 def decode_structure(text: str) -> pytree.TreeSpec:

@@ -106,3 +106,14 @@ def test_what_a_file_says_of_its_delegates_is_read_once_a_method(saved, monkeypa
     headers = [blob.header for blob in stored_blobs(file, several)]
     assert [(h.producer, h.fingerprint) for h in headers] == [("a 1", "x"), ("", ""), ("c 3", ""), ("", "")]
     assert len(decoded) == 2
+
+
+def test_a_text_that_all_delegates_have_is_there_once():
+    told = ContainerMetadata("", encode_outputs(ONE, [1, 2, 1], ["a 1"] * 3, ["b"] * 3))
+    assert told.outputs.count("a 1") == told.outputs.count('"b"') == 1
+    assert (producers(told), fingerprints(told)) == (["a 1"] * 3, ["b"] * 3)
+
+
+@pytest.mark.parametrize("outputs", ["3", None, {"1": 1}])
+def test_a_text_of_all_delegates_needs_their_number(outputs):
+    assert producers(ContainerMetadata("", json.dumps({"producers": "a 1", "delegate_outputs": outputs}))) == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -22,6 +22,8 @@ class BridgedBackend(BackendDetails, abstract=True):
 
     theirs: ClassVar[Any]
     cached: ClassVar[bool] = False
+    shrink: ClassVar[Callable[[bytes], bytes]] = staticmethod(lambda blob: blob)
+    rename: ClassVar[Callable[[str], str]] = staticmethod(lambda key: key)
 
     @classmethod
     def fingerprint(cls, compile_specs: list[CompileSpec]) -> str | None:
@@ -57,7 +59,7 @@ class BridgedBackend(BackendDetails, abstract=True):
             own = tuple(h for h in (listed if isinstance(listed, (tuple, list)) else (listed,)) if h in known)
             if own:
                 handles[identifier] = own
-        blob, store = bytes(processed), _named_data(result.data_store_output)
+        blob, store = cls.shrink(bytes(processed)), _named_data(result.data_store_output, cls.rename)
         add_convention(store, cls.__name__, blob, program)
         return PreprocessResult(blob, handles, store.get_named_data_store_output(), result._delegate_info_meta)
 
@@ -87,11 +89,11 @@ def _specs(compile_specs: Sequence[CompileSpec]) -> list[Any]:
     return [Theirs(spec.key, spec.value) for spec in compile_specs]
 
 
-def _named_data(output: Any) -> NamedDataStore:
-    """Their named data as ours; the contents are theirs, in one piece."""
+def _named_data(output: Any, rename: Callable[[str], str]) -> NamedDataStore:
+    """Their named data as ours, under the names that the blob has for it; the contents are theirs, in one piece."""
     store = NamedDataStore()
     empty = NamedDataStoreOutput()
     for tag, entries in [(None, (output or empty).pte_data), *(output or empty).external_data.items()]:
         for key, entry in entries.items():
-            store.add_named_data(key, bytes(output.buffers[entry.buffer_index]), entry.alignment, tag)
+            store.add_named_data(rename(key), bytes(output.buffers[entry.buffer_index]), entry.alignment, tag)
     return store

@@ -29,6 +29,8 @@ def bridge(
     partitioner: Callable[..., Any],
     refuses: Callable[[Node, Collection[Node]], str | None] = lambda _, constants: None,
     cached: bool = False,
+    shrink: Callable[[bytes], bytes] = lambda blob: blob,
+    rename: Callable[[str], str] = lambda key: key,
 ) -> Bridge:
     """Make a delegraph backend of an ExecuTorch ``BackendDetails`` class and its ``Partitioner``.
 
@@ -43,6 +45,8 @@ def bridge(
     ``cached`` says that what ``backend`` compiles depends on nothing but its arguments, the plugin, ExecuTorch, and
     what the plugin's declaration ``composes`` on, and the tags of ``partitioner`` on nothing but the program, its
     options, the plugin and ExecuTorch: a cache may keep both.
+
+    ``shrink`` makes a blob smaller that means the same, and ``rename`` gives the names that it then has for named data.
 
     The runtime is ExecuTorch's own, and runs what its wheel has a device half of. Raises ContractViolation if
     ``backend`` is no such class.
@@ -62,7 +66,7 @@ def bridge(
         return new_class(title, (base,), exec_body=lambda body: body.update(members, __module__=module))
 
     return Bridge(
-        derive(name, kind, theirs=backend, cached=cached),
+        derive(name, kind, theirs=backend, cached=cached, shrink=staticmethod(shrink), rename=staticmethod(rename)),
         derive(
             f"{name}Partitioner",
             BridgedPartitioner,

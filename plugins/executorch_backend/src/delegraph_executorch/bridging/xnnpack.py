@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from . import bridge
 from .xnnpack_configs import correct
+from .xnnpack_graph import short_key, shrink
 
 with quietly():
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner as TheirPartitioner
@@ -168,4 +169,6 @@ def _partitioner(**options: Any) -> TheirPartitioner:
     return partitioner
 
 
-XnnpackBackend, XnnpackPartitioner, XnnpackRuntime = bridge(TheirBackend, _partitioner, _refuses, cached=True)
+XnnpackBackend, XnnpackPartitioner, XnnpackRuntime = bridge(
+    TheirBackend, _partitioner, _refuses, cached=True, shrink=shrink, rename=short_key
+)

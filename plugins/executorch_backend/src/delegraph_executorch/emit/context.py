@@ -13,8 +13,13 @@ from torch.fx import Node
 from ..kernels import KernelSet
 from ..memory import ALIGNMENT
 from ..program.tables import BackendDelegate, BackendDelegateDataReference, BlobLocation, CompileSpec
+from ..serialize.file import SEGMENT_ALIGNMENT
+from ..serialize.xnnpack_blob import BACKEND_ID
 from .pool import Pool
 from .states import StatePlaces
+
+TENSOR_ALIGNMENT = 16
+"""Bytes that every tensor in a segment is aligned to."""
 
 
 @dataclass
@@ -43,9 +48,13 @@ class Context:
     plans_devices: bool = True
     places: StatePlaces = field(default_factory=StatePlaces)
     external_data: NamedDataStore = field(default_factory=NamedDataStore)
-    constants: Pool = field(default_factory=Pool)
-    states: Pool = field(default_factory=Pool)
+    constants: Pool = field(default_factory=lambda: Pool(TENSOR_ALIGNMENT))
+    states: Pool = field(default_factory=lambda: Pool(TENSOR_ALIGNMENT))
     blobs: Pool = field(default_factory=Pool)
+
+
+_BLOB_ALIGNMENTS = {BACKEND_ID: 16}
+"""Bytes that the blobs of a backend are aligned to, if less than usual: XNNPACK's compiler aligns to no more inside."""
 
 
 class Delegates:
@@ -70,6 +79,8 @@ class Delegates:
         return tuple(self._table(delegate) for delegate in self.used.values())
 
     def _table(self, delegate: DelegateContents) -> BackendDelegate:
-        reference = BackendDelegateDataReference(BlobLocation.SEGMENT, self._context.blobs.add(delegate.blob))
+        alignment = _BLOB_ALIGNMENTS.get(delegate.backend_id, SEGMENT_ALIGNMENT)
+        position = self._context.blobs.add(delegate.blob, alignment)
+        reference = BackendDelegateDataReference(BlobLocation.SEGMENT, position)
         specs = tuple(CompileSpec(spec.key, bytes(spec.value)) for spec in delegate.compile_specs)
         return BackendDelegate(delegate.backend_id, reference, specs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,17 +20,13 @@ from ..memory import ALIGNMENT
 from ..program.conventions import without_conventions
 from ..program.flat_tensor import FlatTensor, NamedTensor, TensorLayout
 from ..program.tables import BlobLocation, ExecutionPlan, NamedData, Program, SubsegmentOffsets
-from ..serialize.file import Segment, SegmentedFile, data_file, program_file
+from ..serialize.file import Part, Segment, SegmentedFile, data_file, program_file
 from .context import Context
 from .dispatch import emitter_of
 from .kernel_calls import CODES
 from .method import DebugHandles, emit_constant_method, emit_method, training_methods
 from .pool import Concatenation, Pool
 from .states import StatePlaces, expect_default_memories, place_states, share_states
-
-TENSOR_ALIGNMENT = 16
-"""Bytes that every tensor in a segment is aligned to."""
-
 
 EXTERNAL_CONSTANTS = "_default_external_constant"
 """The data file of ``external_constants=True``, called as ExecuTorch calls it."""
@@ -148,13 +145,15 @@ def emit_program(program: ProgramContents, options: EmitOptions | None = None) -
     values = {**program.constant_methods, **training}
     constant = [emit_constant_method(name, value, context) for name, value in values.items()]
     segments = _Segments()
+    named = without_conventions(program.named_data)
+    shared = _find_constants(named, context.constants)
     constants, states = segments.add_tensors(context.constants), segments.add_tensors(context.states)
-    blobs = [segments.add(content) for content in context.blobs.contents]
+    blobs = [segments.add(*blob) for blob in zip(context.blobs.contents, context.blobs.alignments, strict=True)]
     tables = Program(
         plans=tuple(_place_blobs(plan, blobs) for plan in (*(plan for plan, _ in emitted.values()), *constant)),
         constant_segment=constants or SubsegmentOffsets(0, (0,)),
         mutable_data_segments=(states,) if states else (),
-        named_data=segments.add_named_data(without_conventions(program.named_data)),
+        named_data=segments.add_named_data(named, constants, shared),
     )
     context.external_data.merge_named_data_store(_external_of(program.named_data))
     return EmittedProgram(
@@ -232,29 +231,64 @@ class _Segments:
     """The segments of a file, in their order."""
 
     def __init__(self) -> None:
-        self.listed: list[Segment] = []
+        self.listed: list[Segment | Part] = []
 
     def add(self, content: bytes | Blob, alignment: int = 1) -> int:
         self.listed.append(Segment(content, alignment))
+        return len(self.listed) - 1
+
+    def add_part(self, tensors: SubsegmentOffsets, position: int, size: int) -> int:
+        """A segment that is one of the ``tensors`` of another segment."""
+        self.listed.append(Part(tensors.segment_index, tensors.offsets[1 + position], size))
         return len(self.listed) - 1
 
     def add_tensors(self, pool: Pool) -> SubsegmentOffsets | None:
         """One segment of all tensors of a pool; None if there are none."""
         if not pool.contents:
             return None
-        joined = Concatenation(pool.contents, TENSOR_ALIGNMENT)
-        return SubsegmentOffsets(self.add(joined), (0, *joined.offsets))
+        joined = Concatenation(pool.contents, pool.alignments)
+        return SubsegmentOffsets(self.add(joined, math.lcm(*pool.alignments)), (0, *joined.offsets))
 
-    def add_buffers(self, entries: Mapping[str, DataEntry], buffers: list[bytes | Blob]) -> dict[str, int]:
-        """A segment for each buffer that a key names, in the order of the keys; key -> segment."""
-        alignment: dict[int, int] = {}
-        for entry in entries.values():
-            alignment[entry.buffer_index] = max(alignment.get(entry.buffer_index, 1), entry.alignment)
-        places = {index: self.add(buffers[index], a) for index, a in alignment.items()}
+    def add_buffers(
+        self, entries: Mapping[str, DataEntry], buffers: list[bytes | Blob], known: Mapping[int, int]
+    ) -> dict[str, int]:
+        """A segment for each buffer that a key names, in the order of the keys; key -> segment.
+
+        ``known``: the segments of buffers that have one.
+        """
+        places = dict(known)
+        for index, alignment in _alignments(entries).items():
+            if index not in places:
+                places[index] = self.add(buffers[index], alignment)
         return {key: places[entry.buffer_index] for key, entry in entries.items()}
 
-    def add_named_data(self, data: NamedDataStoreOutput) -> tuple[NamedData, ...]:
-        return tuple(NamedData(key, segment) for key, segment in self.add_buffers(data.pte_data, data.buffers).items())
+    def add_named_data(
+        self, data: NamedDataStoreOutput, constants: SubsegmentOffsets | None, shared: Mapping[int, int]
+    ) -> tuple[NamedData, ...]:
+        """``shared``: index of a buffer -> position of the constant that has the same bytes."""
+        known = {}
+        for index, position in shared.items():
+            assert constants is not None, "one of them was found"
+            known[index] = self.add_part(constants, position, len(data.buffers[index]))
+        places = self.add_buffers(data.pte_data, data.buffers, known)
+        return tuple(NamedData(key, segment) for key, segment in places.items())
+
+
+def _find_constants(named: NamedDataStoreOutput, constants: Pool) -> dict[int, int]:
+    """Index of a buffer of named data -> position of the constant with the same bytes, which then has its alignment.
+
+    A head that is tied to the embedding is one: the host looks rows up in what a delegate multiplies by.
+    """
+    found = {i: constants.find(named.buffers[i], alignment) for i, alignment in _alignments(named.pte_data).items()}
+    return {index: position for index, position in found.items() if position is not None}
+
+
+def _alignments(entries: Mapping[str, DataEntry]) -> dict[int, int]:
+    """Index of a buffer that a key names -> the bytes that it is aligned to."""
+    alignments: dict[int, int] = {}
+    for entry in entries.values():
+        alignments[entry.buffer_index] = math.lcm(alignments.get(entry.buffer_index, 1), entry.alignment)
+    return alignments
 
 
 def _external_of(data: NamedDataStoreOutput) -> NamedDataStoreOutput:
@@ -265,7 +299,7 @@ def _data_files(data: NamedDataStoreOutput) -> dict[str, SegmentedFile]:
     files = {}
     for tag, entries in data.external_data.items():
         segments = _Segments()
-        places = segments.add_buffers(entries, data.buffers)
+        places = segments.add_buffers(entries, data.buffers, known={})
         named = tuple(NamedTensor(key, places[key], _layout(entry)) for key, entry in entries.items())
         files[tag] = data_file(FlatTensor(named_data=named), segments.listed)
     return files

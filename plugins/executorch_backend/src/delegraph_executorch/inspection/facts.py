@@ -12,7 +12,7 @@ from delegraph.io.escape import LONGEST
 from ..buckets.table import KEY, BucketTable
 from ..program.calling import producers
 from ..program.quantized_library import QUANTIZED_LIBRARY
-from ..program.tables import DelegateCall, ExecutionPlan, KernelCall, Tensor
+from ..program.tables import DataSegment, DelegateCall, ExecutionPlan, KernelCall, Tensor
 from ..serialize.check import nbytes
 from ..serialize.reader import ProgramFile, blob_of
 from .arena import Extent, live_extents, peak_bytes
@@ -124,7 +124,7 @@ def collect_facts(file: ProgramFile, size: int) -> ProgramFacts:
     held = constants is not None and len(constants.offsets) > 1
     return ProgramFacts(
         bytes=size,
-        structure_bytes=size - sum(len(s) for s in file.segments),
+        structure_bytes=size - _covered(program.segments),
         constant_bytes=len(file.segments[constants.segment_index]) if constants is not None and held else 0,
         named_data={_named(n.key): len(file.segments[n.segment_index]) for n in program.named_data},
         external_tensors=tuple(sorted({_named(name) for plan in program.plans for name in _external(plan)})),
@@ -139,6 +139,15 @@ def _buckets(file: ProgramFile) -> BucketTable | None:
     """Raises FormatError for a table that cannot be read."""
     held = next((n for n in file.program.named_data if n.key == KEY), None)
     return None if held is None else BucketTable.of_bytes(bytes(file.segments[held.segment_index]))
+
+
+def _covered(segments: Sequence[DataSegment]) -> int:
+    """Bytes that segments take: one may lie in another."""
+    total = end = 0
+    for segment in sorted(segments, key=lambda s: s.offset):
+        stop = segment.offset + segment.size
+        total, end = total + max(stop - max(segment.offset, end), 0), max(stop, end)
+    return total
 
 
 def _method(file: ProgramFile, plan: ExecutionPlan) -> MethodFacts:

@@ -17,7 +17,7 @@ _LONGEST = 500
 
 def delegate_outputs(container: ContainerMetadata | None) -> list[int] | None:
     """How many outputs each delegate of a method has; None if the file does not say."""
-    listed = _stated(container, "delegate_outputs")
+    listed = _list(_outputs(container), "delegate_outputs")
     return listed if all(type(n) is int and n >= 0 for n in listed or [None]) else None
 
 
@@ -32,7 +32,12 @@ def fingerprints(container: ContainerMetadata | None) -> list[str]:
 
 
 def _texts(container: ContainerMetadata | None, key: str) -> list[str]:
-    listed = _stated(container, key) or []
+    """A text of each delegate. In place of a list, one text is that of all of them."""
+    outputs = _outputs(container)
+    common = outputs.get(key)
+    if isinstance(common, str):
+        return [printable(common[:_LONGEST])] * len(_list(outputs, "delegate_outputs") or ())
+    listed = _list(outputs, key) or []
     return [printable(text[:_LONGEST]) if isinstance(text, str) else "" for text in listed]
 
 
@@ -76,10 +81,15 @@ def _leaf_names(name: str, encoded: Any) -> Iterator[str]:
         yield from _leaf_names(name + part, child)
 
 
-def _stated(container: ContainerMetadata | None, key: str) -> list[Any] | None:
+def _outputs(container: ContainerMetadata | None) -> dict[str, Any]:
+    """What the text of the outputs says; nothing for a text that is not of our form."""
     try:
         content = json.loads(container.outputs) if container is not None else None
     except (ValueError, RecursionError):
-        return None
-    listed = content.get(key) if isinstance(content, dict) else None
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _list(outputs: dict[str, Any], key: str) -> list[Any] | None:
+    listed = outputs.get(key)
     return listed if isinstance(listed, list) else None

@@ -17,7 +17,9 @@ from ..program.tables import DataSegment, Program
 from .builder import Builder
 
 SEGMENT_ALIGNMENT = 128
-"""Bytes that segments are aligned to, at least."""
+"""Bytes that the first segment is aligned to, and a segment that does not say what it needs."""
+LEAST_ALIGNMENT = 16
+"""Bytes that every segment is aligned to: what ExecuTorch's loaders of files allocate by, unless told otherwise."""
 PROGRAM_MAGIC, DATA_MAGIC = b"eh00", b"FH01"
 
 
@@ -29,6 +31,15 @@ class Segment:
     alignment: int = SEGMENT_ALIGNMENT
 
 
+@dataclass(frozen=True)
+class Part:
+    """A segment that lies in another one, which has its bytes from ``start`` on; ``segment`` is that one's position."""
+
+    segment: int
+    start: int
+    size: int
+
+
 class SegmentedFile:
     """A flatbuffer and its segments as the bytes of a file (a ``delegraph.backend.Blob``).
 
@@ -36,17 +47,20 @@ class SegmentedFile:
     """
 
     def __init__(
-        self, segments: Sequence[Segment], finish: Callable[[tuple[DataSegment, ...]], tuple[bytes, int]]
+        self, segments: Sequence[Segment | Part], finish: Callable[[tuple[DataSegment, ...]], tuple[bytes, int]]
     ) -> None:
-        self._segments = segments
-        self._offsets: list[int] = []
+        self._written: list[tuple[int, Segment]] = []
+        places: list[DataSegment] = []
         end = 0
         for segment in segments:
-            start = end + -end % math.lcm(SEGMENT_ALIGNMENT, segment.alignment)
-            self._offsets.append(start)
+            if isinstance(segment, Part):
+                places.append(DataSegment(places[segment.segment].offset + segment.start, segment.size))
+                continue
+            start = end + -end % math.lcm(LEAST_ALIGNMENT, segment.alignment)
+            self._written.append((start, segment))
             end = start + len(segment.content)
-        places = tuple(DataSegment(o, len(s.content)) for o, s in zip(self._offsets, segments, strict=True))
-        self._structure, self._base = finish(places)
+            places.append(DataSegment(start, len(segment.content)))
+        self._structure, self._base = finish(tuple(places))
         self._size = self._base + end if end else len(self._structure)  # empty segments alone take no place
 
     def __len__(self) -> int:
@@ -58,7 +72,7 @@ class SegmentedFile:
         if not self._base:
             return
         position = len(self._structure)
-        for segment, offset in zip(self._segments, self._offsets, strict=True):
+        for offset, segment in self._written:
             start = self._base + offset
             file.write(bytes(start - position))
             write_content(segment.content, file)
@@ -79,12 +93,12 @@ def write_content(content: bytes | Blob, file: BinaryIO) -> None:
         content.write_to(file)
 
 
-def program_file(program: Program, segments: Sequence[Segment]) -> SegmentedFile:
+def program_file(program: Program, segments: Sequence[Segment | Part]) -> SegmentedFile:
     """The ``.pte`` file of a program, whose table of segments is filled in."""
     return SegmentedFile(segments, lambda places: _finish_program(replace(program, segments=places)))
 
 
-def data_file(data: FlatTensor, segments: Sequence[Segment]) -> SegmentedFile:
+def data_file(data: FlatTensor, segments: Sequence[Segment | Part]) -> SegmentedFile:
     """The ``.ptd`` file of named data, whose table of segments is filled in."""
     return SegmentedFile(segments, lambda places: _finish_data(replace(data, segments=places)))
 

@@ -8,16 +8,17 @@ from delegraph.errors import FormatError
 from delegraph.io.flatbuffer import root
 
 BACKEND_ID = "XnnpackBackend"
-_HEADER = struct.Struct("<4s4sHII")  # zeros, magic, its length, place and size of the flatbuffer; constants follow
+HEADER = struct.Struct("<4s4sHIIIQ")
+"""Zeros, magic, its length, place and size of the flatbuffer, place and size of constants behind it."""
 _INPUTS, _OUTPUTS = 4, 5
 """The fields of the root table that list them."""
 
 
 def blob_arguments(blob: memoryview) -> tuple[int, int] | None:
     """(inputs, outputs) of a blob; None for one that cannot be read, which XNNPACK is left to refuse."""
-    if len(blob) < _HEADER.size:
+    if len(blob) < HEADER.size:
         return None
-    _, magic, _, start, size = _HEADER.unpack_from(blob)
+    _, magic, _, start, size, _, _ = HEADER.unpack_from(blob)
     if magic != b"XH00" or start + size > len(blob):
         return None
     try:
