@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import random
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> None:
     _seed(collector)  # some modules draw inputs while they are imported
+    gc.disable()  # until all is collected
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -71,6 +74,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """What was collected stays to the end, so the garbage collector need not walk through it again and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -90,6 +94,42 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import WorkStealingScheduling
 
     return WorkStealingScheduling(config, log) if config.getvalue("dist") == "load" else None
+
+
+class _Records(logging.Handler):
+    """What ``caplog`` offers the tests here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+        self.emit = self.records.append  # type: ignore[method-assign]
+
+    @property
+    def messages(self) -> list[str]:
+        return [record.getMessage() for record in self.records]
+
+    @contextmanager
+    def at_level(self, level: int, logger: str) -> Iterator[None]:
+        asked = logging.getLogger(logger)
+        before = asked.level
+        asked.setLevel(level)
+        try:
+            yield
+        finally:
+            asked.setLevel(before)
+
+
+@pytest.fixture
+def caplog() -> Iterator[_Records]:
+    """In place of pytest's, which listens to each of torch's loggers anew, three times for every test there is."""
+    records, loggers = _Records(), [logging.getLogger()]
+    named = [one for one in logging.root.manager.loggerDict.values() if isinstance(one, logging.Logger)]
+    loggers += [one for one in named if not one.propagate]
+    for one in loggers:
+        one.addHandler(records)
+    yield records
+    for one in loggers:
+        one.removeHandler(records)
 
 
 @pytest.fixture
