@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from delegraph.errors import InputError
 
-from .steps import Step, restored
+from .caches import HeldCache, refusing
+from .steps import Step
 
 
 class Encode(torch.nn.Module):
@@ -50,20 +51,22 @@ class EncodedStep(torch.nn.Module):
     def __init__(self, model: Any, batch: int, cache_length: int, memory: list[torch.Tensor]) -> None:
         """``memory``: that of example inputs, for its sizes."""
         super().__init__()
-        from transformers import StaticCache
-
         self.model, self.training = model, model.training
-        cache: Any = StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=cache_length)
-        with torch.no_grad():
-            _, heads, _, size = memory[0].shape
-            cache.early_initialization(batch, heads, size, model.dtype, model.device)
-        self.static_cache, self.length = cache, memory[0].shape[2]
+        self.held, self.batch, self.length = HeldCache(model, cache_length), batch, cache_length
+        self.read = memory[0].shape[2]
+        first = torch.zeros(batch, 1, dtype=torch.long, device=model.device)
+        with refusing(model), torch.no_grad():
+            self.held.begin(model, lambda: self._logits(first, memory))
 
     @property
     def empty_caches(self) -> list[torch.Tensor]:
         """Caches before the first token."""
-        cache: Any = self.static_cache
-        return [torch.zeros_like(tensor) for layer in cache.layers for tensor in (layer.keys, layer.values)]
+        return [torch.zeros_like(tensor) for tensor in self.held.empty]
+
+    @property
+    def grows(self) -> list[bool]:
+        """Of each cache, whether a token adds a row to it."""
+        return self.held.grows
 
     def forward(
         self,
@@ -73,28 +76,32 @@ class EncodedStep(torch.nn.Module):
         memory: list[torch.Tensor],
         attention_mask: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        with self.held.holding(caches, position):
+            return self._logits(input_ids, memory, attention_mask)[:, -1], self.held.tensors
+
+    def _logits(
+        self, tokens: torch.Tensor, memory: list[torch.Tensor], attention_mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
         from transformers import DynamicCache, EncoderDecoderCache
         from transformers.modeling_outputs import BaseModelOutput
 
-        cache: Any = self.static_cache
         cross = DynamicCache()
         for k in range(len(memory) // 2):
             cross.update(memory[2 * k], memory[2 * k + 1], k)
-        both: Any = EncoderDecoderCache(cache, cross)
-        both.is_updated = dict.fromkeys(range(len(cache.layers)), True)
+        both: Any = EncoderDecoderCache(self.held.cache, cross)
+        both.is_updated = dict.fromkeys(range(len(self.held.cache.layers)), True)
         model: Any = self.model
         # the layers read keys and values of the memory; of the encoder's result only its sizes
-        hidden = memory[0].new_zeros(input_ids.shape[0], self.length, model.config.get_text_config().hidden_size)
+        hidden = memory[0].new_zeros(tokens.shape[0], self.read, model.config.get_text_config().hidden_size)
         options = {} if attention_mask is None else {"attention_mask": attention_mask}
-        with restored(cache.layers, caches, position):
-            logits = model(
-                encoder_outputs=BaseModelOutput(hidden),
-                decoder_input_ids=input_ids,
-                past_key_values=both,
-                use_cache=True,
-                **options,
-            ).logits
-            return logits[:, -1], [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+        logits: torch.Tensor = model(
+            encoder_outputs=BaseModelOutput(hidden),
+            decoder_input_ids=tokens,
+            past_key_values=both,
+            use_cache=True,
+            **options,
+        ).logits
+        return logits
 
 
 class EncodeImage(torch.nn.Module):
@@ -136,6 +143,10 @@ class ImageStep(Step):
     @property
     def empty_caches(self) -> list[torch.Tensor]:
         return [*super().empty_caches, torch.zeros(1, dtype=torch.int32)]
+
+    @property
+    def grows(self) -> list[bool]:
+        return [*super().grows, False]
 
     def forward(
         self,

@@ -6,15 +6,14 @@ from typing import Any
 
 import torch
 
-from .steps import RecurrentStep
-
 
 class KeptStep(torch.nn.Module):
     """A step with its caches, or states, as buffers of its own.
 
-    Takes what ``step`` does but for its caches. Returns the logits of the last token, and ``seen``, int64 [2]: the
-    ``position`` of the call before, -1 if there was none, and how many tokens the caches hold, 0 for any number. A
-    caller sees by the first that each call found what the last one left, also when that was another method's.
+    Takes what ``step`` does but for its caches, with ``memory`` and ``attention_mask`` where it has these. Returns the
+    logits of the last token, and ``seen``, int64 [2]: the ``position`` of the call before, -1 if there was none, and
+    how many tokens the caches hold, 0 for any number. A caller sees by the first that each call found what the last one
+    left, also when that was another method's.
 
     A call with ``position`` 0 begins a text. What keys and values of an older text are still there are masked; states
     begin as zeros.
@@ -28,14 +27,20 @@ class KeptStep(torch.nn.Module):
         self.last: torch.Tensor
         self.room: torch.Tensor
         empty = step.empty_caches
-        self.grows = [tensor.dim() == 4 and not isinstance(step, RecurrentStep) for tensor in empty]
+        self.grows = step.grows
         room = next((t.shape[2] for t, grows in zip(empty, self.grows, strict=True) if grows), 0)
         for k, tensor in enumerate(empty):
             self.register_buffer(f"cache_{k}", tensor, persistent=False)
         self.register_buffer("last", torch.full((1,), -1), persistent=False)
         self.register_buffer("room", torch.full((1,), room), persistent=False)
 
-    def forward(self, input_ids: torch.Tensor, position: torch.Tensor, *more: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        position: torch.Tensor,
+        memory: list[torch.Tensor] | None = None,
+        attention_mask: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         buffers = [self.get_buffer(f"cache_{k}") for k in range(len(self.grows))]
         begins = position == 0
         before = [
@@ -43,7 +48,9 @@ class KeptStep(torch.nn.Module):
             for buffer, grows in zip(buffers, self.grows, strict=True)
         ]
         seen = torch.cat([self.last, self.room])
-        scores, after = self.step(input_ids, position, before, *more)
+        more = {"memory": memory, "attention_mask": attention_mask}
+        given = {name: value for name, value in more.items() if value is not None}
+        scores, after = self.step(input_ids, position, before, **given)
         for buffer, tensor in zip(buffers, after, strict=True):
             buffer.copy_(tensor)
         self.last.copy_(position)

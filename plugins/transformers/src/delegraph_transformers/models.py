@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from delegraph.errors import InputError
 
+from .caches import NO_RECIPE, HeldCache
 from .encoders import Encode, EncodedStep, EncodeImage, ImageStep, is_of_images
 from .encoders import encoder_inputs as example_inputs
 from .kept import KeptStep
-from .steps import RecurrentStep, Step, is_recurrent
+from .steps import RecurrentStep, Step, choose_calls, different, why_not_equal
 
 _PROMPT = 32
 """How many tokens ``prefill`` takes, unless the caller says so."""
@@ -56,7 +57,9 @@ def generation_steps(
         given = tuple(encoder_inputs) or example_inputs(model, batch, cache_length)
         steps = _with_encoder(model, given, prompt_length, cache_length, batch)
         return _with_kept_caches(steps) if keep_caches else steps
-    step = RecurrentStep(model, batch) if is_recurrent(model) else Step(model, batch, cache_length)
+    kind = Step if HeldCache(model, cache_length).has_rows else RecurrentStep
+    step = kind(model, batch, cache_length)
+    choose_calls(step, model)
     lengths = {"prefill": prompt_length, "decode": 1}
     inputs = {
         method: (torch.zeros(batch, length, dtype=torch.long), torch.zeros(1, dtype=torch.long), step.empty_caches)
@@ -83,6 +86,12 @@ def _with_encoder(
     with torch.no_grad():
         memory = encode(*given)
     step: Any = ImageStep(model, batch, cache_length) if images else EncodedStep(model, batch, cache_length, memory)
+    if images:
+        choose_calls(step, model)
+    else:
+        read = {model.main_input_name: given[0], **dict(zip(["attention_mask"], given[1:], strict=False))}
+        if reason := why_not_equal(step, model, sizes=(1, 1, 1), more=(memory, *given[1:]), **read):
+            raise InputError("input-invalid", different(model, reason), hint=NO_RECIPE)
     lengths = {"prefill": prompt_length, "decode": 1} if images else {"decode": 1}
     inputs: dict[str, tuple[Any, ...]] = {"encode": given}
     for method, length in lengths.items():
