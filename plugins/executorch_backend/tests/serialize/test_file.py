@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from delegraph_executorch.emit.pool import Concatenation, Pool
-from delegraph_executorch.inspection.facts import _covered
+from delegraph_executorch.inspection.facts import bytes_covered
 from delegraph_executorch.program.tables import DataSegment, ExecutionPlan, Program
 from delegraph_executorch.serialize.file import Part, Segment, program_file
 from delegraph_executorch.serialize.reader import read_program
@@ -43,4 +43,4 @@ def test_a_pool_finds_what_it_has_and_aligns_it() -> None:
     [([], 0), ([(0, 10), (16, 4)], 14), ([(0, 10), (2, 4)], 10), ([(2, 4), (0, 3), (5, 3)], 8), ([(0, 5), (0, 5)], 5)],
 )
 def test_bytes_that_lie_in_two_segments_count_once(segments: list[tuple[int, int]], covered: int) -> None:
-    assert _covered([DataSegment(*segment) for segment in segments]) == covered
+    assert bytes_covered([DataSegment(*segment) for segment in segments]) == covered

@@ -34,8 +34,8 @@ def _finish_tensor(value: TensorValue, offsets: Mapping[Storage, int], context: 
         assert value.constant is not None
         context.external_data.add_named_data(value.name, value.constant, alignment=16, external_tag=value.file)
         extra = ExtraTensorInfo(fully_qualified_name=value.name, location=Location.EXTERNAL)
-    elif value.constant is not None:
-        index = 1 + context.constants.add(value.constant)
+    elif (content := value.constant if value.stored is None else value.stored) is not None:
+        index = 1 + context.constants.add(content)
     elif value.initial is not None and value.storage.is_planned:
         index = 1 + context.states.add(value.initial)
     if extra is None and (value.name or value.place):

@@ -124,7 +124,7 @@ def collect_facts(file: ProgramFile, size: int) -> ProgramFacts:
     held = constants is not None and len(constants.offsets) > 1
     return ProgramFacts(
         bytes=size,
-        structure_bytes=size - _covered(program.segments),
+        structure_bytes=size - bytes_covered(program.segments),
         constant_bytes=len(file.segments[constants.segment_index]) if constants is not None and held else 0,
         named_data={_named(n.key): len(file.segments[n.segment_index]) for n in program.named_data},
         external_tensors=tuple(sorted({_named(name) for plan in program.plans for name in _external(plan)})),
@@ -141,7 +141,7 @@ def _buckets(file: ProgramFile) -> BucketTable | None:
     return None if held is None else BucketTable.of_bytes(bytes(file.segments[held.segment_index]))
 
 
-def _covered(segments: Sequence[DataSegment]) -> int:
+def bytes_covered(segments: Sequence[DataSegment]) -> int:
     """Bytes that segments take: one may lie in another."""
     total = end = 0
     for segment in sorted(segments, key=lambda s: s.offset):
