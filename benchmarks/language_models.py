@@ -1,7 +1,7 @@
 """Language models with quantized weights: tokens, bytes and speed of delegraph's files beside ExecuTorch's.
 
     python benchmarks/language_models.py [FAMILY ...] [--weights float int8 int4 8da4w] [--layers 2] [--seconds 3]
-                                         [--width 128]
+                                         [--width 128] [--pairs 1] [--without-theirs]
 
 Run it with an interpreter that has `executorch==1.5.1`, `torchao==0.18.0`, `transformers==5.23.0` and delegraph's
 plugins. Families are small configurations of transformers with random weights (512 tokens, and a hidden size of
@@ -16,10 +16,16 @@ runtime, as ExecuTorch's own does, TOSA in delegraph's evaluator. Weights are wh
 with scales, zero points and what it left in floats. Milliseconds are of a decode call in ExecuTorch's runtime, both
 files in turns, medians; lowering is CPU seconds from exported programs to bytes, after both have lowered a linear
 layer, so that neither has the first imports.
+
+The table "parts" says where the bytes of an "xnnpack" file are: constants (weights as the file has them, norms,
+tables, numbers), XNNPACK's graphs, the program's flatbuffer, and what is between segments. "lowering" is of --pairs
+pairs, delegraph and ExecuTorch in turns on the same exported programs: the median of their ratios, the lowest and the
+highest. --without-theirs leaves ExecuTorch's file out, and with it half of the time.
 """
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import sys
@@ -67,6 +73,8 @@ HEADER += (
     "lower, s",
     "its lower, s",
 )
+PARTS = ("family", "weights", "size", "file", "weights", "constants", "graphs", "program", "padding", "graphs of")
+LOWERING = ("family", "weights", "size", "pairs", "lower, s", "its lower, s", "of its time", "lowest", "highest")
 
 
 def main() -> None:
@@ -78,22 +86,28 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=3.0, help="how long decode calls of each pair of files run")
     parser.add_argument("--width", type=int, default=128, help="hidden size; a multiple of 128")
+    parser.add_argument("--pairs", type=int, default=1, help="how often both lower the same programs, in turns")
+    parser.add_argument("--without-theirs", action="store_true", help="leave ExecuTorch's own file out")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
     for backend in given.backends:
         _lower_a_layer(backend)
-    rows = []
+    rows, parts, lowering = [], [], []
     for family in given.families or list(MORE):
         for weights in given.weights:
             for backend in given.backends:
-                row = _row(family, weights, backend, given.layers, given.seconds, given.width)
+                row, bytes_of, seconds = _row(family, weights, backend, given)
                 rows.append(publishing.told([family, weights, backend, *row]))
+                about = [family, weights, str(given.width)]
+                parts += [publishing.told([*about, *bytes_of])] if bytes_of else []
+                lowering += [publishing.told([*about, *seconds])] if seconds else []
     packages = ["torch", "executorch", "torchao", "transformers", "delegraph-tosa"]
-    publishing.report(
-        given, "language_models", packages, publishing.Table(HEADER, rows, "" if given.width == 128 else "wide", keys=3)
-    )
+    tables = [publishing.Table(HEADER, rows, "" if given.width == 128 else "wide", keys=3)]
+    tables += [publishing.Table(PARTS, parts, "parts", keys=3)] if parts else []
+    tables += [publishing.Table(LOWERING, lowering, "lowering", keys=3)] if lowering else []
+    publishing.report(given, "language_models", packages, *tables)
 
 
 def _model(family: str, weights: str, layers: int, width: int) -> Any:
@@ -141,10 +155,11 @@ def _lower_a_layer(backend: str) -> None:
         to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()]).to_executorch()
 
 
-def _row(family: str, weights: str, backend: str, layers: int, seconds: float, width: int) -> list[str]:
+def _row(family: str, weights: str, backend: str, given: argparse.Namespace) -> tuple[list[str], list[str], list[str]]:
+    """What the three tables say of a file, without what it is of; nothing where a table has no such row."""
     from delegraph_transformers import generate, generation_steps
 
-    model = _model(family, weights, layers, width)
+    model = _model(family, weights, given.layers, given.width)
     made = model.generate(torch.tensor([PROMPT]), max_new_tokens=COUNT, do_sample=False, eos_token_id=None)
     wanted = made[0, len(PROMPT) :].tolist()
     size = _bytes_of(model)
@@ -154,26 +169,53 @@ def _row(family: str, weights: str, backend: str, layers: int, seconds: float, w
         programs = {name: torch.export.export(step, inputs[name]) for name, step in steps["program"].items()}
     with tempfile.TemporaryDirectory() as folder:
         file, theirs = Path(folder, "ours.pte"), Path(folder, "theirs.pte")
-        options = {"tosa": {"named_constants": True}} if backend == "tosa" else {}
-        start = time.process_time()
-        delegraph.lower(programs, backends=[backend], options=options).save(file)
-        own = time.process_time() - start
+        own, its, failed = [], [], ""
+        for _ in range(given.pairs):
+            own.append(_lower_ours(programs, backend, file))
+            if backend == "xnnpack" and not given.without_theirs and not failed:
+                try:
+                    its.append(_lower_theirs(model, inputs, theirs))
+                except Exception as e:  # whatever its passes raise is what the table has to say
+                    failed = type(e).__name__
         runtime = "executorch" if backend == "xnnpack" else None
         tokens = generate(delegraph.load(file, runtime=runtime), PROMPT, COUNT).tokens
         ours = [file.stat().st_size, size]
-        shown = [f"{_equal(tokens, wanted)} of {COUNT}", "", *_kilobytes(*ours), f"{ours[0] / size:.2f}"]
-        if backend == "tosa":
-            return [*shown, "", "", "", "", "", f"{own:.1f}", ""]
-        try:
-            its = _lower_theirs(model, inputs, theirs)
-        except Exception as e:  # whatever its passes raise is what the table has to say
-            return [*shown, f"{type(e).__name__}", "", "", "", "", f"{own:.1f}", ""]
+        shown = [f"{_equal(tokens, wanted)} of {COUNT}", failed, *_kilobytes(*ours), f"{ours[0] / size:.2f}"]
+        parts = [f"{n:,.0f}" for n in (*ours, *_parts(file))] if backend == "xnnpack" else []
+        if not its:
+            return [*shown, "", "", "", "", "", f"{median(own):.1f}", ""], parts, []
         its_tokens = generate(_theirs_as_ours(theirs, file), PROMPT, COUNT).tokens
         shown[1] = f"{_equal(its_tokens, wanted)} of {COUNT}"
         its_size = theirs.stat().st_size
-        first, second = _decode(file, theirs, inputs["decode"], seconds)
+        first, second = _decode(file, theirs, inputs["decode"], given.seconds)
         ratios = f"{ours[0] / its_size:.2f}", f"{first:.3f}", f"{second:.3f}", f"{first / second:.2f}"
-        return [*shown, *_kilobytes(its_size), *ratios, f"{own:.1f}", f"{its:.1f}"]
+        seconds = f"{median(own):.1f}", f"{median(its):.1f}"
+        pairs = [a / b for a, b in zip(own, its, strict=True)]
+        lowering = [str(len(pairs)), *seconds, *(f"{f(pairs):.2f}" for f in (median, min, max))]
+        return [*shown, *_kilobytes(its_size), *ratios, *seconds], parts, lowering
+
+
+def _lower_ours(programs: dict[str, Any], backend: str, file: Path) -> float:
+    """Write delegraph's file; its CPU seconds."""
+    options = {"tosa": {"named_constants": True}} if backend == "tosa" else {}
+    start = time.process_time()
+    delegraph.lower(programs, backends=[backend], options=options).save(file)
+    return time.process_time() - start
+
+
+def _parts(file: Path) -> tuple[int, int, int, int, int]:
+    """Bytes of constants, of XNNPACK's graphs, of the program's flatbuffer and between them, and the graphs' number."""
+    from delegraph_executorch.inspection.facts import bytes_covered
+    from delegraph_executorch.serialize.reader import read_program
+
+    content = file.read_bytes()
+    program = read_program(content).program
+    places = {d.processed.index for plan in program.plans for d in plan.delegates if d.processed is not None}
+    graphs = [program.segments[k] for k in places]
+    constants = [segment for k, segment in enumerate(program.segments) if k not in places]
+    structure = int.from_bytes(content[16:24], "little")  # the flatbuffer's size, in the header of the file
+    covered = bytes_covered(constants), bytes_covered(graphs), structure
+    return *covered, len(content) - sum(covered), len(graphs)
 
 
 def _kilobytes(*sizes: float) -> list[str]:
