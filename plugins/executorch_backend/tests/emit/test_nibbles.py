@@ -39,9 +39,9 @@ class Twice(Layer):
 
 
 def weight(*shape: int, low: int = -8, high: int = 7) -> Tensor:
-    """Every number from ``low`` to ``high`` beside every other."""
+    """Every number from ``low`` to ``high``, in one half otherwise than in the other."""
     count = torch.Size(shape).numel()
-    numbers = torch.arange(count) * 7 + torch.arange(count) // 16
+    numbers = torch.arange(count) * 7 + torch.arange(count) // 16 + torch.arange(count) // 1000
     return (numbers % (high - low + 1) + low).to(torch.int8).reshape(shape)
 
 
