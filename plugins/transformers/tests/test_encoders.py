@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import delegraph
 import pytest
 import torch
@@ -49,6 +51,15 @@ def whisper():
     return transformers.WhisperForConditionalGeneration(config)
 
 
+SIDES = {"Pegasus": "ForConditionalGeneration", "Marian": "MTModel", "M2M100": "ForConditionalGeneration"}
+"""Other models of a text that is read, and the ends of their classes' names."""
+
+
+def sides(kind):
+    config = getattr(transformers, f"{kind}Config")
+    return getattr(transformers, kind + SIDES[kind])(config(**BOTH, max_position_embeddings=64, pad_token_id=0))
+
+
 def llava():
     vision = {**BLOCK, "num_hidden_layers": 2, "image_size": 16, "patch_size": 8, "model_type": "clip_vision_model"}
     config = transformers.LlavaConfig(vision_config=vision, text_config=TEXT, image_token_index=IMAGE)
@@ -75,10 +86,11 @@ MODELS = {
     "llava": (llava, draw((1, 3, 16, 16)), PROMPT),
     "smolvlm": (smolvlm, draw((1, 3, 32, 32)), PROMPT),
 }
+MORE = {**MODELS, **{kind.lower(): (partial(sides, kind), [5, 9, 31, 8, 7, 2], [2, 4]) for kind in SIDES}}
 
 
 def build(name):
-    make, given, prompt = MODELS[name]
+    make, given, prompt = MORE[name]
     torch.manual_seed(0)
     model = make().eval()
     for parameter in model.parameters():
@@ -87,10 +99,10 @@ def build(name):
     return model, given, prompt
 
 
-def greedy(model, given, prompt):
+def greedy(model, given, prompt, count=COUNT):
     """The best tokens of the whole model, which is called without any cache."""
     tokens = list(prompt)
-    for _ in range(COUNT):
+    for _ in range(count):
         ids = torch.tensor([tokens])
         if model.config.is_encoder_decoder:
             options = {"decoder_input_ids": ids}
@@ -137,6 +149,32 @@ def test_tokens(name, tmp_path):
             generate(lowered, prompt, COUNT, given=[1] * 31)
         with pytest.raises(InputError, match="has a method encode, and nothing is given for it"):
             generate(lowered, prompt, COUNT)
+
+
+@pytest.mark.parametrize(
+    ("name", "backends", "runtimes"),
+    [
+        ("t5", [], [None]),
+        *(pytest.param(n, b, [None, "executorch"], marks=pytest.mark.slow) for n in MORE for b in ([], ["xnnpack"])),
+        *(pytest.param(n, ["tosa"], [None], marks=pytest.mark.slow) for n in MORE),
+    ],
+)
+def test_files_that_keep_their_caches(name, backends, runtimes, tmp_path):
+    from delegraph_transformers import generate, generation_steps
+
+    model, given, prompt = build(name)
+    other = [7, 11, 3] if isinstance(given, list) else -given
+    wanted = {key: greedy(model, read, prompt, 20) for key, read in {"first": given, "second": other}.items()}
+    steps = generation_steps(model, prompt_length=4, cache_length=30, keep_caches=True)
+    delegraph.lower(**steps, backends=backends).save(tmp_path / "m.pte", share_mutable_buffers=True)
+    for runtime in runtimes:
+        if runtime:
+            pytest.importorskip("executorch.runtime")
+        program = delegraph.load(tmp_path / "m.pte", runtime=runtime)
+        inputs = {i.name for i in next(m for m in program.summary.methods if m.name == "decode").inputs}
+        assert not any(i.startswith("caches") for i in inputs)
+        for key, read in (("first", given), ("second", other), ("first", given), ("first", given)):
+            assert generate(program, prompt, 20, given=read).tokens == wanted[key]
 
 
 def test_sounds_of_a_size_that_the_config_does_not_say():
