@@ -5,6 +5,7 @@ import delegraph_tosa.backend
 import pytest
 import torch
 from delegraph_tosa.lowering.interpret.layers import LEAST
+from delegraph_tosa.validate import InvalidGraph
 from torch import nn
 
 COUNT = LEAST + 1
@@ -142,6 +143,64 @@ class Scaled(nn.Module):
 def test_numbers_that_compare_as_equal():
     check(Layers(lambda k: Scaled(-0.0 if k == 4 else 0.0)), X, copied=False)
     check(Layers(lambda k: Scaled(0.5)), X, copied=True)
+
+
+class Multiplied(nn.Module):
+    """By itself, by a parameter or by a number: one operator takes all of them."""
+
+    def __init__(self, by):
+        super().__init__()
+        self.by, self.layer, self.factor = by, nn.Linear(16, 16), nn.Parameter(torch.ones(16))
+
+    def forward(self, x):
+        y = torch.relu(self.layer(x))
+        return (y * {"itself": y, "parameter": self.factor, "number": 0.5}[self.by] + x).tanh() + self.factor
+
+
+@pytest.mark.parametrize("odd", ["itself", "parameter", "number"])
+def test_operands_of_another_kind(odd):
+    check(Layers(lambda k: Multiplied(odd if k == 4 else "parameter")), X, copied=odd == "parameter")
+    check(Layers(lambda k: Multiplied("itself" if k == 4 else odd)), X, copied=odd == "itself")
+
+
+class Wired(nn.Module):
+    """Subtracts one of two values that it has from the other."""
+
+    def __init__(self, is_turned):
+        super().__init__()
+        self.is_turned, self.layer = is_turned, nn.Linear(16, 16)
+
+    def forward(self, x, more):
+        y = torch.relu(self.layer(x))
+        return torch.tanh(y - x if self.is_turned else x - y) + more
+
+
+class Masked(Layers):
+    """The layer before the last reads another value that is computed before all layers."""
+
+    def forward(self, x, mask):
+        masks = mask.exp(), mask.sin()
+        for k, layer in enumerate(self.layers):
+            x = layer(x, masks[k == COUNT - 2])
+        return x * masks[0] * masks[1]
+
+
+def test_layers_that_read_other_places():
+    check(Layers(lambda k: Wired(k == 3)), X, X + 1, copied=False)
+    check(Masked(lambda k: Wired(False)), X, X + 1, copied=False)
+
+
+def test_what_is_no_legal_graph_with_three_layers_is_lowered_whole(monkeypatch):
+    def validate(graph, spec):
+        seen.append(len(graph.operators))
+        if len(seen) == 1:
+            raise InvalidGraph([], spec)
+
+    seen, module = [], Layers(lambda k: Scaled(0.5)).eval()
+    monkeypatch.setattr(delegraph_tosa.backend, "validate", validate)
+    found = delegraph.lower(module, (X,), backends=["tosa"])
+    assert len(seen) == 2 and seen[0] < seen[1]
+    assert found.verify(X).agrees()
 
 
 class Picked(nn.Module):

@@ -20,7 +20,7 @@ from .passes import run_passes, sources_of
 from .repeated import with_copied_layers
 from .serialize import TosaFile, cut
 from .spec import TosaSpec, required, required_target
-from .validate import validate
+from .validate import InvalidGraph, validate
 
 __all__ = ["TOSABackend", "compile_program", "filter_tosa_compile_specs"]
 
@@ -74,16 +74,19 @@ def _compiled(program: ExportedProgram, options: Options) -> Graph:
 
 
 def _finished(program: ExportedProgram, t: Tosa, options: Options) -> Graph:
-    def passes(graph: Graph) -> Graph:
+    def legal(graph: Graph) -> Graph:
+        """After the passes. The layers that are copied are validated before; copies have the same types."""
         graph.inputs = [graph.inputs[position] for position in options.ordered(graph.inputs)]
-        return run_passes(graph, options.spec)
+        graph = run_passes(graph, options.spec)
+        validate(graph, options.spec)
+        return graph
 
     graph = None
-    with suppress(Unsupported):  # then the whole program is refused as well, and says it of the right call
-        graph = with_copied_layers(program, options.spec, passes)
+    # else the whole program is refused as well, and says it of the right call
+    with suppress(Unsupported, InvalidGraph):
+        graph = with_copied_layers(program, options.spec, legal)
     if graph is None:
-        graph = passes(lower_program(program, t))
-    validate(graph, options.spec)
+        graph = legal(lower_program(program, t))
     _name_results(graph)
     return graph
 

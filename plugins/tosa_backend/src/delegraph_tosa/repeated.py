@@ -9,8 +9,9 @@ have not, the program is lowered whole. See docs/decisions/0033.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate, repeat
 from operator import itemgetter
 from typing import Any
 
@@ -34,10 +35,11 @@ def with_copied_layers(program: ExportedProgram, spec: TosaSpec, passes: Callabl
     constants = constants_of_layers(program, layers) if layers else None
     if layers is None or constants is None:
         return None
+    left_out = layers.left_out()
     with _watched(constants.own[1]) as read:
-        graph = passes(lower_program(program, Tosa(spec), constants.value, layers.left_out()))
+        graph = passes(lower_program(program, Tosa(spec), constants.value, left_out, layers.have_integers))
     are_read_alike = all(_has_equal_elements(value, constants.own[1:]) for value in read)
-    return _Copies(layers, constants, graph).graph() if are_read_alike else None
+    return _Copies(layers, left_out, constants, graph).graph() if are_read_alike else None
 
 
 def _has_equal_elements(value: Value, own: Iterable[dict[Value, Value]]) -> bool:
@@ -77,7 +79,7 @@ def _watched(constants: Iterable[Value]) -> Iterator[list[Value]]:
 class _Copies:
     """Puts copies of the second layer into the graph of a program of which most layers were left out."""
 
-    def __init__(self, layers: Layers, constants: Constants, graph: Graph) -> None:
+    def __init__(self, layers: Layers, left_out: Collection[Node], constants: Constants, graph: Graph) -> None:
         named = {value.name: value for value in graph.inputs}
         self._own = [
             {**own, **{named[name]: named[its] for name, its in inputs.items()}}
@@ -88,12 +90,9 @@ class _Copies:
         self._last = layers.times - 1
         self._places = {n.name: (k, i) for k in (0, 1, self._last) for i, n in enumerate(self._calls_of(k))}
         """Name of a call -> the number of its layer, and position there."""
-        left_out = layers.left_out()
         kept = [node for node in layers.returned if node not in left_out]
         self._returned = dict(zip(kept, graph.outputs, strict=True))
         """What the program returns, without the layers that were left out -> its value."""
-        self._origins: dict[int, list[Origin]] = {}
-        """Number of a layer -> the origins of its calls."""
 
     def _calls_of(self, number: int) -> list[Node]:
         """The calls of a layer, and those before all layers that only this one reads."""
@@ -114,27 +113,27 @@ class _Copies:
         of_first = self._of_first(tags, {*second, *last}, merged)
         if passed is None or of_first is None or not self._returns_alike(results, last, of_first):
             return None
-        values: list[dict[Value, Value]] = [{}, {v: v for v in results}]
-        made: list[list[Operator]] = []
-        plan = _Plan(second, passed, self._own[1], results)
-        sources_of_copy = [self._places_of(operator.source) for operator in second]
+        plan = _Plan(second, passed, self._own[1], [self._places_of(operator.source) for operator in second])
+        # of each layer, its origins, its results, and its operators
+        origins = [[Origin(node) for node in self._calls_of(number)] for number in range(1, self._last)]
+        values, made = [[], list(results)], list[list[Operator]]()
         for number in range(2, self._last):
-            copies: list[Operator] = []
-            rows = self._origins_of(number - 1), self._origins_of(number)
-            sources = [_source_at(places, rows) for places in sources_of_copy]
-            values.append(plan.copy(values[-1], self._own[number], sources, copies))
+            copies, new = plan.copy(values[-1], self._own[number], origins[number - 2], origins[number - 1])
+            values.append(new)
             made.append(copies)
         for operator in merged:
             # equal operators of all layers that were merged to one
-            operator.source = self._source_of_all(operator.source)
-        own_operators = {*second, *merged}
-        for operator in operators[runs[0][1] :]:
-            if operator in own_operators:
+            operator.source = self._source_of_all(operator.source, origins)
+        of_last_copy = dict(zip(results, values[-1], strict=True))
+        begin = runs[0][1]
+        kept = {*second, *merged}
+        for operator, tag in zip(operators[begin:], tags[begin:], strict=True):
+            if operator in kept:
                 continue
             if not results.keys().isdisjoint(operator.inputs):
-                operator.inputs = tuple([values[-1][v] if v in results else v for v in operator.inputs])
-            if 1 in self._layers_of(operator):
-                operator.source = self._source(operator.source, self._last - 1)
+                operator.inputs = tuple([of_last_copy.get(v, v) for v in operator.inputs])
+            if 1 in tag:
+                operator.source = _source_at(self._places_of(operator.source), [*origins[-2], *origins[-1]])
         whole, done, copied = [], 0, 0
         for pending, begin, _ in runs:
             # of each layer, the copies of this run, before that of the last layer
@@ -143,7 +142,7 @@ class _Copies:
             for copies in made:
                 whole += copies[part]
             done, copied = begin, part.stop
-        return Graph(self._graph.inputs, self._outputs(values), [*whole, *operators[done:]])
+        return Graph(self._graph.inputs, self._outputs(list(results), values), [*whole, *operators[done:]])
 
     def _runs(self, tags: list[set[int]], merged: set[Operator]) -> list[tuple[list[Operator], int, int]] | None:
         """The operators of the last layer as rows (operators of the second layer, begin, end).
@@ -223,23 +222,27 @@ class _Copies:
             self._returned
         )
 
-    def _outputs(self, values: list[dict[Value, Value]]) -> list[Value]:
-        """All that the program returns; ``values`` are those of the second layer -> those of each layer."""
+    def _outputs(self, results: list[Value], values: list[list[Value]]) -> list[Value]:
+        """All that the program returns; ``values`` are for each layer what ``results`` are of the second."""
+        if len(self._returned) == len(self._layers.returned):
+            return self._graph.outputs
         first, period = self._layers.start, self._layers.period
         places = {n: divmod(k, period) for k, n in enumerate(self._layers.calls[first : first + len(values) * period])}
+        second = self._layers.layer(1)
         outputs = []
         for node in self._layers.returned:
             value = self._returned.get(node)
             if value is None:
                 number, position = places[node]
-                value = values[number][self._returned[self._layers.layer(1)[position]]]
+                value = values[number][results.index(self._returned[second[position]])]
                 value.name = node.name
             outputs.append(value)
         return outputs
 
     def _layers_of(self, operator: Operator) -> set[int]:
         """The numbers of the layers from which ``operator`` comes."""
-        return {self._places[o.node][0] for o in sources_of(operator.source) if o.node in self._places}
+        places = [self._places[o.node] for o in sources_of(operator.source) if o.node in self._places]
+        return {number for number, _ in places}
 
     def _passed(
         self, second: list[Operator], last: list[Operator], results: dict[Value, tuple[int, int]]
@@ -289,146 +292,142 @@ class _Copies:
             marks.append((layer == number, position) if layer in (before, number) else origin)
         return marks
 
-    def _origins_of(self, number: int) -> list[Origin]:
-        """The origins of the calls of a layer."""
-        if number not in self._origins:
-            self._origins[number] = [Origin(node) for node in self._calls_of(number)]
-        return self._origins[number]
+    def _places_of(self, source: Any) -> list[int | Origin | None]:
+        """Where ``source`` of an operator of the second layer comes from.
 
-    def _places_of(self, source: Any) -> _Places | list[_Places]:
-        """Where ``source`` of an operator of the second layer comes from; a list for one of several operators."""
-        if isinstance(source, Sources):
-            return [self._place_of(origin) for origin in source]
-        return self._place_of(source)
+        Positions among the calls of the layer before and its own, or what all layers have.
+        """
+        places: list[int | Origin | None] = []
+        for origin in sources_of(source) or [None]:
+            layer, position = self._places.get(origin.node, (self._last, 0)) if origin else (self._last, 0)
+            is_moved = layer in (0, 1)
+            places.append(position + layer * len(self._calls_of(1)) if is_moved else origin)
+        return places
 
-    def _place_of(self, source: Any) -> _Places:
-        layer, position = self._places.get(source.node, (None, 0)) if source else (None, 0)
-        return (layer, position, None) if layer in (0, 1) else (None, 0, source)
-
-    def _source(self, source: Any, number: int) -> Any:
-        """``source`` of an operator of the second layer, for that of layer ``number``."""
-        return _source_at(self._places_of(source), (self._origins_of(number - 1), self._origins_of(number)))
-
-    def _source_of_all(self, source: Sources) -> Sources:
+    def _source_of_all(self, source: Sources, origins: list[list[Origin]]) -> Sources:
         """``source`` of an operator that all layers share, with those that were left out."""
         of_second = [o for o in source if self._places.get(o.node, (None,))[0] == 1]
         place = source.index(of_second[-1]) + 1
-        more = [self._source(o, number) for number in range(2, self._last) for o in of_second]
+        positions = [self._places[o.node][1] for o in of_second]
+        more = [of_layer[position] for of_layer in origins[1:] for position in positions]
         return Sources([*source[:place], *more, *source[place:]])
 
 
-_Places = tuple[int | None, int, Any]
-"""(0 for the layer before, 1 for the layer itself; position there; None), or (None, 0, what all layers have)."""
-
-
-def _source_at(places: _Places | list[_Places], rows: tuple[list[Origin], list[Origin]]) -> Any:
-    """The source of a copy; ``rows`` are the origins of the layer before and of its own."""
-    if isinstance(places, list):
-        return Sources([fixed if layer is None else rows[layer][position] for layer, position, fixed in places])
-    layer, position, fixed = places
-    return fixed if layer is None else rows[layer][position]
+def _source_at(places: list[int | Origin | None], origins: list[Origin]) -> Any:
+    """The source of a copy; ``origins`` are those of the calls of the layer before and of its own."""
+    sources = [origins[place] if isinstance(place, int) else place for place in places]
+    return Sources(sources) if len(sources) > 1 else sources[0]
 
 
 class _Plan:
-    """How operators are copied: values are numbered, so that a copy takes its operands from a list."""
+    """How operators are copied, those of a layer at once, and what can be by functions that take all of them.
+
+    Values have numbers, so that a copy picks its operands from a list: what is passed from the layer before, the
+    layer's own constants, what all layers share, what is folded from the layer's own constants, and the results.
+    """
 
     def __init__(
         self,
         operators: list[Operator],
         passed: dict[Value, Value],
         own: dict[Value, Value],
-        results: Iterable[Value],
+        sources: list[list[int | Origin | None]],
     ) -> None:
-        self._passed, self._own = list(passed.items()), list(own)
-        self._values: list[Value] = [*passed, *own]
-        """What operands are before copies are made, in the order of their numbers."""
-        self._numbers = {v: number for number, v in enumerate(self._values)}
-        self._changing = set(self._values)
-        self._steps: list[_Step] = []
+        results = [v for operator in operators for v in operator.outputs]
+        folded = _Folded([*passed, *own])
         for operator in operators:
-            for value in operator.inputs:
-                self._add_constant(value)
-            self._add(operator, is_folded=False)
-        self._results = [(v, self._number(v)) for v in results]
-
-    def _number(self, value: Value) -> int:
-        number = self._numbers.get(value)
-        if number is None:
-            number = self._numbers[value] = len(self._values)
-            self._values.append(value)
-        return number
-
-    def _add(self, operator: Operator, is_folded: bool) -> None:
-        operands, results = ([self._number(v) for v in values] for values in (operator.inputs, operator.outputs))
-        self._changing.update(operator.outputs)
-        self._steps.append(_Step(operator, operands, results, is_folded))
-
-    def _add_constant(self, value: Value) -> None:
-        """Let copies compute ``value`` anew if it is folded from the second layer's own constants."""
-        if isinstance(value.constant, Folded) and value not in self._changing:
-            operator = value.constant.operator
-            for operand in operator.inputs:
-                self._add_constant(operand)
-            if not self._changing.isdisjoint(operator.inputs):
-                self._add(operator, is_folded=True)
+            folded.add_operands(operator)
+        known = {*passed, *own, *folded.results, *results}
+        read = (v for operator in (*folded.operators, *operators) for v in operator.inputs)
+        self._own, self._shared = list(own), list(dict.fromkeys(v for v in read if v not in known))
+        values = [*passed, *own, *self._shared, *folded.results, *results]
+        number_of = {v: number for number, v in enumerate(values)}
+        position = {v: k for k, v in enumerate(results)}
+        self._passed = [position[y] for y in passed.values()]
+        """Of each value that is passed from the layer before, its position among the results of that layer."""
+        self._folded = [(op, _picked([number_of[v] for v in op.inputs])) for op in folded.operators]
+        self._classes = [type(operator) for operator in operators]
+        self._types = [v.type for v in results]
+        self._ranges = [(k, v.range) for k, v in enumerate(results) if v.range is not None]
+        self._producers = [k for k, operator in enumerate(operators) for _ in operator.outputs]
+        ends = [0, *accumulate(len(operator.outputs) for operator in operators)]
+        self._outputs = [*map(slice, ends, ends[1:])]
+        self._operands = [_picked([number_of[v] for v in operator.inputs]) for operator in operators]
+        self._attributes = [
+            (k, name, value)
+            for k, operator in enumerate(operators)
+            for name, value in vars(operator).items()
+            if name not in ("inputs", "outputs", "source")
+        ]
+        self._sources = sources
 
     def copy(
-        self, before: dict[Value, Value], own: dict[Value, Value], sources: Iterable[Any], made: list[Operator]
-    ) -> dict[Value, Value]:
-        """Append the operators of a layer to ``made``; returns result of the second layer -> that of this layer.
+        self, before: list[Value], own: dict[Value, Value], origins_before: list[Origin], origins: list[Origin]
+    ) -> tuple[list[Operator], list[Value]]:
+        """The operators of a layer, and their results.
 
-        ``before`` is what the layer before returned, ``own`` are the constants of this layer, and ``sources`` those of
-        its operators.
+        ``before`` are the results of the layer before, ``own`` the constants of this layer, and the origins are those
+        of the calls of both.
         """
-        values = self._values.copy()
-        values[: len(self._passed)] = [before[y] for _, y in self._passed]
-        values[len(self._passed) : len(self._passed) + len(self._own)] = [own[v] for v in self._own]
-        source = iter(sources)
-        for step in self._steps:
-            if step.is_folded:
-                step.fold(values)
-            else:
-                made.append(step.copy(values, next(source)))
-        return {v: values[number] for v, number in self._results}
+        values = [before[k] for k in self._passed]
+        values += [own[v] for v in self._own]
+        values += self._shared
+        for operator, operands in self._folded:
+            values += _folded(operator, operands(values))
+        # not by __init__: there are thousands
+        operators: list[Operator] = [*map(object.__new__, self._classes)]
+        producers = map(operators.__getitem__, self._producers)
+        results = [*map(Value, self._types, repeat(None), repeat(""), producers)]
+        for k, range_ in self._ranges:
+            results[k].range = range_
+        values += results
+        all_outputs = map(tuple, map(results.__getitem__, self._outputs))
+        both = origins_before + origins
+        for new, operands, outputs, places in zip(operators, self._operands, all_outputs, self._sources, strict=True):
+            new.inputs, new.outputs, new.source = operands(values), outputs, _source_at(places, both)
+        for k, name, value in self._attributes:
+            setattr(operators[k], name, value)
+        return operators, results
 
 
-class _Step:
-    """How one operator is copied. ``operands`` and ``results`` are numbers of values."""
+class _Folded:
+    """Operators on constants alone whose results are other ones for each layer."""
 
-    def __init__(self, operator: Operator, operands: list[int], results: list[int], is_folded: bool) -> None:
-        self._class, self._source, self.is_folded = type(operator), operator.source, is_folded
-        attributes = operator.__dict__.items()
-        self._attributes = [(k, v) for k, v in attributes if k not in ("inputs", "outputs", "source")]
-        # what is picked by one number alone is no tuple
-        self._operands = (
-            itemgetter(*operands) if len(operands) > 1 else lambda values: tuple(values[n] for n in operands)
-        )
-        self._results = [(number, v.type, v.range, v.name) for number, v in zip(results, operator.outputs, strict=True)]
+    def __init__(self, changing: Iterable[Value]) -> None:
+        """``changing`` are values that each layer has for itself."""
+        self._changing = set(changing)
+        self.operators: list[Operator] = []
+        self.results: list[Value] = []
 
-    def copy(self, values: list[Value], source: Any) -> Operator:
-        """The operator for other ``values``, to which its results are added."""
-        # not by __init__, and no dictionary is made of what it has: there are thousands
-        new: Operator = self._class.__new__(self._class)
-        new.inputs, new.source = self._operands(values), source
-        for name, attribute in self._attributes:
-            setattr(new, name, attribute)
-        made = []
-        for number, type_, range_, _ in self._results:
-            value = values[number] = Value(type_, None, "", new)
-            value.range = range_
-            made.append(value)
-        new.outputs = tuple(made)
-        return new
+    def add_operands(self, operator: Operator) -> None:
+        """Add what the constants among the operands of ``operator`` are folded from."""
+        for value in operator.inputs:
+            if isinstance(value.constant, Folded) and value not in self._changing:
+                self._add(value.constant.operator)
 
-    def fold(self, values: list[Value]) -> None:
-        """Add its results as constants to ``values``."""
-        new = self._class.__new__(self._class)
-        new.__dict__.update(self._attributes)
-        new.inputs, new.source = self._operands(values), self._source
-        new.outputs = tuple([Value(type_, Folded(new, i), name) for i, (_, type_, _, name) in enumerate(self._results)])
-        for (number, _, range_, _), value in zip(self._results, new.outputs, strict=True):
-            value.range = range_
-            values[number] = value
+    def _add(self, operator: Operator) -> None:
+        self.add_operands(operator)
+        if not self._changing.isdisjoint(operator.inputs):
+            self.operators.append(operator)
+            self.results += operator.outputs
+            self._changing.update(operator.outputs)
+
+
+def _folded(operator: Operator, operands: tuple[Value, ...]) -> tuple[Value, ...]:
+    """The results of ``operator`` on other constants, as constants."""
+    new = object.__new__(type(operator))
+    new.__dict__.update(operator.__dict__, inputs=operands)
+    new.outputs = tuple([Value(v.type, Folded(new, i), v.name) for i, v in enumerate(operator.outputs)])
+    for value, old in zip(new.outputs, operator.outputs, strict=True):
+        value.range = old.range
+    return new.outputs
+
+
+def _picked(numbers: list[int]) -> Callable[[list[Value]], tuple[Value, ...]]:
+    """A function that picks the elements with these numbers from a list, as a tuple."""
+    if len(numbers) > 1:
+        return itemgetter(*numbers)
+    return lambda values: tuple([values[number] for number in numbers])
 
 
 def _are_alike(mine: Operator, its: Operator) -> bool:

@@ -243,8 +243,8 @@ class Interpreter:
                 raise
             raise Unsupported(error.code, f"{node.target}: {error.message}", node, origin.source) from error
 
-    def stand_in(self, node: Node, other: Node | None) -> None:
-        """Let ``node``, which is not lowered, have the value of the ``other`` one; None if nothing reads it."""
+    def stand_in(self, node: Node, other: Node) -> None:
+        """Let ``node``, which is not lowered, have the value of the ``other`` one."""
         if other in self.values:
             self.values[node] = self.values[other]
 
@@ -340,6 +340,7 @@ def lower_program(
     t: Tosa,
     constant: Callable[[Node], Value | None] | None = None,
     left_out: Mapping[Node, Node | None] = MappingProxyType({}),
+    prove_ranges: bool = True,
 ) -> Graph:
     """The TOSA graph of a functional program, before the passes; ``t`` is a new builder for the target.
 
@@ -349,29 +350,30 @@ def lower_program(
     node and the user's line.
 
     ``constant`` is what ``constants_of`` returns for the program. Calls that are ``left_out`` are not lowered: what
-    reads their result reads that of the call to which they map (``layers``).
+    reads their result reads that of the call to which they map (``layers``). ``prove_ranges``: whether their uses prove
+    ranges of integers, as those of all calls do.
     """
-    # what uses prove of integers is read of all calls
-    has_integers = any(_is_integer(node.meta.get("val")) for node in left_out)
-    kept = program.graph.nodes if has_integers else [n for n in program.graph.nodes if n not in left_out]
+    nodes = list(program.graph.nodes)
+    kept = nodes if prove_ranges or not left_out else [node for node in nodes if node not in left_out]
     interpreter = Interpreter(t, constant or constants_of(program), kept)
     inputs = [_graph_input(interpreter.value_of(node)) for node in user_inputs(program)]
     new_values = written_values(program)  # placeholder of a written buffer -> the node of its new value
     buffers = [(node, spec) for node, spec in placeholders(program) if node in new_values]
     for buffer, spec in buffers:
         interpreter.read_variable(buffer, str(spec.target), constant_tensor(program, spec))
-    for node in program.graph.nodes:
-        if node in left_out:
-            interpreter.stand_in(node, left_out[node])
-            if left_out[node] is not None and any(user not in left_out for user in node.users):
+    for node in nodes:
+        if node not in left_out:
+            if node.op == "call_function":
+                interpreter.lower(node)
+        elif (other := left_out[node]) is not None:
+            interpreter.stand_in(node, other)
+            if any(user not in left_out for user in node.users):
                 interpreter.expect_computed(node)
-        elif node.op == "call_function":
-            interpreter.lower(node)
     for buffer, spec in buffers:
         interpreter.write_variable(new_values[buffer], str(spec.target))
-    nodes = [node for node in returned_nodes(program) if node not in left_out]
-    results = interpreter.returned(nodes, inputs)
-    _name_results(results, nodes, {value.name for value in inputs})
+    returned = [node for node in returned_nodes(program) if node not in left_out]
+    results = interpreter.returned(returned, inputs)
+    _name_results(results, returned, {value.name for value in inputs})
     return Graph(inputs, results, t.operators)
 
 
@@ -390,11 +392,6 @@ def _name_results(results: Iterable[Value], nodes: Iterable[Node], taken: set[st
         while value.name in taken:
             value.name += "_"
         taken.add(value.name)
-
-
-def _is_integer(val: Any) -> bool:
-    """Whether ``val`` is a tensor of integers."""
-    return isinstance(val, torch.Tensor) and not val.is_floating_point() and val.dtype is not torch.bool
 
 
 def constants_of(program: ExportedProgram) -> Callable[[Node], Value | None]:

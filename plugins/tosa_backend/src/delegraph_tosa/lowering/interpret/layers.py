@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import chain
 from operator import eq
 from typing import Any, NamedTuple
 
@@ -61,6 +62,11 @@ class Layers(NamedTuple):
         """The calls of one layer."""
         begin = self.start + number * self.period
         return self.calls[begin : begin + self.period]
+
+    @property
+    def have_integers(self) -> bool:
+        """Whether a layer computes integers, which have a range."""
+        return not all(_is_moved(node.meta.get("val")) for node in (*self.layer(1), *self.before[1]))
 
     def left_out(self) -> dict[Node, Node | None]:
         """The calls of all layers but the first, the second and the last -> what the last layer reads in their place.
@@ -136,8 +142,9 @@ def _is_plain_input(node: Node) -> bool:
 
 def _stretch(calls: list[Node]) -> tuple[int, int, int] | None:
     """(start, period, count) of the longest stretch of ``calls`` whose operators repeat."""
-    letters: dict[int, str] = {}
-    text = "".join([letters.setdefault(id(node.target), chr(len(letters))) for node in calls])
+    operators = [id(node.target) for node in calls]
+    letters = {operator: chr(k) for k, operator in enumerate(dict.fromkeys(operators))}
+    text = "".join(map(letters.__getitem__, operators))
     places = range(0, len(text) - _RUN, _STEP)
     gaps = Counter([text.find(text[place : place + _RUN], place + 1) - place for place in places])
     best = None
@@ -165,25 +172,16 @@ def _root(node: Node) -> Node:
     return node
 
 
-class _Arguments(NamedTuple):
-    """Arguments of a call, each with its position."""
-
-    length: int
-    calls: list[tuple[int, int]]
-    """Places of calls of the second layer and the one before."""
-    outside: list[tuple[int, Node]]
-    others: list[tuple[int, Any, str]]
-    """What is no node, and its text."""
-    lists: list[tuple[int, Any]]
-    """Those with nodes, as ``_Arguments``."""
-
-
 class _Pattern:
-    """What the second layer reads, to be compared with the others."""
+    """What the second layer reads, to be compared with the others.
+
+    The arguments of all calls of a layer are one list, in which each layer has the same things in the same places:
+    thousands of calls are compared, and lists are compared without a step of Python for each element.
+    """
 
     def __init__(self, layers: Layers, index: dict[Node, int]) -> None:
         self._layers, self._index = layers, index
-        self._begin = begin = layers.start + layers.period
+        begin = layers.start + layers.period
         second = layers.layer(1)
         end = begin + layers.period
         read = {node for node in second for node in node.all_input_nodes}
@@ -202,7 +200,7 @@ class _Pattern:
             if node.users and all(begin <= place < end for place in places) and _root(node) not in self.own:
                 self._alone.add(node)
         passed = [node for node in read if layers.start <= index.get(node, -1) < begin]
-        self._calls = [self._sorted(_arguments_of(node)) for node in second]
+        self._sort(second)
         self._integers = [k for k, node in enumerate(second) if not _is_moved(node.meta.get("val"))]
         self._carried = [second[k].meta.get(CARRIED) for k in self._integers]
         self.is_usable = all(_is_moved(node.meta.get("val")) for node in passed) and all(
@@ -218,21 +216,37 @@ class _Pattern:
             else:
                 yield place
 
-    def _sorted(self, arguments: Any) -> _Arguments:
-        """The arguments of a call of the second layer, or a list among them, by what they are compared with."""
-        sorted_ = _Arguments(len(arguments), [], [], [], [])
-        for k, argument in enumerate(arguments):
+    def _sort(self, second: list[Node]) -> None:
+        """Sort the arguments of the second layer's calls by what they are compared with."""
+        self._lengths, arguments = _arguments_in(second)
+        self._inside: list[int] = []
+        """Positions in the list of arguments, of calls of this layer and the one before."""
+        self._calls: list[int] = []
+        """The places of these calls."""
+        self._outside: list[tuple[int, Node]] = []
+        """(position, node) of what is computed before all layers."""
+        self._lists: list[tuple[int, int]] = []
+        """(position, length) of lists with nodes, whose elements are put behind all arguments."""
+        self._others: list[int] = []
+        """Positions of what is no node."""
+        for k, argument in enumerate(arguments):  # which grows
             if isinstance(argument, Node):
                 place = self._index.get(argument, -1)
-                if place >= self._layers.start:
-                    sorted_.calls.append((k, place))
+                if place < self._layers.start:
+                    self._outside.append((k, argument))
                 else:
-                    sorted_.outside.append((k, argument))
+                    self._inside.append(k)
+                    self._calls.append(place)
             elif isinstance(argument, (list, tuple)) and any(isinstance(x, (Node, list, tuple)) for x in argument):
-                sorted_.lists.append((k, self._sorted(argument)))
+                self._lists.append((k, len(argument)))
+                arguments += argument
             else:
-                sorted_.others.append((k, argument, repr(argument)))
-        return sorted_
+                self._others.append(k)
+        self._text = self._text_of(arguments)
+
+    def _text_of(self, arguments: list[Any]) -> str:
+        """What is no node, as text: 0.0 and -0.0 are equal numbers, and so are 1 and True."""
+        return repr([arguments[k] for k in self._others])
 
     def read_alone(self, number: int) -> tuple[dict[Node, Node], list[Node]] | None:
         """What layer ``number`` reads alone; None if it differs from the second layer.
@@ -243,10 +257,10 @@ class _Pattern:
         placeholders: dict[Node, Node] = {}
         alike: dict[Node, Node] = {}
         calls = self._layers.layer(number)
+        lengths, arguments = _arguments_in(calls)
         shift = (number - 1) * self._layers.period
-        for arguments, node in zip(self._calls, calls, strict=True):
-            if not self._are_equal(arguments, _arguments_of(node), shift, placeholders, alike):
-                return None
+        if lengths != self._lengths or not self._are_equal(arguments, shift, placeholders, alike):
+            return None
         if self._integers and [calls[k].meta.get(CARRIED) for k in self._integers] != self._carried:
             return None
         # types are compared with the constants
@@ -268,37 +282,32 @@ class _Pattern:
         return len(its) == len(alike) and alike.keys() == self._alone
 
     def _are_equal(
-        self,
-        mine: _Arguments,
-        others: Any,
-        shift: int,
-        placeholders: dict[Node, Node],
-        alike: dict[Node, Node],
+        self, arguments: list[Any], shift: int, placeholders: dict[Node, Node], alike: dict[Node, Node]
     ) -> bool:
-        """Whether a call of another layer has the arguments ``others`` in the place of those of the second layer.
+        """Whether the calls of another layer have ``arguments`` in the place of those of the second layer.
 
         ``shift``: how far the calls of that layer are behind. ``placeholders`` and ``alike`` are filled: placeholders
         and calls before all layers that the second layer reads -> what that layer reads.
         """
-        if not isinstance(others, (list, tuple)) or mine.length != len(others):
-            return False
-        get = self._index.get
-        for k, place in mine.calls:
-            if get(others[k]) != place + shift:
+        for k, length in self._lists:
+            its = arguments[k]
+            if not isinstance(its, (list, tuple)) or len(its) != length:
                 return False
-        for k, node in mine.outside:
-            its, root = others[k], self._roots[node]
+            arguments += its
+        read = [arguments[k] for k in self._inside]
+        # what is no node may not be hashable
+        if {*map(type, read)} - {Node} or [*map(self._index.get, read)] != [place + shift for place in self._calls]:
+            return False
+        if self._text_of(arguments) != self._text:
+            return False
+        for k, node in self._outside:
+            its, root = arguments[k], self._roots[node]
             if root in self.own:
                 if not isinstance(its, Node) or placeholders.setdefault(root, other := _root(its)) is not other:
                     return False
             elif not self._are_computed_alike(node, its, alike):
                 return False
-        for k, value, text in mine.others:
-            its = others[k]
-            # as text: 0.0 and -0.0 are equal numbers
-            if value is not its and (type(value) is not type(its) or text != repr(its)):
-                return False
-        return all(self._are_equal(inner, others[k], shift, placeholders, alike) for k, inner in mine.lists)
+        return True
 
     def _are_computed_alike(self, mine: Any, its: Any, alike: dict[Node, Node]) -> bool:
         """Whether two values from outside of the layers are one, or the same calls of the same values.
@@ -320,6 +329,15 @@ class _Pattern:
                 self._are_computed_alike(*pair, alike) for pair in zip(left, right, strict=True)
             )
         return mine is its
+
+
+def _arguments_in(calls: list[Node]) -> tuple[list[int], list[Any]]:
+    """How many arguments each of ``calls`` has, and the arguments of all, one call after the other."""
+    rows = [node.args for node in calls]
+    for k, named in enumerate([node.kwargs for node in calls]):
+        if named:
+            rows[k] = (*rows[k], *named, *named.values())
+    return [*map(len, rows)], [*chain.from_iterable(rows)]
 
 
 def _arguments_of(node: Node) -> Any:

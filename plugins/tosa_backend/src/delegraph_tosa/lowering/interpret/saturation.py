@@ -29,6 +29,8 @@ EXACT = (-(1 << 24), 1 << 24)
 
 _CASTS = {aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.to.other}
 _CASTS |= {aten._to_copy.default, aten.type_as.default}
+_CAST_IDS = frozenset(map(id, _CASTS))
+"""By which casts are found among thousands of calls: the hash of an operator is computed in Python."""
 _CHOICES = {aten.where.self: (1, 2), aten.where.ScalarOther: (1,), aten.where.ScalarSelf: (2,)}
 _MONOTONOUS = {
     **dict.fromkeys((aten.minimum.default, aten.maximum.default, aten.min.other, aten.max.other), (0, 1)),
@@ -59,7 +61,7 @@ def saturates(nodes: Iterable[Node]) -> bool:
 
 def _casts(nodes: Iterable[Node]) -> list[Node]:
     """The casts of floats to int64 among ``nodes``."""
-    return [n for n in nodes if n.target in _CASTS and _is_from_float(n)]
+    return [n for n in nodes if id(n.target) in _CAST_IDS and _is_from_float(n)]
 
 
 def _is_from_float(cast: Node) -> bool:
