@@ -22,9 +22,9 @@ INSIDE = re.compile(
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
     """Line and text of the string literals with several words, but for docstrings and code that is written."""
-    tree = ast.parse(path.read_text())
-    docstrings = {n.value for n in ast.walk(tree) if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)}
-    for node in ast.walk(tree):
+    nodes = [*ast.walk(ast.parse(path.read_text()))]
+    docstrings = {n.value for n in nodes if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)}
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings:
             if re.search(r"[a-z]{2,} [a-z]", node.value) and "import " not in node.value:
                 yield node.lineno, node.value
