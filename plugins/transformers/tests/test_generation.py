@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import delegraph
@@ -74,7 +76,7 @@ def test_the_command_generates_from_a_pte_file(llama, tmp_path):
     told = Generate.run(parser.parse_args([str(tmp_path / "m.pte"), *prompt]))
     wanted = greedy(model, 20)
     assert told.content["tokens"] == wanted and told.content["peak_memory"] > 0
-    assert told.text.startswith(" ".join(map(str, wanted)) + "\nprompt ")
+    assert told.text.startswith(" ".join(map(str, wanted)) + "\n7 tokens of the prompt in ")
     with pytest.raises(UsageError, match="either --prompt-tokens or --prompt"):
         Generate.run(parser.parse_args([str(tmp_path / "m.pte")]))
 
@@ -131,6 +133,65 @@ def test_methods_share_caches_that_the_file_keeps(kept, runtime):
         assert generate(program, PROMPT, 20).tokens == wanted
     assert generate(program, PROMPT[:2], 5).tokens != wanted[:5]
     assert generate(program, PROMPT, 20).tokens == wanted
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    """A tokenizer.json whose tokens are w0 to w49."""
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{k}": k for k in range(50)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    path = tmp_path_factory.mktemp("words") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+@pytest.mark.parametrize("more", [[], ["--no-warm-up"], ["--runtime", "executorch"]])
+def test_the_command_generates_from_a_file_that_keeps_its_caches(kept, words, more, capfd):
+    from delegraph.cli import main
+
+    if "executorch" in more:
+        pytest.importorskip("executorch.runtime")
+    model, _, path = kept
+    wanted, command = greedy(model, 20), ["generate", str(path), *more]
+    assert main([*command, "--prompt-tokens", *map(str, PROMPT)]) == 0
+    shown = capfd.readouterr().out.splitlines()
+    assert shown[0] == " ".join(map(str, wanted))
+    assert [re.sub(r"\d[\d.e+]*", "_", line).replace("ms", "s") for line in shown[1:]] == [
+        "_ tokens of the prompt in _ s: _ tokens/s",
+        "_ tokens after the first in _ s: _ tokens/s",
+        "loaded in _ s; peak memory _ MB, _ MB before the file was loaded",
+    ]
+    assert shown[1].startswith("7 tokens") and shown[2].startswith("19 tokens")
+    text = ["--prompt", " ".join(f"w{k}" for k in PROMPT), "--tokenizer", str(words), "--json"]
+    assert main([*command, *text]) == 0
+    told = json.loads(capfd.readouterr().out)
+    assert told["prompt"] == PROMPT and told["tokens"] == wanted
+    assert told["text"] == " ".join(f"w{k}" for k in wanted)
+    assert 0 < told["memory_before"] <= told["peak_memory"]
+    for count, seconds, rate in (
+        (7, "prompt_seconds", "prompt_tokens_per_second"),
+        (19, "seconds", "tokens_per_second"),
+    ):
+        assert told[rate] == pytest.approx(count / told[seconds])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--prompt-tokens", "7", "50"], "the model has no token 50: they go from 0 to 49"),
+        (["--prompt-tokens", "7", "--max-new-tokens", "31"], "1 tokens and 31 more do not fit into the cache, which"),
+        (["--prompt", "w1", "--tokenizer", "broken.json"], "broken.json is no tokenizer.json"),
+        (["--prompt", "w1"], "--prompt needs --tokenizer"),
+    ],
+)
+def test_the_command_says_what_is_wrong(kept, arguments, said, tmp_path, monkeypatch, capfd):
+    from delegraph.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.json").write_bytes(b"\xff{}")
+    assert main(["generate", str(kept[2]), *arguments]) in (1, 2)
+    assert said in capfd.readouterr().err
 
 
 def test_threads_make_one_text_after_the_other_with_caches_that_are_kept(kept):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ class Generate:
         add("--given", type=Path, metavar="FILE.npy", help="features of a sound, or an image, for encode")
         add("--max-new-tokens", type=natural_number, default=20, metavar="N", help="20 unless given")
         add("--stop", type=natural_number, nargs="+", default=[], metavar="TOKEN", help="tokens after which it ends")
+        add("--no-warm-up", action="store_true", help="count the first call of each method, which may prepare much")
         add("--runtime", metavar="NAME", help="execute the file in this runtime, such as executorch")
 
     @staticmethod
@@ -44,14 +46,17 @@ class Generate:
         prompt = args.prompt_tokens or tokenizer.encode(args.prompt).ids
         with progress(f"generating {args.max_new_tokens} tokens"):
             import delegraph
+            from delegraph.reports import format_seconds, pluralize
 
             from .generation import generate
 
             given = args.given_tokens if args.given is None else _read_array(args.given)
-
+            before, begin = _peak_memory(), time.perf_counter()
             loaded = [delegraph.load(path, runtime=args.runtime) for path in args.files]
+            load_seconds = time.perf_counter() - begin
             program = loaded if len(loaded) > 1 else loaded[0]
-            done = generate(program, prompt, args.max_new_tokens, given=given, stop=args.stop)
+            warm = not args.no_warm_up
+            done = generate(program, prompt, args.max_new_tokens, given=given, stop=args.stop, warm_up=warm)
             memory = _peak_memory()
         first, rest = done.rates
         text = tokenizer.decode(done.tokens) if tokenizer else None
@@ -59,15 +64,23 @@ class Generate:
             "prompt": list(prompt),
             "tokens": done.tokens,
             "text": text,
+            "load_seconds": load_seconds,
+            "prompt_seconds": done.prompt_seconds,
+            "seconds": done.seconds,
             "prompt_tokens_per_second": first,
             "tokens_per_second": rest,
+            "memory_before": before,
             "peak_memory": memory,
         }
-        speed = f"prompt {first:.4g} tokens/s, then {rest:.4g} tokens/s"
-        if memory is not None:
-            speed += f"; peak memory {memory / 1e6:.4g} MB"
         shown = " ".join(map(str, done.tokens)) if text is None else text
-        return Outcome("delegraph.generate/1", content, f"{shown}\n{speed}")
+        count, more = pluralize(len(prompt), "token"), pluralize(len(done.tokens) - 1, "token")
+        lines = [shown, f"{count} of the prompt in {format_seconds(done.prompt_seconds)}: {first:.4g} tokens/s"]
+        if rest:
+            lines.append(f"{more} after the first in {format_seconds(done.seconds)}: {rest:.4g} tokens/s")
+        lines.append(f"loaded in {format_seconds(load_seconds)}")
+        if memory is not None and before is not None:
+            lines[-1] += f"; peak memory {memory / 1e6:.4g} MB, {before / 1e6:.4g} MB before the file was loaded"
+        return Outcome("delegraph.generate/1", content, "\n".join(lines))
 
 
 def _peak_memory() -> int | None:
@@ -98,4 +111,7 @@ def _tokenizer(path: Path) -> Any:
     except ImportError as e:
         text = "--tokenizer needs tokenizers, which is not installed"
         raise PluginUnavailable("plugin-unavailable", text, hint="pip install tokenizers") from e
-    return Tokenizer.from_file(str(path))
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as e:  # it raises nothing else
+        raise InputError("input-invalid", f"{path.name} is no tokenizer.json: {e}") from e

@@ -50,19 +50,23 @@ def generate(
     *,
     given: torch.Tensor | Sequence[int] | None = None,
     stop: Collection[int] = (),
+    warm_up: bool = False,
 ) -> Generation:
     """The tokens of highest score after ``prompt``, one after the other; the same as eager's greedy search.
 
     ``program``: what ``delegraph.lower`` or ``delegraph.load`` returned for a model with the methods ``prefill`` and
     ``decode`` (``generation_steps``); or programs that were loaded, for formats with one method a file. ``given``: what
     ``encode`` reads where the program has that method: tokens of a text, features of a sound or an image. ``prompt`` is
-    then what the decoder begins with. ``stop``: tokens after which nothing follows. Raises InputError for a program
+    then what the decoder begins with. ``stop``: tokens after which nothing follows. ``warm_up``: call each method once
+    before anything is timed, since the first call may prepare kernels. Raises InputError for a program
     without these methods, for tokens that the model does not know, and where prompt and result together are longer than
     the cache. A program that keeps its caches makes one text at a time: other threads wait.
     """
     encode, prefill, decode = _steps(program)
     _expect_fitting(decode, prompt, max_new_tokens)
     with _turn_of(program) if decode.keeps_caches else nullcontext():
+        if warm_up:
+            _call_each(encode, prefill, decode, prompt, given)
         return _generated(encode, prefill, decode, prompt, max_new_tokens, given, stop)
 
 
@@ -75,6 +79,19 @@ def _turn_of(program: Any) -> threading.Lock:
     owner = program[-1] if isinstance(program, (tuple, list)) else program
     with _FINDING:
         return _TURNS.setdefault(owner, threading.Lock())
+
+
+def _call_each(
+    encode: _Encode | None,
+    prefill: _Step,
+    decode: _Step,
+    prompt: Sequence[int],
+    given: torch.Tensor | Sequence[int] | None,
+) -> None:
+    """Call the methods that ``prompt`` needs once. Caches that the program keeps begin anew with the next text."""
+    memory, mask = _encoded(encode, given)
+    for step in {id(step): step for step in (prefill, decode) if step.length <= len(prompt)}.values():
+        step(prompt[: step.length], 0, [torch.zeros(size, dtype=kind) for size, kind in step.caches], memory, mask)
 
 
 def _generated(
