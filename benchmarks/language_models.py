@@ -73,7 +73,8 @@ HEADER += (
     "lower, s",
     "its lower, s",
 )
-PARTS = ("family", "weights", "size", "file", "weights", "constants", "graphs", "program", "padding", "graphs of")
+PARTS = ("family", "weights", "size", "file, B", "weights, B", "constants, B", "graphs, B", "program, B", "padding, B")
+PARTS += ("graphs",)
 LOWERING = ("family", "weights", "size", "pairs", "lower, s", "its lower, s", "of its time", "lowest", "highest")
 
 
