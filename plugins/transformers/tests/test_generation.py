@@ -300,7 +300,7 @@ def quantized(model, weights):
     configs = {
         "int8": Int8WeightOnlyConfig(),
         "int4": IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(16)),
-        "8da4w": Dynamic(weight_dtype=torch.int4, weight_granularity=PerGroup(16)),
+        "8da4w": Dynamic(weight_dtype=torch.int4, weight_granularity=PerGroup(32)),  # what XNNPACK takes
     }
     if weights in configs:
         quantize_(model, configs[weights])
