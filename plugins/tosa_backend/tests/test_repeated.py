@@ -190,6 +190,27 @@ def test_layers_that_read_other_places():
     check(Masked(lambda k: Wired(False)), X, X + 1, copied=False)
 
 
+class Alternating(nn.Module):
+    """Turns a square, so that passes let every other layer work on the turned one."""
+
+    def forward(self, x):
+        return torch.exp(-torch.abs(torch.tanh(x.transpose(1, 2)) * 2 - 1))
+
+
+class Rotating(nn.Module):
+    """Moves three equal axes around."""
+
+    def forward(self, x):
+        return torch.exp(-torch.abs(torch.tanh(x.permute(1, 2, 0)) * 2 - 1))
+
+
+@pytest.mark.parametrize("count", [COUNT, COUNT + 1])
+def test_layouts_that_alternate(count):
+    cube = torch.randn(5, 5, 5, generator=torch.Generator().manual_seed(0))
+    check(Layers(lambda k: Alternating(), count), cube[:1], copied=False)
+    check(Layers(lambda k: Rotating(), count), cube, copied=False)
+
+
 def test_what_is_no_legal_graph_with_three_layers_is_lowered_whole(monkeypatch):
     def validate(graph, spec):
         seen.append(len(graph.operators))

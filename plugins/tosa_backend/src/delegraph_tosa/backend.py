@@ -16,7 +16,7 @@ from .borders import quantization_of
 from .ir.graph import Graph, Operator
 from .lowering import Origin, Tosa, lower_program
 from .options import Options, filter_tosa_compile_specs
-from .passes import run_passes, sources_of
+from .passes import Layouts, run_passes, sources_of
 from .repeated import with_copied_layers
 from .serialize import TosaFile, cut
 from .spec import TosaSpec, required, required_target
@@ -74,10 +74,10 @@ def _compiled(program: ExportedProgram, options: Options) -> Graph:
 
 
 def _finished(program: ExportedProgram, t: Tosa, options: Options) -> Graph:
-    def legal(graph: Graph) -> Graph:
+    def legal(graph: Graph, layouts: Layouts | None = None) -> Graph:
         """After the passes. The layers that are copied are validated before; copies have the same types."""
         graph.inputs = [graph.inputs[position] for position in options.ordered(graph.inputs)]
-        graph = run_passes(graph, options.spec)
+        graph = run_passes(graph, options.spec, layouts)
         validate(graph, options.spec)
         return graph
 

@@ -20,12 +20,14 @@ from torch.fx import Node
 
 from .ir.graph import Array, Deferred, Folded, Graph, Literal, Operator, Value
 from .lowering import Constants, Layers, Origin, Tosa, constants_of_layers, layers_of, lower_program
-from .passes import Sources, sources_of
+from .passes import NOT_SEEN, Layouts, Sources, sources_of
 from .passes.dce import STATEFUL
 from .spec import TosaSpec
 
 
-def with_copied_layers(program: ExportedProgram, spec: TosaSpec, passes: Callable[[Graph], Graph]) -> Graph | None:
+def with_copied_layers(
+    program: ExportedProgram, spec: TosaSpec, passes: Callable[[Graph, Layouts], Graph]
+) -> Graph | None:
     """The graph of ``program`` after ``passes``, with copies of its second layer; None if it has no equal layers.
 
     Raises as ``lower_program``, and Unsupported where layers cannot be told to be equal.
@@ -37,9 +39,17 @@ def with_copied_layers(program: ExportedProgram, spec: TosaSpec, passes: Callabl
         return None
     left_out = layers.left_out()
     with _watched(constants.own[1]) as read:
-        graph = passes(lower_program(program, Tosa(spec), constants.value, left_out, layers.have_integers))
-    are_read_alike = all(_has_equal_elements(value, constants.own[1:]) for value in read)
-    return _Copies(layers, left_out, constants, graph).graph() if are_read_alike else None
+        graph = lower_program(program, Tosa(spec), constants.value, left_out)
+        # what the second layer and the last pass on
+        passed = [(left_out.value(layers.layer(1)[k]), left_out.value(layers.layer(-1)[k])) for k in layers.passed]
+        layouts = dict.fromkeys((value for pair in passed for value in pair), NOT_SEEN)
+        graph = passes(graph, layouts)
+    if not all(_has_equal_elements(value, constants.own[1:]) for value in read):
+        return None
+    # where they alternate, what follows would read another layout than that of the three layers
+    if any(layouts[mine] is NOT_SEEN or layouts[mine] != layouts[its] for mine, its in passed):
+        return None
+    return _Copies(layers, left_out.stand_ins, constants, graph).graph()
 
 
 def _has_equal_elements(value: Value, own: Iterable[dict[Value, Value]]) -> bool:

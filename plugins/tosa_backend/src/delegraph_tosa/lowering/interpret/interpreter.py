@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -335,12 +335,31 @@ class Interpreter:
         return results
 
 
+@dataclass
+class LeftOut:
+    """Calls of a program that are not lowered (``layers``)."""
+
+    stand_ins: Mapping[Node, Node | None] = field(default_factory=dict)
+    """Each of these calls -> the call whose result is read in place of its own; None if nothing reads it."""
+    prove_ranges: bool = True
+    """Whether their uses prove ranges of integers, as those of all calls do."""
+    values: Mapping[Node, Any] = field(default_factory=dict)
+    """What the calls of the program became, once it is lowered."""
+
+    def value(self, node: Node) -> Any:
+        """What ``node`` became."""
+        value = self.values.get(node)
+        if value is None and is_unpacking(node):
+            several = self.values.get(node.args[0])  # type: ignore[arg-type]
+            value = several[node.args[1]] if isinstance(several, tuple) else None  # type: ignore[index]
+        return value
+
+
 def lower_program(
     program: ExportedProgram,
     t: Tosa,
     constant: Callable[[Node], Value | None] | None = None,
-    left_out: Mapping[Node, Node | None] = MappingProxyType({}),
-    prove_ranges: bool = True,
+    left_out: LeftOut | None = None,
 ) -> Graph:
     """The TOSA graph of a functional program, before the passes; ``t`` is a new builder for the target.
 
@@ -349,12 +368,12 @@ def lower_program(
     that the program writes are variables: the graph reads them first and writes them last. Raises Unsupported with the
     node and the user's line.
 
-    ``constant`` is what ``constants_of`` returns for the program. Calls that are ``left_out`` are not lowered: what
-    reads their result reads that of the call to which they map (``layers``). ``prove_ranges``: whether their uses prove
-    ranges of integers, as those of all calls do.
+    ``constant`` is what ``constants_of`` returns for the program. Calls that are ``left_out`` are not lowered.
     """
+    left_out = left_out or LeftOut()
+    stand_ins = left_out.stand_ins
     nodes = list(program.graph.nodes)
-    kept = nodes if prove_ranges or not left_out else [node for node in nodes if node not in left_out]
+    kept = nodes if left_out.prove_ranges else [node for node in nodes if node not in stand_ins]
     interpreter = Interpreter(t, constant or constants_of(program), kept)
     inputs = [_graph_input(interpreter.value_of(node)) for node in user_inputs(program)]
     new_values = written_values(program)  # placeholder of a written buffer -> the node of its new value
@@ -362,16 +381,17 @@ def lower_program(
     for buffer, spec in buffers:
         interpreter.read_variable(buffer, str(spec.target), constant_tensor(program, spec))
     for node in nodes:
-        if node not in left_out:
+        if node not in stand_ins:
             if node.op == "call_function":
                 interpreter.lower(node)
-        elif (other := left_out[node]) is not None:
+        elif (other := stand_ins[node]) is not None:
             interpreter.stand_in(node, other)
-            if any(user not in left_out for user in node.users):
+            if any(user not in stand_ins for user in node.users):
                 interpreter.expect_computed(node)
+    left_out.values = interpreter.values
     for buffer, spec in buffers:
         interpreter.write_variable(new_values[buffer], str(spec.target))
-    returned = [node for node in returned_nodes(program) if node not in left_out]
+    returned = [node for node in returned_nodes(program) if node not in stand_ins]
     results = interpreter.returned(returned, inputs)
     _name_results(results, returned, {value.name for value in inputs})
     return Graph(inputs, results, t.operators)

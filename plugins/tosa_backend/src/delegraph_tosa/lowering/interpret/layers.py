@@ -23,7 +23,7 @@ from torch.fx import Node
 
 from ...ir.graph import Value
 from ..ranges.carried import CARRIED
-from .interpreter import constants_of, returned_nodes
+from .interpreter import LeftOut, constants_of, returned_nodes
 from .saturation import saturates
 
 aten = torch.ops.aten
@@ -55,28 +55,27 @@ class Layers(NamedTuple):
     """For each layer, the calls before all layers that only this one reads, the same ones in the same order.
 
     The list of the first layer is empty."""
+    passed: list[int]
+    """The positions of what a layer passes to the next one."""
     returned: list[Node]
     """What the program returns; of each layer but the first the same calls, or only of the last one."""
 
     def layer(self, number: int) -> list[Node]:
-        """The calls of one layer."""
-        begin = self.start + number * self.period
+        """The calls of one layer; -1 is the last."""
+        begin = self.start + number % self.times * self.period
         return self.calls[begin : begin + self.period]
 
-    @property
-    def have_integers(self) -> bool:
-        """Whether a layer computes integers, which have a range."""
-        return not all(_is_moved(node.meta.get("val")) for node in (*self.layer(1), *self.before[1]))
+    def left_out(self) -> LeftOut:
+        """The calls of all layers but the first, the second and the last.
 
-    def left_out(self) -> dict[Node, Node | None]:
-        """The calls of all layers but the first, the second and the last -> what the last layer reads in their place.
-
-        That is the same call of the second layer.
+        What the last layer reads in their place is the same call of the second layer.
         """
         nodes = self.calls[self.start + 2 * self.period : self.start + (self.times - 1) * self.period]
         nodes += [node for calls in self.before[2:-1] for node in calls]
         stand_ins = zip(self.layer(self.times - 2), self.layer(1), strict=True)
-        return {**dict.fromkeys(nodes), **dict(stand_ins)}
+        # a layer that computes integers has their ranges
+        has_integers = not all(_is_moved(node.meta.get("val")) for node in (*self.layer(1), *self.before[1]))
+        return LeftOut({**dict.fromkeys(nodes), **dict(stand_ins)}, has_integers)
 
 
 def layers_of(program: ExportedProgram) -> Layers | None:
@@ -89,7 +88,7 @@ def layers_of(program: ExportedProgram) -> Layers | None:
         return None
     start, period, count = found
     index = {node: position for position, node in enumerate(calls)}
-    layers = Layers(calls, start, period, count, [{}], [[]], returned_nodes(program))
+    layers = Layers(calls, start, period, count, [{}], [[]], [], returned_nodes(program))
     pattern = _Pattern(layers, index)
     if not pattern.is_usable or not _leaves_alone(layers, index) or not _return_alike(layers, index):
         return None
@@ -99,6 +98,7 @@ def layers_of(program: ExportedProgram) -> Layers | None:
             return None
         layers.own.append(alone[0])
         layers.before.append(alone[1])
+    layers.passed.extend(pattern.passed)
     own = [node for mapping in layers.own for node in mapping.values()]
     constant = constant_placeholders(program)
     is_usable = all(node in constant or _is_plain_input(node) for node in own)
@@ -200,6 +200,8 @@ class _Pattern:
             if node.users and all(begin <= place < end for place in places) and _root(node) not in self.own:
                 self._alone.add(node)
         passed = [node for node in read if layers.start <= index.get(node, -1) < begin]
+        self.passed = sorted(index[node] - layers.start for node in passed)
+        """The positions of what the second layer reads of the first."""
         self._sort(second)
         self._integers = [k for k, node in enumerate(second) if not _is_moved(node.meta.get("val"))]
         self._carried = [second[k].meta.get(CARRIED) for k in self._integers]
