@@ -53,6 +53,12 @@ MODELS = {
     "StarCoder2": ("Starcoder2ForCausalLM", "Starcoder2Config", GROUPED),
     # keeps what its keys and values are computed from, of different sizes
     "DeepSeek-V3": ("DeepseekV3ForCausalLM", "DeepseekV3Config", {**TEXT, **CHOOSING, **LATENT}),
+    # looks for a text that is longer than any before
+    "Llama, dynamic": (
+        "LlamaForCausalLM",
+        "LlamaConfig",
+        {**GROUPED, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
+    ),
     "Mamba": ("MambaForCausalLM", "MambaConfig", {**IDS, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}),
     # states beside keys and values
     "LFM2": ("Lfm2ForCausalLM", "Lfm2Config", {**GROUPED, "layer_types": ["conv", "full_attention"]}),
@@ -116,7 +122,7 @@ def test_steps_make_the_tokens_of_eager(name):
         assert shapes == [(1, 1, 27, 16), (1, 1, 27, 8)] * 2
 
 
-@pytest.mark.parametrize("name", ["OPT", "BioGPT"])
+@pytest.mark.parametrize("name", ["OPT", "BioGPT", "Llama, dynamic"])
 def test_no_number_is_read_from_the_cache(name):
     from delegraph_transformers import generation_steps
 
@@ -173,6 +179,20 @@ def test_what_computes_otherwise_with_a_cache_of_fixed_size_is_refused():
         generation_steps(build("RwkvForCausalLM", "RwkvConfig", rwkv), cache_length=27)
 
 
+def test_positions_that_grow_with_the_text():
+    from delegraph_transformers import generation_steps
+
+    kind, config, sizes = MODELS["Llama, dynamic"]
+    model = build(kind, config, {**sizes, "max_position_embeddings": 27, "num_hidden_layers": 1})
+    with torch.no_grad():
+        model(torch.zeros(1, 40, dtype=torch.long))  # after which the model has other frequencies until the next call
+    assert made_by(generation_steps(model, prompt_length=3, cache_length=27)["program"]["decode"], 3) == greedy(model)
+    assert model.model.rotary_emb.rope_type == "dynamic"
+    with pytest.raises(InputError, match="computes its positions anew for each length of more than 27 tokens") as no:
+        generation_steps(model, cache_length=28)
+    assert no.value.hint == "generation_steps(model, cache_length=27)"
+
+
 def test_models_without_weights_get_steps():
     from delegraph_transformers import generation_steps
 
@@ -180,3 +200,15 @@ def test_models_without_weights_get_steps():
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**GROUPED)).eval()
     steps = generation_steps(model, cache_length=27)
     assert {tuple(cache.shape) for cache in steps["example_inputs"]["decode"][2]} == {(1, 2, 27, 8)}
+    program = delegraph.export(steps["program"]["decode"], steps["example_inputs"]["decode"])["forward"]
+    assert {node.meta["val"].device.type for node in program.graph.nodes if node.op == "placeholder"} == {"meta"}
+
+
+@pytest.mark.parametrize("keep_caches", [False, True])
+def test_errors_have_the_name_of_the_model(keep_caches):
+    from delegraph_transformers import generation_steps
+
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**GROUPED)).train()
+    with pytest.raises(InputError, match="^module LlamaForCausalLM is in training mode"):
+        delegraph.export(**generation_steps(model, cache_length=27, keep_caches=keep_caches))
+    assert model.training

@@ -94,7 +94,8 @@ def _expect_no_data_assigned(program: ExportedProgram) -> None:
 
 def _export_module(module: torch.nn.Module, inputs: Any, kwargs: Any, shapes: Any) -> ExportedProgram:
     """Export a module. Raises InputError, with torch's reason and advice, if that fails."""
-    kind = type(module).__name__
+    # what it is called where it is printed: its class, if it does not say otherwise
+    kind = module._get_name()  # type: ignore[no-untyped-call]  # torch's
     is_exported = "eval" in vars(module)  # the module of an ExportedProgram: torch replaces ``eval`` to forbid it
     # the modules that compute otherwise in training, by name; the outermost one has none
     in_training = [name or kind for name, m in module.named_modules() if m.training and (is_exported or reads_mode(m))]

@@ -477,6 +477,30 @@ def test_operators_of_others_are_given_no_dtype():
         assert not call.kwargs
 
 
+class Cut(nn.Module):
+    """Reads as many rows of what it wrote as the data say."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(8, 4))
+
+    def forward(self, x, count):
+        size = count.item()
+        torch._check(size >= 1)
+        torch._check(size <= 8)
+        self.rows.copy_(self.rows + x)
+        return self.rows[:size].sum(0), self.rows[8 - size :] * 2
+
+
+def test_views_of_sizes_that_come_from_data():
+    module, x = Cut().eval(), torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    program = torch.export.export(copy.deepcopy(module), (x, torch.tensor([3])))
+    run = Executable(normalize(program)[0], None)
+    for size in (3, 8, 1):  # each call adds to what the last one left
+        for got, wanted in zip(run(x, torch.tensor([size])), module(x, torch.tensor([size])), strict=True):
+            assert torch.equal(got, wanted)
+
+
 def test_mutation_is_in_the_signature():
     normal, _ = run_both(Counter(), torch.randn(3))
     assert list(normal.graph_signature.buffers_to_mutate.values()) == ["k"]

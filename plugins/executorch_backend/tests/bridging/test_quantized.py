@@ -52,16 +52,18 @@ def test_delegated_as_by_executorch(
     assert stored < weights, "weights are kept as int8"
 
 
-def test_groups_of_int8_are_refused() -> None:
+def test_groups_that_xnnpack_has_not_are_refused() -> None:
     # ExecuTorch's compiler stops at such a weight with an AssertionError
     stock_runtime()
     from torchao.quantization import Int8DynamicActivationIntxWeightConfig, PerAxis, PerGroup, quantize_
 
     x = torch.randn(2, 64, generator=torch.Generator().manual_seed(0))
-    for granularity, is_taken in ((PerAxis(0), True), (PerGroup(32), False)):
+    eight = (torch.int8, PerAxis(0), True), (torch.int8, PerGroup(32), False)
+    four = (torch.int4, PerGroup(16), False), (torch.int4, PerGroup(32), True), (torch.int4, PerGroup(64), True)
+    for dtype, granularity, is_taken in (*eight, *four):
         torch.manual_seed(0)
         module = nn.Sequential(nn.Linear(64, 8)).eval()
-        quantize_(module, Int8DynamicActivationIntxWeightConfig(torch.int8, granularity))
+        quantize_(module, Int8DynamicActivationIntxWeightConfig(dtype, granularity))
         lowered = delegraph.lower(module, (x,), backends=["xnnpack"])
         assert (lowered.host_operators == 0) is is_taken
         assert (lowered(x) - module(x)).abs().max() < 0.01

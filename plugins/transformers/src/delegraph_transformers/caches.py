@@ -13,6 +13,18 @@ from delegraph.errors import InputError
 NO_RECIPE = "give example inputs: delegraph.lower(model, example_kwargs={...}) lowers a call without a cache"
 
 
+class ModelCall(torch.nn.Module):
+    """A module around a model of the user; errors call it by the name of the model's class."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        # training not by train(), which would change the model of the caller
+        self.model, self.training = model, model.training
+
+    def _get_name(self) -> str:
+        return type(self.model).__name__
+
+
 class HeldCache:
     """A static cache for one model.
 

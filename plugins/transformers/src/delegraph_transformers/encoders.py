@@ -10,22 +10,18 @@ from typing import Any
 import torch
 from delegraph.errors import InputError
 
-from .caches import HeldCache, refusing
+from .caches import HeldCache, ModelCall, refusing
 from .steps import Step
 
 
-class Encode(torch.nn.Module):
+class Encode(ModelCall):
     """The encoder of a model that has a decoder beside it.
 
-    Takes ``input_ids`` int64 [B, S] and ``attention_mask`` bool [B, S], which is false where the text has ended; or the
-    features of a sound. Returns keys and values of each decoder layer's attention to the encoder, in turn, each
-    [B, heads, S, head size]: computed once here, so that no step repeats it.
+    ``model`` is a PreTrainedModel with an encoder and a decoder. Takes ``input_ids`` int64 [B, S] and
+    ``attention_mask`` bool [B, S], which is false where the text has ended; or the features of a sound. Returns keys
+    and values of each decoder layer's attention to the encoder, in turn, each [B, heads, S, head size]: computed once
+    here, so that no step repeats it.
     """
-
-    def __init__(self, model: Any) -> None:
-        """``model``: a PreTrainedModel with an encoder and a decoder."""
-        super().__init__()
-        self.model, self.training = model, model.training
 
     def forward(self, given: torch.Tensor, attention_mask: torch.Tensor | None = None) -> list[torch.Tensor]:
         from transformers import DynamicCache, EncoderDecoderCache
@@ -41,7 +37,7 @@ class Encode(torch.nn.Module):
         return [tensor for layer in caches.cross_attention_cache.layers for tensor in (layer.keys, layer.values)]
 
 
-class EncodedStep(torch.nn.Module):
+class EncodedStep(ModelCall):
     """A call of a decoder beside an encoder, with its caches as tensors.
 
     ``input_ids``, ``position``, ``caches`` and the results: as those of ``Step``. ``memory``: what ``Encode`` returned.
@@ -50,8 +46,7 @@ class EncodedStep(torch.nn.Module):
 
     def __init__(self, model: Any, batch: int, cache_length: int, memory: list[torch.Tensor]) -> None:
         """``memory``: that of example inputs, for its sizes."""
-        super().__init__()
-        self.model, self.training = model, model.training
+        super().__init__(model)
         self.held, self.batch, self.length = HeldCache(model, cache_length), batch, cache_length
         self.read = memory[0].shape[2]
         first = torch.zeros(batch, 1, dtype=torch.long, device=model.device)
@@ -104,15 +99,11 @@ class EncodedStep(torch.nn.Module):
         return logits
 
 
-class EncodeImage(torch.nn.Module):
+class EncodeImage(ModelCall):
     """The part of a model of images and text that makes of an image what stands in the place of tokens.
 
     ``pixel_values`` -> a list of one tensor, float [N, width]: one row for each place that an image takes in a prompt.
     """
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model, self.training = model, model.training
 
     def forward(self, pixel_values: torch.Tensor) -> list[torch.Tensor]:
         model: Any = self.model
@@ -142,7 +133,7 @@ class ImageStep(Step):
 
     @property
     def empty_caches(self) -> list[torch.Tensor]:
-        return [*super().empty_caches, torch.zeros(1, dtype=torch.int32)]
+        return [*super().empty_caches, torch.zeros(1, dtype=torch.int32, device=self.model.device)]
 
     @property
     def grows(self) -> list[bool]:

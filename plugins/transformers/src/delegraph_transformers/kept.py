@@ -34,6 +34,10 @@ class KeptStep(torch.nn.Module):
         self.register_buffer("last", torch.full((1,), -1), persistent=False)
         self.register_buffer("room", torch.full((1,), room), persistent=False)
 
+    def _get_name(self) -> str:
+        name: str = self.step._get_name()
+        return name
+
     def forward(
         self,
         input_ids: torch.Tensor,

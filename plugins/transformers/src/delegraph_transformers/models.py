@@ -61,12 +61,15 @@ def generation_steps(
     step = kind(model, batch, cache_length)
     choose_calls(step, model)
     lengths = {"prefill": prompt_length, "decode": 1}
-    inputs = {
-        method: (torch.zeros(batch, length, dtype=torch.long), torch.zeros(1, dtype=torch.long), step.empty_caches)
-        for method, length in lengths.items()
-    }
+    inputs = {method: (*_tokens(model, batch, length), step.empty_caches) for method, length in lengths.items()}
     steps = {"program": dict.fromkeys(lengths, step), "example_inputs": inputs}
     return _with_kept_caches(steps) if keep_caches else steps
+
+
+def _tokens(model: Any, batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Examples of the next tokens, and of their position."""
+    zeros = torch.zeros(batch, length, dtype=torch.long, device=model.device)
+    return zeros, torch.zeros(1, dtype=torch.long, device=model.device)
 
 
 def _with_kept_caches(steps: dict[str, Any]) -> dict[str, Any]:
@@ -95,8 +98,7 @@ def _with_encoder(
     lengths = {"prefill": prompt_length, "decode": 1} if images else {"decode": 1}
     inputs: dict[str, tuple[Any, ...]] = {"encode": given}
     for method, length in lengths.items():
-        ids = torch.zeros(batch, length, dtype=torch.long)
-        inputs[method] = (ids, torch.zeros(1, dtype=torch.long), step.empty_caches)
+        inputs[method] = (*_tokens(model, batch, length), step.empty_caches)
     last = "prefill" if images else "decode"  # an image stands in the prompt alone
     inputs[last] += (memory, *given[1:])
     return {"program": {"encode": encode, **dict.fromkeys(lengths, step)}, "example_inputs": inputs}

@@ -15,10 +15,11 @@ import torch
 from delegraph.errors import InputError
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .caches import NO_RECIPE, HeldCache, refusing, takes
+from .caches import NO_RECIPE, HeldCache, ModelCall, refusing, takes
+from .rotary import expect_fixed_positions, fixed_positions
 
 
-class Step(torch.nn.Module):
+class Step(ModelCall):
     """A call of a causal language model with its cache as tensors.
 
     ``input_ids``: int64 [B, L], the next L tokens. ``position``: int64 [1], how many tokens were given before.
@@ -34,9 +35,8 @@ class Step(torch.nn.Module):
 
     def __init__(self, model: Any, batch: int, cache_length: int) -> None:
         """``model``: a PreTrainedModel with a language model's head. Raises InputError if it has no static cache."""
-        super().__init__()
-        # training not by train(), which would change the model of the caller
-        self.model, self.training = model, model.training
+        super().__init__(model)
+        expect_fixed_positions(model, cache_length)
         self.held, self.batch, self.length = HeldCache(model, cache_length), batch, cache_length
         first = torch.zeros(batch, 1, dtype=torch.long, device=model.device)
         with refusing(model), torch.no_grad():
@@ -64,7 +64,7 @@ class Step(torch.nn.Module):
         ((name, tokens),) = given.items()
         pieces = torch.split(tokens, 1, 1) if self.one_by_one and tokens.shape[1] > 1 else [tokens]
         logits = torch.empty(0)
-        with self.held.holding(caches, position):
+        with self.held.holding(caches, position), fixed_positions(self.model):
             for k, piece in enumerate(pieces):
                 logits = self._logits(position + k if k else position, **{name: piece})
             return logits[:, -1], self.held.tensors

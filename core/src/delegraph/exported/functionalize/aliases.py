@@ -175,9 +175,13 @@ def _geometry(node: Node) -> Any:
     """What two names of one tensor have in common.
 
     That is dtype, shape, strides, offset, and whether conjugation or negation is pending. If the value of ``node`` is
-    no tensor, it is ``node`` itself, which equals no other node.
+    no tensor, it is ``node`` itself, which equals no other node. Sizes that are known at run time only are compared as
+    they are written: torch cannot say whether one that comes from data is equal to a number.
     """
     val = node.meta.get("val")
     if not isinstance(val, torch.Tensor):
         return node
-    return val.dtype, tuple(val.shape), tuple(val.stride()), val.storage_offset(), val.is_conj(), val.is_neg()
+    numbers = [
+        n.node.expr if isinstance(n, torch.SymInt) else n for n in (val.storage_offset(), *val.stride(), *val.shape)
+    ]
+    return val.dtype, val.dim(), numbers, val.is_conj(), val.is_neg()

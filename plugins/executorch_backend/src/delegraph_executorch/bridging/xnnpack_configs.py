@@ -22,8 +22,8 @@ _MOVES = ("cat.default", "max_pool2d.default", "permute_copy.default", "view_cop
 _RESCALES_BELOW = 256
 """XNNPACK's runtime loads no product whose integers it would have to multiply by this or more to rescale them."""
 
-_LOWEST_OF_GROUPS = -8
-"""XNNPACK has weights with a scale for each group of four bits alone."""
+_LOWEST_OF_GROUPS, _SIZE_OF_GROUPS = -8, 32
+"""XNNPACK has weights with a scale for each group of four bits alone, in groups of a multiple of 32."""
 
 
 def correct(configs: Iterable[tuple[str, Any]]) -> None:
@@ -45,7 +45,7 @@ def _marking_what_is_taken(get_deps: Callable[..., Any]) -> Callable[..., Any]:
     def corrected(node: Node, program: Any) -> Any:
         before = [n for n in _around(node) if IS_IMPLICIT_Q_DQ_TAG not in n.meta]
         is_taken, deps = get_deps(node, program)
-        is_taken = is_taken and _rescaling(node, program) < _RESCALES_BELOW and not _has_groups_of_bytes(node)
+        is_taken = is_taken and _rescaling(node, program) < _RESCALES_BELOW and not _has_other_groups(node)
         for unmarked in () if is_taken else before:
             unmarked.meta.pop(IS_IMPLICIT_Q_DQ_TAG, None)
         return is_taken, deps
@@ -63,13 +63,14 @@ def _rescaling(node: Node, program: Any) -> float:
     return math.prod(filter(None, given[-2:])) / min(filter(None, made), default=math.inf)
 
 
-def _has_groups_of_bytes(node: Node) -> bool:
-    """Whether an operand of a product has a scale for each group, and more than the four bits that XNNPACK then has."""
+def _has_other_groups(node: Node) -> bool:
+    """Whether an operand of a product has a scale for each group, and no groups that XNNPACK has."""
     for near in node.all_input_nodes[:3]:
         operand = near if is_dequant(near) or not near.all_input_nodes else near.all_input_nodes[0]
         if "dequantize_affine" in str(operand.target):
             integers, block_size, lowest = operand.args[0], operand.args[1], operand.args[5]
-            if block_size[-1] < integers.meta["val"].shape[-1] and lowest < _LOWEST_OF_GROUPS:  # type: ignore
+            is_other = lowest < _LOWEST_OF_GROUPS or block_size[-1] % _SIZE_OF_GROUPS != 0  # type: ignore
+            if block_size[-1] < integers.meta["val"].shape[-1] and is_other:  # type: ignore
                 return True
     return False
 
