@@ -8,6 +8,7 @@ from typing import Any
 import delegraph
 import pytest
 import torch
+from delegraph.errors import OptionError
 from delegraph_executorch.emit import EmitOptions, nibbles
 from delegraph_executorch.kernels import kernel_set
 from torch import Tensor, nn
@@ -55,6 +56,14 @@ def test_two_in_a_byte(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     emitted = check_numbers(Layer(weight(*shape), dtype), CALLS)
     assert ROWS * COLUMNS // 2 <= len(emitted.file) < ROWS * COLUMNS // 2 + 3000
     assert "aten::bitwise_left_shift.Tensor_Scalar_out" in kernels(emitted)
+
+
+def test_a_byte_each_where_it_is_asked_for() -> None:
+    emitted = check_numbers(Layer(weight(ROWS, COLUMNS)), CALLS, options=EmitOptions(pack_int4=False))
+    assert ROWS * COLUMNS <= len(emitted.file)
+    assert "aten::bitwise_left_shift.Tensor_Scalar_out" not in kernels(emitted)
+    with pytest.raises(OptionError, match="pack_int4 is True or False, not 4"):
+        EmitOptions(pack_int4=4)  # type: ignore[arg-type]
 
 
 def test_a_weight_that_is_read_in_a_branch_too() -> None:

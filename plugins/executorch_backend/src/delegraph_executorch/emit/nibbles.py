@@ -48,7 +48,7 @@ def unpack_weight(body: Body, node: Node) -> None:
 
     Nothing happens where it is no constant of the file, has other numbers or too few, or where kernels are missing.
     """
-    if node.target is not aten._to_copy.default:
+    if node.target is not aten._to_copy.default or not body.context.packs_int4:
         return
     operand: Any = node.args[0]
     weight = body.item(operand)
