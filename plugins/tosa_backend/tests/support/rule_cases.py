@@ -179,7 +179,7 @@ def _op(node):
 
 
 def _results(module, inputs):
-    """What a row returns in eager; it may write into its inputs, and what torch says of it is for the row's own tests."""
+    """What a row returns in eager; it may write into its inputs. What torch says of it is for the row's own tests."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return tree_leaves(module(*tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, inputs)))
