@@ -438,6 +438,22 @@ def test_layers_that_read_more_than_the_one_before():
     check(Skips(lambda k: Block()), IMAGE, copied=False)
 
 
+class Halved(nn.Module):
+    """Passes on both results of one call."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x, y):
+        return torch.chunk(torch.tanh(self.layer(torch.cat([y, x], -1))), 2, -1)
+
+
+def test_results_of_one_call_that_are_passed_on():
+    x, y = X.chunk(2, -1)
+    check(Pairs(lambda k: Halved()), x.contiguous(), y.contiguous(), copied=True)
+
+
 class Turned(nn.Module):
     """Returns views, which passes carry over layers."""
 

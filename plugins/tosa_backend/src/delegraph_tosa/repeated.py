@@ -350,6 +350,10 @@ class _Plan:
         known = {*passed, *own, *folded.results, *results}
         read = (v for operator in (*folded.operators, *operators) for v in operator.inputs)
         self._own, self._shared = list(own), list(dict.fromkeys(v for v in read if v not in known))
+        made = set(folded.operators)
+        assert not any(isinstance(v.constant, Folded) and v.constant.operator in made for v in self._shared), (
+            "a constant is a result of the operator that it is folded from"
+        )
         values = [*passed, *own, *self._shared, *folded.results, *results]
         number_of = {v: number for number, v in enumerate(values)}
         position = {v: k for k, v in enumerate(results)}
