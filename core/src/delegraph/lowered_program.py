@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from pathlib import Path
@@ -142,9 +142,8 @@ class LoweredProgram(MethodPrograms):
     ) -> Verification:
         """Run a method and eager PyTorch on the same inputs, from the initial state, and compare their results.
 
-        Both start with the same random seed. If the results differ, eager runs again, at most twelve times, with other
-        rounding and another order of equal elements. If its own results then differ, the figures are those of the
-        nearest one, and say so.
+        Both start with the same random seed. ``delegraph_analysis.verify_ties`` also accepts what eager returns with
+        other rounding, or with equal elements in another order.
 
         ``method``: by default the only one, or "forward". ``runtime``: a runtime that executes whole files, such as
         "executorch"; the program is saved to a temporary file and run there. ``observer``: gets the values of the run
@@ -154,31 +153,73 @@ class LoweredProgram(MethodPrograms):
         an unknown method, if the model itself fails on these inputs, and if a transform changed the inputs or results.
         Waits while another thread lowers, because torch then replaces weights of the model by tracers.
         """
-        if runtime and (observer or per_operator):
-            text = f"the runtime {runtime!r} executes a whole file, and does not tell the values in it"
-            hint = "without runtime=, delegates run in the runtimes of their backends"
-            raise InputError("input-invalid", text, hint=hint)
+        if runtime and per_operator:
+            raise self._no_values_of(runtime)
         if per_operator:
             compare = provided("delegraph_analysis:verify_operators", "verify(per_operator=True)")
             figures: Verification = compare(self, *args, method=method, **kwargs)
             return figures
-        from .host.verify import Verification, call_of_model
+        from .host.verify import Verification
 
+        return Verification.of(*self.run_both(args, kwargs, method=method, runtime=runtime, observer=observer))
+
+    def run_both(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        method: str | None = None,
+        runtime: str | None = None,
+        observer: Observer | None = None,
+    ) -> tuple[Any, Any]:
+        """Return the results of a method and of eager PyTorch on the same inputs, from the initial state.
+
+        Both start with the same random seed. For the parameters and errors see ``verify``.
+        """
+        from .host.verify import call_of_model
+
+        if runtime and observer:
+            raise self._no_values_of(runtime)
         name = self._known(method or self._default_method())
-        self._expect_border_of_eager(name)
         seed = torch.get_rng_state()
-
-        def eager(mode: AbstractContextManager[Any]) -> Any:
-            """The results of eager with the same seed, run in ``mode``, which may round otherwise."""
-            torch.set_rng_state(seed)
-            return self._run_eager(name, args, kwargs, mode)
-
         with call_of_model(name):  # before the lowered program, whose errors then are its own
-            expected = eager(nullcontext())
-        inputs = copy.deepcopy(args), copy.deepcopy(kwargs)  # the program may write to them, and eager needs them again
+            expected = self.run_eager(args, kwargs, method=name)
+        inputs = copy.deepcopy(args), copy.deepcopy(kwargs)  # the program may write to them
         torch.set_rng_state(seed)
         actual = self._run_in_runtime(runtime, name, *inputs) if runtime else self._run_here(name, observer, *inputs)
-        return Verification.of(actual, expected).settled(actual, expected, eager)
+        return actual, expected
+
+    def run_eager(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        method: str | None = None,
+        mode: AbstractContextManager[Any] | None = None,
+    ) -> Any:
+        """Return the results of the model in eager PyTorch, run inside the context manager ``mode`` if it is given.
+
+        The model's parameters and buffers have their old values again at the end, and the arguments are not written.
+        Raises InputError for an unknown method, and if a transform changed the inputs or results.
+        """
+        name = self._known(method or self._default_method())
+        self._expect_border_of_eager(name)
+        # state that delegates keep, and what the lowered program writes, is what eager may write
+        written = {target for d in self.delegates if d.method == name for target in d.module.state}
+        written |= written_targets(self._programs[name])
+        with TRACING, torch.no_grad(), _restoring_state(self._eager_module(name), written) as eager:
+            own_args, own_kwargs = copy.deepcopy(args), copy.deepcopy(kwargs)
+            with mode or nullcontext():
+                returned = eager(*own_args, **own_kwargs)
+            return copy.deepcopy(returned)  # a result may be a buffer, which is restored when the block ends
+
+    @staticmethod
+    def _no_values_of(runtime: str) -> InputError:
+        """The error for a runtime that is to show the values inside of a program."""
+        text = f"the runtime {runtime!r} executes a whole file, and does not tell the values in it"
+        return InputError(
+            "input-invalid", text, hint="without runtime=, delegates run in the runtimes of their backends"
+        )
 
     def observe(self, observer: Observer, *args: Any, method: str | None = None, **kwargs: Any) -> Any:
         """Call a method in its initial state and return its results; ``observer`` gets all values on the way.
@@ -237,20 +278,6 @@ class LoweredProgram(MethodPrograms):
         if observer is not None:
             return ObservedExecutable(executable, observer, self.delegates)(*args, **kwargs)
         return SuspiciousExecutable(executable._method, executable._delegates)(*args, **kwargs)
-
-    def _run_eager(self, name: str, args: Any, kwargs: Any, mode: AbstractContextManager[Any]) -> Any:
-        """The results of the model in eager PyTorch, run inside the context manager ``mode``.
-
-        The model's parameters and buffers have their old values again at the end, and the arguments are not written.
-        """
-        # state that delegates keep, and what the lowered program writes, is what eager may write
-        written = {target for d in self.delegates if d.method == name for target in d.module.state}
-        written |= written_targets(self._programs[name])
-        with TRACING, torch.no_grad(), _restoring_state(self._eager_module(name), written) as eager:
-            own_args, own_kwargs = copy.deepcopy(args), copy.deepcopy(kwargs)
-            with mode:
-                returned = eager(*own_args, **own_kwargs)
-            return copy.deepcopy(returned)  # a result may be a buffer, which is restored when the block ends
 
     def _run_in_runtime(self, runtime: str, name: str, args: Any, kwargs: Any) -> Any:
         """The results of a method, run by ``runtime`` from a temporary file."""

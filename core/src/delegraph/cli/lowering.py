@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -191,7 +192,7 @@ def _verify(lowered: Any, method: str, loaded: Any, args: argparse.Namespace) ->
     program = lowered.exported_program(method)
     calls = [read_inputs(path, method, program, example) for path in args.input] or [example]
     results = [lowered.verify(*a, method=method, per_operator=args.verify_operators, **k) for a, k in calls]
-    return type(results[0]).worst_of(results)
+    return type(results[0]).worst_of(results).within(args.tolerance)
 
 
 def _expect_agreement(result: Attempt, args: argparse.Namespace) -> None:
@@ -200,12 +201,25 @@ def _expect_agreement(result: Attempt, args: argparse.Namespace) -> None:
     Without --tolerance, each output has the tolerance of its type.
     """
     for method, verification in result.verifications.items():
-        if not verification.agrees(args.tolerance):
+        if not verification.agrees():
             within = "the tolerance of its type" if args.tolerance is None else f"{args.tolerance:g}"
             which = f"method {method} of " if len(result.verifications) > 1 else ""
             text = f"{which}the lowered program does not agree with eager PyTorch within {within}; {verification}"
-            hint = "nothing was written; --verify-operators says where it begins, --tolerance what is accepted"
+            hint = f"nothing was written. Find the first operator that differs: {_accuracy_command(args)}"
+            hint += " (add --ties if the model picks among equal elements). --tolerance accepts larger differences"
             raise DelegraphError("verification-failed", text, hint=hint)
+
+
+def _accuracy_command(args: argparse.Namespace) -> str:
+    """The command that compares every operator of the same lowering with eager."""
+    parts = ["delegraph", "accuracy", *args.model]
+    for backend in args.backend:
+        parts += ["--backend", backend]
+    for option in args.option:
+        parts += ["--option", option]
+    for path in args.input:
+        parts += ["--input", str(path)]
+    return shlex.join(parts)
 
 
 def _expect_share(result: Any, args: argparse.Namespace) -> None:

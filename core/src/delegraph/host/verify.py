@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from torch.utils import _pytree as pytree
 
 from ..errors import DelegraphError, InputError
 from ..io.escape import printable
 from .output_statistics import OutputStatistics, compare, finite
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @contextmanager
@@ -29,9 +32,13 @@ def call_of_model(method: str) -> Iterator[None]:
 
 @dataclass(frozen=True, repr=False)
 class Verification:
-    """How the outputs of a call compare with eager PyTorch's; one entry for each output."""
+    """How the outputs of a call compare with eager PyTorch's; one entry for each output.
+
+    ``tolerance``: the relative error that is accepted; None takes that of each output's type in ``TOLERANCES``.
+    """
 
     outputs: tuple[OutputStatistics, ...]
+    tolerance: float | None = field(default=None, kw_only=True)
 
     @classmethod
     def of(cls, got: Any, wanted: Any) -> Verification:
@@ -39,14 +46,9 @@ class Verification:
         pairs = zip(pytree.tree_leaves(got), pytree.tree_leaves(wanted), strict=True)
         return cls(tuple(compare(f"output_{k}", a, b) for k, (a, b) in enumerate(pairs)))
 
-    def settled(self, got: Any, wanted: Any, run: Callable[[Any], Any]) -> Verification:
-        """Compare outputs that differ again, where eager disagrees with itself; see ``undecided.settle``.
-
-        ``got`` and ``wanted`` are the results that were compared. ``run(mode)`` calls eager in a torch dispatch mode.
-        """
-        from .undecided import settle
-
-        return self if self.agrees() else Verification(settle(self.outputs, got, wanted, run))
+    def within(self, tolerance: float | None) -> Self:
+        """The same figures, judged by ``tolerance``; None judges each output by the tolerance of its type."""
+        return replace(self, tolerance=tolerance)
 
     def __repr__(self) -> str:
         verdict = "agrees with" if self.agrees() else "differs from"
@@ -62,14 +64,20 @@ class Verification:
             return float("inf")
         return max((o.relative_error for o in self.outputs), default=0.0)
 
+    @property
+    def has_only_non_finite(self) -> bool:
+        """Whether some output has elements, and none that is finite: no number of it was compared."""
+        return any(o.has_only_non_finite for o in self.outputs)
+
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values; infinite figures, which JSON lacks, become None."""
-        rows = [o.to_json() for o in self.outputs]
+        rows = [{**o.to_json(), "agrees": o.agrees(self.tolerance)} for o in self.outputs]
         return {"relative_error": finite(self.relative_error), "agrees": self.agrees(), "outputs": rows}
 
     def agrees(self, tolerance: float | None = None) -> bool:
-        """Whether every output is within ``tolerance``; None takes the tolerance of its type in ``TOLERANCES``."""
-        return all(o.agrees(tolerance) for o in self.outputs)
+        """Whether every output is within ``tolerance``; None takes ``self.tolerance``."""
+        accepted = self.tolerance if tolerance is None else tolerance
+        return all(o.agrees(accepted) for o in self.outputs)
 
     @classmethod
     def worst_of(cls, several: Sequence[Verification]) -> Verification:
@@ -78,7 +86,7 @@ class Verification:
         return Verification(tuple(map(_worst, columns)))
 
     def __str__(self) -> str:
-        return "\n".join(["compared with eager:", *(f"  {o}" for o in self.outputs)])
+        return "\n".join(["compared with eager:", *(f"  {o.line(self.tolerance)}" for o in self.outputs)])
 
 
 def _worst(column: Sequence[OutputStatistics]) -> OutputStatistics:
@@ -86,6 +94,7 @@ def _worst(column: Sequence[OutputStatistics]) -> OutputStatistics:
 
     If the worst run has no remark, the result has the first remark of another run.
     """
-    # first runs that do not agree, then those with most mismatched elements, then those with the largest error
-    worst = max(column, key=lambda o: (not o.agrees(), o.mismatched, o.relative_error))
+    # first runs that do not agree, then those with most mismatched elements, then those in which no element is finite,
+    # then those with the largest error
+    worst = max(column, key=lambda o: (not o.agrees(), o.mismatched, o.has_only_non_finite, o.relative_error))
     return worst._replace(remark=worst.remark or next(filter(None, (o.remark for o in column)), ""))

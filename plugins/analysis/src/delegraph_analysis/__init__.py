@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .accuracy.operators import OperatorStatistics, OperatorVerification, VerificationByOperator
     from .accuracy.reference import compare_operators, verify_operators
+    from .accuracy.reruns import verify_ties
     from .columns import NodeData, node_data
     from .comparison import Candidate, Comparison, compare
     from .page.report_page import render_page
@@ -36,11 +37,13 @@ __all__ = [
     "render_page",
     "summary_text",
     "verify_operators",
+    "verify_ties",
 ]
 
 _NAMES = {
     "accuracy.operators": "OperatorStatistics OperatorVerification VerificationByOperator",
     "accuracy.reference": "compare_operators verify_operators",
+    "accuracy.reruns": "verify_ties",
     "comparison": "Candidate Comparison compare",
     "columns": "NodeData node_data",  # no module is called as one of the names: importing it would take the name away
     "page.report_page": "render_page",

@@ -61,6 +61,11 @@ class Candidate:
         return None if found is None else max((v.relative_error for v in found.values()), default=0.0)
 
     @property
+    def has_only_non_finite(self) -> bool:
+        """Whether some output has no finite element, so that no number of it was compared."""
+        return any(v.has_only_non_finite for v in (self.verifications or {}).values())
+
+    @property
     def bytes(self) -> int | None:
         """Of all its blobs."""
         return None if self.report is None else sum(row.bytes for row in self.report.delegates)
@@ -80,6 +85,8 @@ class Candidate:
             "spread": self.spread and list(self.spread),
             "peak_bytes": self.peak_bytes,
             "relative_error": self.relative_error,
+            "agrees": self.verifications and all(v.agrees() for v in self.verifications.values()),
+            "only_non_finite": self.has_only_non_finite,
             "error": error and {"code": error.code, "message": error.message},
             "report": report and report.to_json(),
         }
@@ -97,7 +104,7 @@ class Candidate:
             *times,
             _span(self.spread),
             _size(self.peak_bytes),
-            "-" if error is None else f"{error:.2g}",
+            "-" if error is None else f"{error:.2g}{' (not finite)' if self.has_only_non_finite else ''}",
             "" if self.error is None else f"{self.error.code}: {self.error.message.partition(chr(10))[0]}",
         ]
 

@@ -12,7 +12,7 @@ from delegraph.errors import ContractViolation, InputError
 from delegraph.host.verify import Verification
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.runtime import BackendRuntime
-from delegraph_analysis import compare_operators
+from delegraph_analysis import compare_operators, verify_operators, verify_ties
 from delegraph_analysis.accuracy import reference
 from delegraph_analysis.accuracy.eager_values import is_same
 from delegraph_analysis.accuracy.operators import severity
@@ -213,16 +213,28 @@ def test_a_tie_is_no_error_and_what_follows_is_compared():
     found = lower(Tied(), (x,)).verify(x, per_operator=True)
     (tie,) = found.operators.remarked[:1]
     assert tie.figures.remark.startswith("a tie in aten.argmax.default: 1 positions differ")
-    assert found.operators.differing() == [] and found.agrees() and lower(Tied(), (x,)).verify(x).agrees()
-    assert all("eager disagrees with itself at 1 of 2 places" in o.remark for o in found.outputs)
+    assert found.operators.differing() == [] and found.agrees()
+    assert all("decides as the program did" in o.remark for o in found.outputs)
+
+
+def test_ties_are_accepted_only_if_asked_for():
+    x = torch.tensor([[1.0, 1.1, 0.2], [0.0, 2.0, 1.0]])
+    lowered = lower(Tied(), (x,))
+    plain = lowered.verify(x)
+    assert not plain.agrees() and not any(o.remark for o in plain.outputs)
+    for found in (verify_ties(lowered, x), verify_operators(lowered, x, ties=True)):
+        assert found.agrees()
+        assert all("compared with another run of eager at 1 of 2 places" in o.remark for o in found.outputs)
 
 
 def test_a_page_never_says_that_outputs_agree_with_a_large_error():
     x = torch.tensor([[1.0, 1.1, 0.2], [0.0, 2.0, 1.0]])
     lowered = lower(Tied(), (x,))
-    page = lowered.report.to_html({"forward": lowered.verify(x)})
+    page = lowered.report.to_html({"forward": verify_ties(lowered, x)})
     assert "The outputs agree with eager; largest error 0 of" in page
-    assert "eager disagrees with itself at 1 of 2 places" in page
+    assert "another run of eager at 1 of 2 places" in page
+    page = lowered.report.to_html({"forward": lowered.verify(x)})
+    assert "The outputs differ from eager" in page
 
 
 class TiedOften(torch.nn.Module):
@@ -234,7 +246,7 @@ class TiedOften(torch.nn.Module):
 
 def test_decisions_that_eager_does_not_meet_by_chance_are_followed():
     x = torch.tensor([[1.0, 1.1, 0.2], [1.1, 1.0, 0.2]]).repeat(20, 1)
-    assert not lower(TiedOften(), (x,)).verify(x).agrees()
+    assert not verify_ties(lower(TiedOften(), (x,)), x).agrees()
     found = lower(TiedOften(), (x,)).verify(x, per_operator=True)
     assert found.agrees() and found.relative_error == 0 and "decides as the program did" in found.outputs[0].remark
 

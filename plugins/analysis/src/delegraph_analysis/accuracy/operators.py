@@ -56,8 +56,10 @@ class OperatorStatistics(NamedTuple):
 
     def __str__(self) -> str:
         f = self.figures
-        odd = f", {f.mismatched} elements differ in being finite" if f.mismatched else ""
-        size = f"{f.relative_error:.2g} of the largest value (eager {self.eager_error:.2g}){odd}"
+        size = f"{f.relative_error:.2g} of the largest value (eager {self.eager_error:.2g})"
+        size += f", {f.mismatched} elements are NaN or infinite on one side only, or of another sign" * bool(
+            f.mismatched
+        )
         line = f"\n      at {self.source}" if self.source else ""
         since = f" (it differs from {self.differs_from} on)" if self.differs_from else ""
         size += f", in iteration {self.iteration}{since}" if self.iteration else ""

@@ -29,6 +29,7 @@ from torch.utils import _pytree as pytree
 from .eager_values import EagerValues, Pair, is_same, widened
 from .inside import DelegateValues
 from .operators import OperatorStatistics, OperatorVerification, VerificationByOperator, merged
+from .reruns import verify_ties
 from .ties import picked_from, why_tied
 from .values import Accuracy, Measured, measure, measure_together
 
@@ -81,11 +82,18 @@ def compare_operators(
 
 
 def verify_operators(
-    lowered: LoweredProgram, *args: Any, method: str | None = None, **kwargs: Any
+    lowered: LoweredProgram, *args: Any, method: str | None = None, ties: bool = False, **kwargs: Any
 ) -> VerificationByOperator:
-    """What ``lowered.verify`` returns for these arguments, with the figures of every operator (``operators``)."""
+    """What ``lowered.verify`` returns for these arguments, with the figures of every operator (``operators``).
+
+    ``ties``: also accept outputs that another run of eager returns, as ``verify_ties`` does.
+    """
     reference = _reference_of(lowered, method)
-    return reference.added_to(lowered.verify(*args, method=method, observer=reference, **kwargs))
+    if ties:
+        outputs = verify_ties(lowered, *args, method=method, observer=reference, **kwargs)
+    else:
+        outputs = lowered.verify(*args, method=method, observer=reference, **kwargs)
+    return reference.added_to(outputs)
 
 
 def _reference_of(lowered: LoweredProgram, method: str | None) -> Reference:

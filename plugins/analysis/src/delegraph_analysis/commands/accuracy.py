@@ -30,6 +30,8 @@ class AccuracyOfOperators:
         add("--option", action="append", default=[], metavar="BACKEND.OPTION=VALUE")
         own = "compare with these inputs; each time it is given they are compared anew"
         add("--input", action="append", default=[], type=Path, metavar="FILE.npz", help=own)
+        ties = "also accept outputs that eager returns with other rounding, or with equal elements in another order"
+        add("--ties", action="store_true", help=ties)
         told = "write the report with the figures in the form of the suffix, such as .html; may be given several times"
         add("--report", action="append", default=[], type=output_path, metavar="FILE", help=told)
 
@@ -60,7 +62,7 @@ class AccuracyOfOperators:
                     )
                 program = lowered.exported_program(method)
                 calls = [read_inputs(path, method, program, example) for path in args.input] or [example]
-                several = [verify_operators(lowered, *a, method=method, **k) for a, k in calls]
+                several = [verify_operators(lowered, *a, method=method, ties=args.ties, **k) for a, k in calls]
                 found[method] = VerificationByOperator.worst_of(several)
         for path in args.report:
             write_report(LoweringResult(lowered.report, found, model=args.model), path)

@@ -120,6 +120,11 @@ def agrees(row: Mapping[str, Any]) -> bool | None:
     return all(figures["agrees"] for figures in row["methods"].values()) if row["methods"] else None
 
 
+def has_only_non_finite(row: Mapping[str, Any]) -> bool:
+    """Whether some output of eager has no finite element, so that no number of it was compared."""
+    return any(figures.get("only_non_finite") for figures in row["methods"].values())
+
+
 def worst_error(row: Mapping[str, Any]) -> float | None:
     """The largest error of all methods, relative to the largest value of eager; None if it is not known or infinite."""
     errors = [figures["relative_error"] for figures in row["methods"].values()]

@@ -12,7 +12,7 @@ from typing import Any
 from delegraph.io.escape import printable, table
 
 from .refusals import refusals_of
-from .rows import agrees, key_of, share, status, worst_error
+from .rows import agrees, has_only_non_finite, key_of, share, status, worst_error
 
 Value = str | float | int | None
 
@@ -65,8 +65,10 @@ def _megabytes(value: int | None) -> float | None:
 
 
 def why(row: Mapping[str, Any]) -> str:
-    """What there is to say of a row that is not ``ok``: its error, or why it did not run."""
+    """Return the error of a row, or why it did not run, or that its outputs are not finite; "" for any other row."""
     error = row["error"]
+    if error is None and row["not_run"] is None and has_only_non_finite(row):
+        return "no finite output: no number was compared"
     if error is None:
         return (row["not_run"] or "").partition("\n")[0]
     stage = f" in {row['stage']}" if row["stage"] else ""
@@ -165,6 +167,7 @@ def in_short(row: Mapping[str, Any] | None, times: bool = True) -> str:
     parts = [percent(share(row) or 0.0)]
     parts += [] if error is None else ["equal" if error == 0 else f"{error:.0e}"]
     parts += ["differs"] if agrees(row) is False else []
+    parts += ["no finite output"] if has_only_non_finite(row) else []
     parts += [] if time is None else [f"{_digits(time)} ms"]
     parts += ["not run"] if row["not_run"] else []
     return ", ".join(parts + ([f"failed: {row['error']['code']}"] if row["error"] else []))

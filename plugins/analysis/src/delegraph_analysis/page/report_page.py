@@ -183,6 +183,8 @@ class _MethodSection:
             verdict = "agree with eager" if self.verified.agrees() else "differ from eager by more than their tolerance"
             error = _ratio(self.verified.relative_error)
             yield f"<p>The outputs {verdict}; largest error {error} of the largest value.</p>\n"
+            if self.verified.has_only_non_finite:
+                yield "<p>Some outputs have no finite element, so that no number of them was compared.</p>\n"
         yield from self._times()
         yield from self._given_back()
         yield from self._figures()
@@ -280,7 +282,8 @@ class _MethodSection:
             return
         yield "<h3>Outputs beside eager</h3>\n"
         heads = ("output", "type", "error", "SNR dB", "largest error", "largest value", "")
-        yield table(heads, map(_output, self.verified.outputs), "name", "text", *["number"] * 4, "text")
+        rows_of_outputs = [_output(o, self.verified.tolerance) for o in self.verified.outputs]
+        yield table(heads, rows_of_outputs, "name", "text", *["number"] * 4, "text")
         found = operators_of(self.verified)
         if found is None:
             return
@@ -333,12 +336,11 @@ def _inside(row: DelegateRow, drawn: Drawn) -> str:
     return f"<details><summary>{text(what)}</summary>\n{body}</details>\n"
 
 
-def _output(o: OutputStatistics) -> list[str]:
-    verdict = "" if o.agrees() else "differs"
-    odd = f"{o.mismatched:,} elements differ in being finite" if o.mismatched else ""
+def _output(o: OutputStatistics, tolerance: float | None) -> list[str]:
     tensor = f"{o.dtype}[{', '.join(map(str, o.shape))}]"
     figures = [_ratio(o.relative_error), _decibels(o), f"{o.max_abs_error:.3g}", f"{o.max_abs_value:.3g}"]
-    return [text(o.name), code(tensor), *figures, text("; ".join(filter(None, (verdict, o.remark, odd))) or "agrees")]
+    verdict = "; ".join(filter(None, (o.verdict(tolerance), o.remark, o.non_finite())))
+    return [text(o.name), code(tensor), *figures, text(verdict)]
 
 
 def _decibels(o: OutputStatistics) -> str:

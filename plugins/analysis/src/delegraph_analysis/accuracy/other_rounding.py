@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
+from delegraph.host import TOLERANCES
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from .output_statistics import TOLERANCES
 
 aten = torch.ops.aten
 _PICKS = {aten.topk.default, aten.sort.default, aten.sort.stable, aten.argmax.default, aten.argmin.default}

@@ -1,6 +1,6 @@
-"""Finds where eager PyTorch disagrees with itself: equal scores that change places, decisions that depend on rounding.
+"""Runs eager PyTorch again with other rounding, to find ties: equal scores that change places, decisions by rounding.
 
-It only looks at the outputs. What this may hide: docs/decisions/0021-eager-disagrees-with-itself.md.
+Only the outputs are compared. What this may hide: docs/decisions/0021-eager-disagrees-with-itself.md.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from math import prod
 from typing import Any, Literal
 
 import torch
+from delegraph import LoweredProgram
+from delegraph.host import TOLERANCES, OutputStatistics, Verification, compare
+from delegraph.runtime import Observer
 from torch.utils import _pytree as pytree
 
 from .other_rounding import OtherRounding
-from .output_statistics import TOLERANCES, OutputStatistics, compare
 
 SHARES = (1 / 128, 1 / 1024, 1 / 8192)
 """By how much results of eager are changed in a run, as shares of the tolerance of their type.
@@ -25,6 +27,34 @@ _COUNTED = 100_000_000
 """The largest number of elements that are compared to count how often items occur."""
 _WHATS: tuple[Literal["order", "rounding"], ...] = ("order", "rounding")
 _RUNS = [(what, share, sign) for share in SHARES for what, sign in product(_WHATS, (1, -1))]
+
+
+def verify_ties(
+    lowered: LoweredProgram,
+    *args: Any,
+    method: str | None = None,
+    runtime: str | None = None,
+    observer: Observer | None = None,
+    **kwargs: Any,
+) -> Verification:
+    """Do as ``lowered.verify`` does, and accept what another run of eager returns.
+
+    If the results differ, eager runs again, at most twelve times, with other rounding and another order of equal
+    elements. Where its own results then differ, the figures are those of the nearest run, and the remark of the output
+    counts these places.
+    """
+    seed = torch.get_rng_state()
+    actual, expected = lowered.run_both(args, kwargs, method=method, runtime=runtime, observer=observer)
+    found = Verification.of(actual, expected)
+    if found.agrees():
+        return found
+
+    def run(mode: OtherRounding) -> Any:
+        """The results of eager with the same seed."""
+        torch.set_rng_state(seed)
+        return lowered.run_eager(args, kwargs, method=method, mode=mode)
+
+    return Verification(settle(found.outputs, actual, expected, run))
 
 
 def settle(
@@ -172,7 +202,9 @@ class _Items:
             nearest[self._repeats] = eager[self._repeats]
         for k, found, nearest, eager in zip(self._listed, self._found, self._nearest, self._eager, strict=True):
             if count := int((_distance(nearest, eager, found) > 1).sum()):
-                remark = f"eager disagrees with itself at {count} of {self._places} places, where it gives this as well"
+                remark = (
+                    f"compared with another run of eager at {count} of {self._places} places, where its runs differ"
+                )
                 yield k, compare(found.name, gots[k], nearest.reshape(gots[k].shape))._replace(remark=remark)
 
 

@@ -1,0 +1,202 @@
+"""Comparing with eager: NaN and infinities are counted on both sides, and each output has one verdict."""
+
+import json
+import re
+
+import delegraph
+import pytest
+import torch
+from delegraph.cli import main
+from delegraph.host import Verification, compare
+from delegraph_analysis import compare as compare_backends
+from delegraph_analysis import verify_ties
+
+NAN = float("nan")
+INF = float("inf")
+F32 = torch.float32
+
+
+def tensor(*values, dtype=F32):
+    return torch.tensor(values, dtype=dtype)
+
+
+SAMPLES = [
+    # what, lowered, eager, agrees, counts of lowered, counts of eager
+    ("all NaN", tensor(NAN, NAN), tensor(NAN, NAN), True, (2, 0, 0), (2, 0, 0)),
+    ("some NaN", tensor(NAN, 1), tensor(NAN, 1), True, (1, 0, 0), (1, 0, 0)),
+    ("NaN in lowered only", tensor(NAN, 1), tensor(2, 1), False, (1, 0, 0), (0, 0, 0)),
+    ("NaN in eager only", tensor(2, 1), tensor(NAN, 1), False, (0, 0, 0), (1, 0, 0)),
+    ("NaN at other places", tensor(NAN, 1), tensor(1, NAN), False, (1, 0, 0), (1, 0, 0)),
+    ("equal infinities", tensor(INF, -INF), tensor(INF, -INF), True, (0, 1, 1), (0, 1, 1)),
+    ("infinity of other sign", tensor(INF, 1), tensor(-INF, 1), False, (0, 1, 0), (0, 0, 1)),
+    ("infinity for a number", tensor(INF, 1), tensor(3e38, 1), False, (0, 1, 0), (0, 0, 0)),
+    ("NaN for infinity", tensor(NAN, 1), tensor(INF, 1), False, (1, 0, 0), (0, 1, 0)),
+    ("NaN beside an error", tensor(NAN, 2), tensor(NAN, 1), False, (1, 0, 0), (1, 0, 0)),
+    ("no elements", tensor(), tensor(), True, (0, 0, 0), (0, 0, 0)),
+    ("half", tensor(NAN, dtype=torch.half), tensor(NAN, dtype=torch.half), True, (1, 0, 0), (1, 0, 0)),
+    ("double", tensor(1e308, dtype=torch.double), tensor(-1e308, dtype=torch.double), False, (0, 0, 0), (0, 0, 0)),
+    ("complex NaN", torch.tensor([complex(NAN, 1)]), torch.tensor([complex(1, NAN)]), True, (1, 0, 0), (1, 0, 0)),
+    ("complex inf", torch.tensor([complex(INF, 1)]), torch.tensor([complex(-INF, 1)]), False, (0, 1, 0), (0, 1, 0)),
+    ("ints", torch.tensor([1, 2]), torch.tensor([1, 2]), True, (0, 0, 0), (0, 0, 0)),
+    ("large ints", torch.tensor([2**53 + 1]), torch.tensor([2**53]), False, (0, 0, 0), (0, 0, 0)),
+    ("uint64", torch.tensor([2**63 + 1], dtype=torch.uint64), torch.tensor([2**63], dtype=torch.uint64), False,
+     (0, 0, 0), (0, 0, 0)),
+    ("bools", torch.tensor([True]), torch.tensor([False]), False, (0, 0, 0), (0, 0, 0)),
+    ("number", NAN, NAN, True, (1, 0, 0), (1, 0, 0)),
+    ("large number", 2**60 + 1, 2**60, False, (0, 0, 0), (0, 0, 0)),
+    ("number beyond int64", 2**70, 2**70, True, (0, 0, 0), (0, 0, 0)),
+    ("other shape", tensor(NAN), tensor(NAN, NAN), False, (1, 0, 0), (2, 0, 0)),
+    ("none", None, None, True, (0, 0, 0), (0, 0, 0)),
+    ("none for a number", None, 1.0, False, (0, 0, 0), (0, 0, 0)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("what", "lowered", "eager", "agrees", "ours", "theirs"), SAMPLES, ids=[s[0] for s in SAMPLES])
+def test_an_output_has_counts_and_one_verdict(what, lowered, eager, agrees, ours, theirs):
+    found = compare("output_0", lowered, eager)
+    content = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert found.agrees() is content["agrees"] is agrees
+    assert tuple(found.lowered) == ours and tuple(content["lowered"].values()) == ours
+    assert tuple(found.eager) == theirs and tuple(content["eager"].values()) == theirs
+    assert len(re.findall("agrees|differs", str(found))) == 1, str(found)
+    assert ("agrees" in str(found)) is agrees
+    for count, name in zip(ours, ("NaN", "inf", "-inf"), strict=True):
+        assert not count or f"{count} {name}" in str(found)
+    assert not Verification((found,)).relative_error != Verification((found,)).relative_error  # no NaN
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        (tensor(NAN, NAN), "2 NaN of 2 elements on both sides; agrees, but no element is finite"),
+        (tensor(INF, -INF), "1 inf, 1 -inf of 2 elements on both sides; agrees, but no element is finite"),
+        (tensor(NAN, 1), "1 NaN of 2 elements on both sides; agrees"),
+        (tensor(), "no elements; agrees"),
+    ],
+)
+def test_outputs_without_finite_elements_are_named(values, text):
+    assert str(compare("output_0", values, values)).endswith(text)
+
+
+def test_the_run_without_a_finite_element_is_the_worst():
+    runs = [Verification((compare("output_0", v, v),)) for v in (tensor(1, 2), tensor(NAN, NAN), tensor(3, 4))]
+    assert Verification.worst_of(runs).has_only_non_finite
+
+
+@pytest.mark.parametrize("tolerance", [0.5, 1e-9])
+def test_the_verdict_is_that_of_the_given_tolerance(tolerance):
+    found = Verification((compare("output_0", tensor(1.0001), tensor(1)),)).within(tolerance)
+    agrees = tolerance == 0.5
+    assert found.agrees() is agrees
+    assert found.to_json()["agrees"] is found.to_json()["outputs"][0]["agrees"] is agrees
+    assert ("differs, by more than 1e-09" in str(found)) is not agrees
+
+
+class Root(torch.nn.Module):
+    def forward(self, x):
+        return torch.sqrt(x), x + 1
+
+
+NEGATIVE = -torch.ones(2, 3)
+
+
+def test_verify_counts_NaN_of_a_model():
+    found = delegraph.lower(Root(), (NEGATIVE,), backends=["tosa"]).verify(NEGATIVE)
+    assert found.agrees() and found.has_only_non_finite
+    assert "6 NaN of 6 elements on both sides; agrees, but no element is finite" in str(found)
+
+
+def test_verify_computes_eager_once():
+    calls = []
+
+    class Wrong(torch.nn.Module):
+        def forward(self, x):
+            calls.append(x)
+            return x.argmax() if len(calls) == 1 else x.argmin()
+
+    lowered = delegraph.lower(Wrong(), (torch.tensor([1.0, 2.0]),), backends=[])
+    calls.append(None)
+    found = lowered.verify(torch.tensor([1.0, 2.0]))
+    assert not found.agrees() and len(calls) == 3
+
+
+MODEL = """
+import torch
+class Root(torch.nn.Module):
+    def forward(self, x):
+        return torch.sqrt(x), x + 1
+def model():
+    return Root(), (-torch.ones(2, 3),)
+"""
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "model.py"
+    path.write_text(MODEL)
+    return str(path)
+
+
+def test_lower_shows_NaN_in_each_report(model, tmp_path, capsys):
+    forms = {suffix: tmp_path / f"report{suffix}" for suffix in (".txt", ".json", ".html")}
+    flags = [flag for path in forms.values() for flag in ("--report", str(path))]
+    assert main(["lower", model, "--host-only", "--verify", *flags]) == 0
+    text = "6 NaN of 6 elements on both sides"
+    assert text in capsys.readouterr().out
+    assert text in forms[".txt"].read_text() and text in forms[".html"].read_text()
+    (root, _) = json.loads(forms[".json"].read_text())["verification"]["outputs"]
+    assert root["lowered"]["nan"] == root["eager"]["nan"] == 6 and root["agrees"]
+
+
+def test_the_command_that_compares_operators_names_NaN(model, capsys):
+    assert main(["accuracy", model, "--backend", "tosa"]) == 0
+    assert "6 NaN of 6 elements on both sides" in capsys.readouterr().out
+
+
+def test_compare_names_results_that_are_not_finite():
+    found = compare_backends(Root(), (NEGATIVE,), backends=["tosa"])
+    assert "(not finite)" in str(found)
+    assert all(row["only_non_finite"] for row in found.to_json()["candidates"] if row["relative_error"] is not None)
+
+
+def test_a_matrix_names_results_that_are_not_finite(model, tmp_path, capsys):
+    table = ["matrix", model, "--backends", "tosa", "--runs", "0", "--store", str(tmp_path / "store")]
+    main(table)
+    assert "no finite output" in capsys.readouterr().out
+
+
+TIED = """
+import torch
+class Tied(torch.nn.Module):
+    def forward(self, x):
+        return x.argmax(1)
+def model():
+    return Tied(), (torch.tensor([[1.0, 1.0]]),)
+"""
+
+
+def test_a_failed_verification_names_the_command_that_explains_it(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "tied model.py"
+    path.write_text(TIED)
+    wrong = delegraph.LoweredProgram._run_here
+    monkeypatch.setattr(delegraph.LoweredProgram, "_run_here", lambda *args: 1 - wrong(*args))
+    assert main(["lower", str(path), "--host-only", "--verify"]) == 1
+    shown = capsys.readouterr().err
+    assert f"delegraph accuracy '{path}'" in shown and "--ties" in shown
+    assert main(["lower", str(path), "--backend", "tosa", "--option", "tosa.spec=TOSA-1.0+FP", "--verify"]) == 1
+    assert "--backend tosa --option tosa.spec=TOSA-1.0+FP" in capsys.readouterr().err
+
+
+def test_ties_are_accepted_by_their_own_command(monkeypatch):
+    x = torch.tensor([[1.0, 1.0, 0.0]])
+    tied = lambda x: x.argmax(1)  # noqa: E731
+
+    class Tied(torch.nn.Module):
+        def forward(self, x):
+            return tied(x)
+
+    lowered = delegraph.lower(Tied(), (x,), backends=[])
+    wrong = delegraph.LoweredProgram._run_here
+    monkeypatch.setattr(delegraph.LoweredProgram, "_run_here", lambda *args: 1 - wrong(*args))
+    assert not lowered.verify(x).agrees()
+    assert verify_ties(lowered, x).agrees()
