@@ -164,8 +164,8 @@ def load(
 ) -> LoadedProgram:
     """Read a saved program. The result and its methods are called like the program that was saved.
 
-    The path's suffix chooses the format. A file of a single delegate, such as ``.tosa``, takes its inputs in the order
-    of first use, which its ``summary`` shows.
+    The path's suffix chooses the format. A file of a single delegate, such as ``.tosa``, takes the tensors that
+    ``forward`` takes, one by one and in the same order, and returns a flat tuple.
 
     ``runtime``: a runtime that executes the whole file, such as ``"executorch"`` for ``.pte``. None: each delegate runs
     in its backend's runtime, which loads it at the first call. ``max_memory`` (in bytes) and ``max_iterations``

@@ -125,6 +125,14 @@ class ProgramContents(Protocol):
     def host_operators(self) -> int:
         """The number of operators that no delegate computes, in all methods."""
 
+    def whole_delegate(self) -> DelegateContents:
+        """The program's one delegate, with the inputs and outputs of its method: all of them, in order.
+
+        For a program of one method that one delegate computes. The delegate is compiled again if its own inputs and
+        outputs differ, as those of ``delegates`` may. Raises InputError for what a file of one delegate cannot have,
+        such as buffers that the host writes.
+        """
+
     def exported_program(self, name: str = "forward") -> ExportedProgram:
         """The program of a method: functional, with debug handles, and with a ``CALL_DELEGATE`` node for each delegate.
 
@@ -393,13 +401,18 @@ class DelegateFormat(ProgramFormat):
 
     @classmethod
     def serialize(cls, program: ProgramContents, options: Mapping[str, Any]) -> bytes | Blob:
-        """The blob of the program's only delegate.
-
-        Raises InputError if the program has anything else: host operators, other delegates, another backend's, or named
-        data (see ``holds_named_data``). Raises OptionError for any option.
-        """
+        """The blob of ``delegate(program)``. Raises OptionError for any option."""
         if options:
             raise OptionError("option-invalid", f"{cls.__name__} takes no options, such as {next(iter(options))!r}")
+        return cls.delegate(program).blob
+
+    @classmethod
+    def delegate(cls, program: ProgramContents) -> DelegateContents:
+        """The delegate that the file holds: the program's only one, with the inputs and outputs of its method.
+
+        Raises InputError if the program has anything else: host operators, other delegates, other methods, another
+        backend's delegate, or named data (see ``holds_named_data``); and for what ``whole_delegate`` refuses.
+        """
         # a file of one delegate cannot compute sizes either, which ``host_operators`` leaves out
         count, host = len(program.delegates), program.host_operators + _computed_sizes(program)
         if count != 1 or host:
@@ -408,16 +421,21 @@ class DelegateFormat(ProgramFormat):
             hint = "a .pte file holds all of it (delegraph-executorch), or save each with"
             hint += " lowered.delegates[k].save(path); the report says what stayed on the host, and why"
             raise InputError("not-fully-delegated", text, hint=hint)
+        methods = [*program.methods, *program.constant_methods]
+        if len(methods) > 1:
+            text = f"the file holds one method; this program has {', '.join(methods)}"
+            raise InputError("input-invalid", text, hint="a .pte file holds all of them (delegraph-executorch)")
         (delegate,) = program.delegates
         if delegate.backend_id != cls.backend_id:
             text = f"the file holds a blob of {cls.backend_id}; this program's is one of {delegate.backend_id}"
             raise InputError("input-invalid", text)
-        if delegate.named_data is not None and delegate.named_data.pte_data and not cls.holds_named_data:
+        whole = program.whole_delegate()
+        if whole.named_data is not None and whole.named_data.pte_data and not cls.holds_named_data:
             text = f"the file holds a blob alone, and that of {cls.backend_id} reads named data, such as"
-            text += f" {next(iter(delegate.named_data.pte_data))!r}, which would be lost"
+            text += f" {next(iter(whole.named_data.pte_data))!r}, which would be lost"
             hint = "a .pte file holds both (delegraph-executorch); for the format's authors: put the data into the file"
             raise InputError("input-invalid", text, hint=f"{hint} and say holds_named_data = True")
-        return delegate.blob
+        return whole
 
     @classmethod
     def read(cls, path: Path, load_delegate: LoadDelegate) -> Mapping[str, Callable[..., Any]]:

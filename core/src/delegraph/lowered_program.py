@@ -22,6 +22,7 @@ from .delegates.lowered_module import LoweredBackendModule
 from .discovery.own import provided
 from .discovery.registry import Registry
 from .engine.decompose import in_core_aten
+from .engine.whole import whole_delegate
 from .errors import InputError
 from .exported.tracing import TRACING
 from .exported.types import Program
@@ -58,6 +59,7 @@ class LoweredProgram(MethodPrograms):
         """
         super().__init__(programs)
         self.report, self.delegates = report, delegates
+        self._whole: DelegateInfo | None = None  # what ``whole_delegate`` returned
         self._own_data: Mapping[str, bytes] = {}  # what ``save`` stores beside the delegates' named data
         self._eager, self._registry, self._changed = eager, registry, changed
         loaded = Delegates(registry, on_missing_runtime)
@@ -91,6 +93,16 @@ class LoweredProgram(MethodPrograms):
         model instead, as they stand in ``exported_program``. Raises InputError for an unknown method.
         """
         return in_core_aten(self.exported_program(name), keep)
+
+    def whole_delegate(self) -> DelegateInfo:
+        """The only delegate with all inputs and outputs of its method, in order; compiled again if its own differ.
+
+        Raises InputError for what a file of one delegate cannot have, such as buffers that the host writes.
+        """
+        if self._whole is None:
+            (delegate,) = self.delegates
+            self._whole = whole_delegate(self.exported_program(delegate.method), delegate, self._registry)
+        return self._whole
 
     @property
     def host_operators(self) -> int:
@@ -301,6 +313,7 @@ class LoweredProgram(MethodPrograms):
             with_data = copy.copy(self)
             with_data._own_data = dict(named_data)
             FileFormat(path, self._registry).save(with_data, options)
+            self._whole = with_data._whole
 
     def _default_method(self) -> str:
         """The method for calls without a method's name: ``forward``, or the only one. Raises InputError otherwise."""

@@ -65,6 +65,8 @@ class LoweredBackendModule(torch.nn.Module):
     (``state``): these are buffers of ``original_module``, which returns their new values first, as mutations in its
     signature. A runtime starts with their values in ``original_module`` at every load, and keeps them between calls.
 
+    ``boundary_types``: value of the host's program by name -> the dtype in which it crosses the border of a delegate.
+
     A call of the module takes the inputs one by one and returns a tuple. If the module stands for a whole program, an
     entry point may set ``whole``. The module is then called like that program: ``whole(delegate, args, kwargs)`` calls
     the delegate, with arguments and results in the program's structure. A copy of the module shares the blob and all
@@ -90,6 +92,7 @@ class LoweredBackendModule(torch.nn.Module):
         self.blob: bytes | Blob = b""
         self._named_data_store_output: NamedDataStoreOutput | None = None
         self.whole: Callable[..., Any] | None = None
+        self.boundary_types: Mapping[str, torch.dtype] = {}
 
     def belongs_to(self, backend_id: str) -> None:
         """Set ``backend_id`` to the backend's class name; a partitioner may use another name for it."""
@@ -215,6 +218,7 @@ class LoweredBackendModule(torch.nn.Module):
         )
         twin.blob, twin._named_data_store_output, twin.whole = self.blob, self._named_data_store_output, self.whole
         twin.meta = dict(self.meta)
+        twin.boundary_types = self.boundary_types
         memo[id(self)] = twin
         return twin
 

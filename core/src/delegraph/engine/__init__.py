@@ -5,5 +5,6 @@ The names below are public, for other faces of the one pipeline and for support 
 
 from .before_plan import extract_partition
 from .pipeline import lower_programs
+from .whole import whole_delegate
 
-__all__ = ["extract_partition", "lower_programs"]
+__all__ = ["extract_partition", "lower_programs", "whole_delegate"]

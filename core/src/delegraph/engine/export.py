@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import traceback
 import warnings
@@ -110,7 +111,7 @@ def _export_module(module: torch.nn.Module, inputs: Any, kwargs: Any, shapes: An
     try:
         with TRACING, unlogged(("torch.export._trace",)), warnings.catch_warnings():
             warnings.filterwarnings("ignore", _OF_TORCHS_RNNS, UserWarning)
-            return torch.export.export(module, args, kwargs, dynamic_shapes=shapes)
+            return torch.export.export(module, args, in_order_of_forward(module, kwargs), dynamic_shapes=shapes)
     except Exception as e:  # torch and the code of the model may raise anything
         reason, advice = _reason_and_hint(str(e))
         text = f"torch.export could not export {kind}: {type(e).__name__}: {reason}"
@@ -147,6 +148,17 @@ def arguments_of(inputs: Any) -> tuple[Any, ...]:
     if not isinstance(inputs, tuple | list | None):
         raise InputError("input-invalid", f"example_inputs is a tuple of arguments, not {type(inputs).__name__}")
     return tuple(inputs or ())
+
+
+def in_order_of_forward(module: torch.nn.Module, kwargs: Any) -> Any:
+    """The keyword arguments in the order of the parameters of ``forward``, which becomes that of the inputs.
+
+    Those that ``forward`` takes by ``**`` come last, in the order of the caller.
+    """
+    if not isinstance(kwargs, Mapping):
+        return kwargs
+    known = [name for name in inspect.signature(module.forward).parameters if name in kwargs]
+    return {name: kwargs[name] for name in dict.fromkeys([*known, *kwargs])}
 
 
 def _user_line(error: BaseException) -> SourceLine | None:

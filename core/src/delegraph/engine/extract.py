@@ -35,6 +35,7 @@ def begin_work(method: str, plan: Plan, partition: Partition) -> Work:
     inputs = [_argument(node, partition) for node in partition.inputs]
     outputs = [_argument(node, partition) for node in partition.outputs]
     module = LoweredBackendModule(spec.backend_id, program, spec.compile_specs, inputs, outputs)
+    module.boundary_types = dict(partition.boundary_types)
     return Work(method, plan, partition, program, module, {"extract": time.perf_counter() - start})
 
 

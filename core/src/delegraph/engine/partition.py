@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -34,7 +34,8 @@ class Partition:
     ``nodes``: its calls. ``constants``: the placeholders of parameters, buffers and constants that it owns. ``state``:
     buffer that it owns and writes -> last value. ``inputs``: values that it gets at run time, in the order in which its
     calls first use them. ``outputs``: values that others use. ``boundary``: node -> the dtype in which its value
-    crosses the border, where that is not the recorded one.
+    crosses the border, where that is not the recorded one. ``boundary_types``: the same for all values
+    of the program, by name.
     """
 
     tag: str
@@ -45,6 +46,7 @@ class Partition:
     inputs: list[Node] = field(default_factory=list)
     outputs: list[Node] = field(default_factory=list)
     boundary: dict[Node, torch.dtype] = field(default_factory=dict)
+    boundary_types: Mapping[str, torch.dtype] = field(default_factory=dict)
 
 
 Unit = Partition | Node

@@ -177,7 +177,8 @@ def _collect(tags: Tags, result: PartitionResult) -> dict[str, Partition]:
 
     Raises ContractViolation if a constant that is to have no second copy has a user outside of its partition.
     """
-    partitions = {tag: Partition(tag, spec, []) for tag, spec in result.partition_tags.items()}
+    dtypes = result.boundary_types
+    partitions = {tag: Partition(tag, spec, [], boundary_types=dtypes) for tag, spec in result.partition_tags.items()}
     for node, node_tags in tags.items():  # in graph order
         if node.op != "placeholder":
             for tag in node_tags:

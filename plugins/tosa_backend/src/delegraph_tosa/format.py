@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from delegraph.backend import NamedDataStoreOutput
 from delegraph.command import provided
 from delegraph.errors import InputError, Unsupported
 from delegraph.formats import (
@@ -118,10 +119,11 @@ class TosaFormat(DelegateFormat):
     @classmethod
     def serialize(cls, program: ProgramContents, options: Mapping[str, Any]) -> bytes | Blob:
         """The file, whole, also where its constants are named data, and behind it what made it."""
-        blob, data = super().serialize(program, options), program.named_data
+        blob = super().serialize(program, options)
+        delegate = program.whole_delegate()
         if isinstance(blob, bytes):
+            data = delegate.named_data or NamedDataStoreOutput([], {}, {})
             blob = joined(blob, {key: join(data.buffers[entry.buffer_index]) for key, entry in data.pte_data.items()})
-        (delegate,) = program.delegates
         wanted = Options.parse(delegate.compile_specs).metadata
         return Followed(blob, producer_record(delegate.producer) if wanted else b"")
 

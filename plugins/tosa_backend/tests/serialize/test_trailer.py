@@ -53,19 +53,19 @@ def test_a_loaded_file_says_its_scales(program, path):
     loaded = delegraph.load(path)
     inputs, outputs = loaded.quantization
     scales = QuantizationParameters("int8", 0.05, 3), QuantizationParameters("int8", THIRD, 0)
-    wanted = {"x": scales[0], "y": scales[1], "mask": None}  # in the order of their first use
+    wanted = {"x": scales[0], "mask": None, "y": scales[1]}
     assert inputs == wanted and list(inputs) == list(wanted)
     assert list(outputs.values()) == [QuantizationParameters("int8", 0.1, -7), None]
     facts = program.report.delegates[0].facts
     assert facts["input y"] == str(inputs["y"]) and facts["output 0"] == str(next(iter(outputs.values())))
-    integers = [torch.full((2, 16), v, dtype=INT8) for v in (23, 30)]  # 20 steps of 0.05 and 30 of a thirtieth
-    assert torch.equal(loaded(*integers, GIVEN[1])[0], torch.full((2, 16), 13, dtype=INT8))
+    x, y = (torch.full((2, 16), v, dtype=INT8) for v in (23, 30))  # 20 steps of 0.05 and 30 of a thirtieth
+    assert torch.equal(loaded(x, GIVEN[1], y)[0], torch.full((2, 16), 13, dtype=INT8))
 
 
 def test_inputs_in_another_order_keep_their_scales(tmp_path):
     lowered(input_order="2,1,0").save(tmp_path / "m.tosa")
     inputs = delegraph.load(tmp_path / "m.tosa").quantization.inputs
-    assert [p and p.zero_point for p in inputs.values()] == [None, 0, 3]
+    assert [p and p.zero_point for p in inputs.values()] == [0, None, 3]
 
 
 def test_bytes_without_sign(tmp_path):
@@ -158,8 +158,8 @@ def described(**changes):
 def test_what_is_damaged_is_one_error_where_it_is_read(path, text, message, capsys):
     behind(path, text)
     loaded = delegraph.load(path)
-    integers = [torch.zeros(2, 16, dtype=INT8) for _ in range(2)]
-    assert loaded(*integers, GIVEN[1])[0].dtype is INT8
+    integers = torch.zeros(2, 16, dtype=INT8)
+    assert loaded(integers, GIVEN[1], integers)[0].dtype is INT8
     with pytest.raises(FormatError, match="damaged TOSA file: what stands behind the flatbuffer: " + message):
         _ = loaded.quantization
     assert main(["inspect", str(path)]) == 1

@@ -131,7 +131,7 @@ class _There:
         self, ability: str, program: ProgramContents, options: Mapping[str, Any], path: Path | None = None
     ) -> dict[str, bytes]:
         """The files that a format makes of a program of one delegate."""
-        (delegate,) = program.delegates
+        delegate = program.whole_delegate()
         data = delegate.named_data
         entries = [[k, e.buffer_index, e.alignment] for k, e in data.pte_data.items()] if data else None
         fields = {

@@ -59,6 +59,9 @@ class _Contents:
         self.delegates = [delegate]
         self.named_data = delegate.named_data or NamedDataStoreOutput([], {}, {})
 
+    def whole_delegate(self) -> Any:
+        return self.delegates[0]
+
     def exported_program(self, name: str = "forward") -> Any:
         raise Unsupported("unsupported", "a format in an environment of its own is shown delegates, and no program")
 

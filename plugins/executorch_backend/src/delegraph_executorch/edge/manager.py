@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import torch
 from delegraph import default_registry
 from delegraph.delegates import DelegateInfo, MethodPrograms, delegate_calls
-from delegraph.engine import lower_programs
+from delegraph.engine import lower_programs, whole_delegate
 from delegraph.errors import InputError, OptionError, UnknownMethod
 from delegraph.exported import TRACING, Transform, all_nodes
 from delegraph.formats import join, write_files, write_whole
@@ -95,6 +95,11 @@ class EdgeProgramManager(MethodPrograms):
     def delegates(self) -> list[DelegateInfo]:
         """The delegates of all methods."""
         return [d for method, program in self._edge.items() for d in _delegates_of(method, program)]
+
+    def whole_delegate(self) -> DelegateInfo:
+        """The only delegate with all inputs and outputs of its method, in order; compiled again if its own differ."""
+        (delegate,) = self.delegates
+        return whole_delegate(self.exported_program(delegate.method), delegate, default_registry())
 
     @property
     def host_operators(self) -> int:
