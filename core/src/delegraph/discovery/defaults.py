@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ..errors import BackendNotFound, OptionError
 from .index import BackendInfo
+from .own import names_of_backends
 from .record import PluginRecord, Status
 
 
@@ -46,5 +47,6 @@ def none_usable(plugins: Sequence[PluginRecord], backends: Sequence[BackendInfo]
     reasons = [f"{p.name} ({p.owner}) is {p.status}: {p.error}" for p in failed]
     reasons += [f"{b.name} is {b.status}: {b.error}" for b in of_usable_plugins]
     wrong = "".join(f"; {reason}" for reason in reasons)
-    hint = "install the distribution of one; backends=[] (--host-only) leaves everything to the host"
+    ours = sorted({provider.install for provider in names_of_backends().values()})
+    hint = f"pip install one of {', '.join(ours)}; backends=[] (--host-only) leaves everything to the host"
     return BackendNotFound("backend-not-found", f"no backend is installed that can be used{wrong}", hint=hint)

@@ -32,8 +32,8 @@ from ..plugin import (
 from .distributions import canonical
 from .entry_points import Discovery
 from .loading import missing
-from .own import OWN, PROVIDERS
-from .record import DENY, Fault, PluginRecord, Status, suggestion
+from .own import OWN, Provider, names_of_backends, provider_of
+from .record import DENY, Fault, PluginRecord, Status, nearest, suggestion
 
 D = TypeVar("D", bound=Declaration)
 Declared = tuple[D, PluginRecord]
@@ -298,8 +298,8 @@ class Index:
         """
         # names that first-party distributions would declare count as known, even if these are not installed: otherwise
         # r.nodes.json would be written as a .json file, where an error has to say what to install
-        known = self._declared.keys() | PROVIDERS.keys()
-        key = next((k for k in (asked, *kind.meant_by(asked)) if (kind, k) in known), asked)
+        asked_keys = (asked, *kind.meant_by(asked))
+        key = next((k for k in asked_keys if (kind, k) in self._declared or provider_of(kind, k)), asked)
         declared = self._declared.get((kind, key))
         if declared is None:
             raise self._not_declared(kind, asked)
@@ -321,6 +321,10 @@ class Index:
         specs = [spec for spec, _ in self.all(FormatSpec)]
         suffix = next((spec.suffix for spec in specs if runtime in spec.runtimes), None)
         if suffix is None:
+            provider = provider_of("runtimes", runtime)
+            if provider is not None:
+                text = f"the runtime {runtime!r} comes with {provider.distribution}, which is not installed"
+                raise NoRuntime("no-runtime", text, hint=provider.hint)
             known = ", ".join(sorted({name for spec in specs for name in spec.runtimes})) or "none"
             raise NoRuntime("no-runtime", f"no installed plugin executes files in the runtime {runtime!r} ({known})")
         return suffix
@@ -328,19 +332,18 @@ class Index:
     def _not_declared(self, kind: type[Declaration], asked: str) -> DelegraphError:
         """The error for a name ``asked`` that no usable plugin declares.
 
-        If a first-party distribution has such a declaration (``PROVIDERS``), the error says why that distribution
-        cannot be used, or how to install it. Otherwise the error suggests the closest name that is declared.
+        If a distribution of this project has such a declaration, the error says why that distribution cannot be used,
+        or how to install it. Otherwise the error suggests the closest name that is declared.
         """
-        distribution = next((PROVIDERS[kind, k] for k in kind.meant_by(asked) if (kind, k) in PROVIDERS), None)
+        provider = next(filter(None, (provider_of(kind, k) for k in kind.meant_by(asked))), None)
         what = f"{kind.noun} for {asked!r}" if issubclass(kind, BySuffix) else f"{kind.noun} {asked!r}"
         error, code = _NOT_DECLARED.get(kind, (UsageError, "usage-invalid"))
-        for record in self.records:
-            if record.status is not Status.OK and canonical(record.distribution) == distribution:
-                fault = Fault(record.status, record.error, record.hint)
-                return _unusable(record, fault, f"the {what} comes with {record.owner}, which")
-        if distribution is not None:
-            text = f"the {what} comes with {distribution}, which is not installed"
-            return error(code, text, hint=f"pip install {distribution}")
+        if provider is not None:
+            unusable = self._unusable_provider(provider, what)
+            if unusable is not None:
+                return unusable
+            text = f"the {what} comes with {provider.distribution}, which is not installed"
+            return error(code, text, hint=provider.hint)
         known = sorted({key for declared_kind, key in self._declared if declared_kind is kind and "/" not in key})
         text = f"there is no {what}{suggestion(asked, known)} ({kind.noun}s: {', '.join(known) or 'none'})"
         return error(code, text, hint="`delegraph doctor` lists plugins that are broken")
@@ -349,12 +352,22 @@ class Index:
         """The error for a backend ``name`` that is not declared.
 
         If a plugin that cannot be used has that name, or its distribution does, the error says why it cannot be used.
+        If a distribution of this project has such a backend, the error says how to install it.
         """
         for record in self.records:
             distribution = canonical(record.distribution)
             is_plugin = _key_of(name) in (record.name, f"{distribution}/{record.name}")
             if record.status is not Status.OK and (is_plugin or canonical(name) == distribution):
                 return _unusable(record, Fault(record.status, record.error, record.hint))
+        owner, _, short_name = _key_of(name).rpartition("/")
+        provider = provider_of(BackendSpec, short_name)
+        if provider is not None and owner in ("", provider.distribution):
+            unusable = self._unusable_provider(provider, f"backend {name!r}")
+            if unusable is not None:
+                return unusable
+            if not any(canonical(record.distribution) == provider.distribution for record in self.records):
+                text = f"the backend {name!r} comes with {provider.distribution}, which is not installed"
+                return BackendNotFound("backend-not-found", text, hint=provider.hint)
         names = sorted({e.spec.name for e in self.entries})
         broken = [r.name for r in self.records if r.status is Status.BROKEN]
         failed = f"; {', '.join(broken)} could not be loaded, see `delegraph doctor`" if broken else ""
@@ -362,7 +375,20 @@ class Index:
         usable = [e for e in self.entries if e.fault is None or e.fault.status is Status.CONFLICT]
         guess = suggestion(name, [word for e in usable for word in (e.spec.name, e.spec.backend_id, e.full_name)])
         text = f"no installed plugin offers a backend {name!r}{guess} (installed: {', '.join(names) or 'none'}{failed})"
-        return BackendNotFound("backend-not-found", text)
+        ours = names_of_backends()
+        near = None if guess else nearest(name, ours)
+        if near is None or near in names:
+            return BackendNotFound("backend-not-found", text)
+        hint = f"if you mean {near!r}: {ours[near].hint}"
+        return BackendNotFound("backend-not-found", text, hint=hint)
+
+    def _unusable_provider(self, provider: Provider, what: str) -> DelegraphError | None:
+        """The error for ``what`` if its distribution is installed and cannot be used; None otherwise."""
+        for record in self.records:
+            if record.status is not Status.OK and canonical(record.distribution) == provider.distribution:
+                fault = Fault(record.status, record.error, record.hint)
+                return _unusable(record, fault, f"the {what} comes with {record.owner}, which")
+        return None
 
 
 def _key_of(name: str) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import Any
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from ..errors import PluginUnavailable
-from ..plugin import CommandSpec, Declaration, FormatSpec, ModelSpec, ReportSpec
+from ..plugin import BackendSpec, CommandSpec, Declaration, FormatSpec, ModelSpec, ReportSpec
 from .loading import load, missing
 
 COMMANDS = (
@@ -25,24 +28,68 @@ OWN: tuple[Declaration, ...] = (*COMMANDS, *REPORTS)
 """All declarations of the core. A plugin's declaration of the same name is found only as ``distribution/name``."""
 
 
-PROVIDERS: Mapping[tuple[type[Declaration], str], str] = {
-    (FormatSpec, ".pte"): "delegraph-executorch",
-    (FormatSpec, ".tosa"): "delegraph-tosa",
-    (CommandSpec, "check"): "delegraph-devkit",
-    (CommandSpec, "coverage"): "delegraph-devkit",
-    (CommandSpec, "new-backend"): "delegraph-devkit",
-    (CommandSpec, "cache"): "delegraph-analysis",
-    **{
-        (CommandSpec, name): "delegraph-analysis"
-        for name in ("accuracy", "compare", "diff", "inspect", "matrix", "profile", "run")
-    },
-    (CommandSpec, "generate"): "delegraph-transformers",
-    (ModelSpec, "transformers"): "delegraph-transformers",
-    **{(ModelSpec, library): "delegraph-vision" for library in ("timm", "torchvision")},
-    (CommandSpec, "quantize"): "delegraph-quantize",
-    **{(ReportSpec, suffix): "delegraph-analysis" for suffix in (".html", ".htm", ".junit.xml", ".nodes.json")},
+_GROUPS: Mapping[type[Declaration], str] = {
+    BackendSpec: "backends",
+    CommandSpec: "commands",
+    FormatSpec: "formats",
+    ModelSpec: "models",
+    ReportSpec: "reports",
 }
-"""(kind, name) -> the first-party distribution that declares it, for the error if that is not installed."""
+"""Kind of declaration -> its group in our_distributions.json."""
+
+
+class Provider(NamedTuple):
+    """A distribution of this project. ``install``: what pip installs, such as ``delegraph-iree[engine]``."""
+
+    distribution: str
+    install: str
+
+    @property
+    def hint(self) -> str:
+        """The command that installs the distribution."""
+        return f'pip install "{self.install}"' if "[" in self.install else f"pip install {self.install}"
+
+
+def provider_of(kind: type[Declaration] | str, name: str) -> Provider | None:
+    """The distribution of this project that declares ``name``; None if none does.
+
+    ``kind``: the class of the declaration, or "runtimes" for runtimes that execute whole files. Backends are found by
+    their name and by their id.
+    """
+    return _providers().get((kind if isinstance(kind, str) else _GROUPS.get(kind, ""), name))
+
+
+def names_of_backends() -> dict[str, Provider]:
+    """The backends of this project by name, whether they are installed or not."""
+    return {
+        name: Provider(distribution, described.get("install", distribution))
+        for distribution, described in _our_distributions().items()
+        for name in described.get("backends", {})
+    }
+
+
+@cache
+def _providers() -> dict[tuple[str, str], Provider]:
+    """(group in our_distributions.json, name) -> the distribution that declares it."""
+    found = {}
+    for distribution, described in _our_distributions().items():
+        plain = Provider(distribution, distribution)
+        whole = Provider(distribution, described.get("install", distribution))
+        for group in (*_GROUPS.values(), "runtimes"):
+            for name in described.get(group, ()):
+                # formats, reports and commands work without the extra
+                found[group, name] = whole if group in ("backends", "models", "runtimes") else plain
+        for backend_id in described.get("backends", {}).values():
+            found["backends", backend_id] = whole
+    return found
+
+
+@cache
+def _our_distributions() -> dict[str, dict[str, Any]]:
+    """The content of our_distributions.json: by distribution, what it declares."""
+    text = Path(__file__).with_name("our_distributions.json").read_text("utf-8")
+    content: dict[str, dict[str, Any]] = json.loads(text)
+    return content
 
 
 def provided(target: str, what: str) -> Any:

@@ -207,11 +207,40 @@ def _absent_module(name: str, record: PluginRecord) -> str:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"``, where x is the name in ``known`` closest to ``name``; "" if none is. Ignores case."""
-    from difflib import get_close_matches
+    """``"; did you mean 'x'?"``, where x is the name in ``known`` that is nearest to ``name``; "" if none is near."""
+    near = nearest(name, known)
+    return "" if near is None else f"; did you mean {near!r}?"
 
-    by_lower: dict[str, str] = {}  # lower case -> the name as it is written; the first of several
-    for k in known:
-        by_lower.setdefault(k.lower(), k)
-    close = get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.6)  # difflib's default: 60 % alike
-    return f"; did you mean {by_lower[close[0]]!r}?" if close else ""
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The name in ``known`` that ``name`` was probably meant to be; None if none is near. Case does not count.
+
+    A name is near if one of the two begins with the other, or if few letters are wrong, missing, too many or swapped
+    with their neighbour: one in names of up to five letters, two in longer ones.
+    """
+    asked = name.lower()
+    found: list[tuple[int, str]] = []
+    for candidate in known:
+        other = candidate.lower()
+        shorter = min(len(asked), len(other))
+        wrong = _edits(asked, other)
+        is_beginning = shorter >= 3 and asked[:shorter] == other[:shorter]
+        if is_beginning or wrong <= (1 if shorter <= 5 else 2):
+            found.append((wrong, candidate))
+    return min(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def _edits(a: str, b: str) -> int:
+    """How many letters have to be added, removed, replaced or swapped with their neighbour to make ``b`` of ``a``."""
+    before_last: list[int] = []
+    last = list(range(len(b) + 1))
+    for i, letter in enumerate(a, 1):
+        row = [i]
+        for j, other in enumerate(b, 1):
+            edits = min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (letter != other))
+            if i > 1 and j > 1 and letter == b[j - 2] and a[i - 2] == other:
+                edits = min(edits, before_last[j - 2] + 1)
+            row.append(edits)
+        before_last = last
+        last = row
+    return last[-1]

@@ -1,0 +1,133 @@
+"""Names that are not installed: the error names the distribution to install, and suggests only near names."""
+
+import json
+from importlib.metadata import distributions
+from pathlib import Path
+
+import delegraph
+import delegraph.discovery.own as own
+import pytest
+import torch
+from delegraph.discovery.record import nearest
+from delegraph.discovery.registry import Registry
+from delegraph.errors import BackendNotFound, DelegraphError, NoRuntime
+from delegraph.host import FileFormat
+from delegraph.plugin import (
+    BackendSpec,
+    CommandSpec,
+    FormatSpec,
+    ModelSpec,
+    ReportSpec,
+)
+
+LISTED = json.loads(Path(own.__file__).with_name("our_distributions.json").read_text("utf-8"))
+BACKENDS = [
+    (name, distribution)
+    for distribution, described in LISTED.items()
+    for pair in described.get("backends", {}).items()
+    for name in pair
+]
+
+
+@pytest.fixture
+def registry():
+    return Registry(discover=False)
+
+
+@pytest.mark.parametrize(("name", "distribution"), BACKENDS)
+def test_the_error_names_the_distribution_of_a_backend(name, distribution, registry):
+    for asked in (name, f"{distribution}/{name}"):
+        with pytest.raises(BackendNotFound) as found:
+            registry.spec(asked)
+        assert f"comes with {distribution}, which is not installed" in found.value.message
+        assert f"pip install {distribution}" in found.value.hint.replace('"', "")
+        assert "did you mean" not in str(found.value)
+
+
+def test_a_backend_of_another_distribution_is_not_ours(registry):
+    with pytest.raises(BackendNotFound) as found:
+        registry.spec("acme/tosa")
+    assert "comes with" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "meant"),
+    [
+        ("ethosu", ["tosa"], None),
+        ("vgf", ["vela"], None),
+        ("coreml", ["compiler-demo"], None),
+        ("tsoa", ["tosa", "iree"], "tosa"),
+        ("TOSA", ["tosa"], "tosa"),
+        ("tosa80", ["tosa"], "tosa"),
+        ("xnpack", ["xnnpack"], "xnnpack"),
+        ("open-vino", ["openvino"], "openvino"),
+        ("irre", ["iree", "tosa"], "iree"),
+        ("xn", ["xnnpack"], None),
+        ("", ["tosa"], None),
+        ("demo", ["demo", "demon"], "demo"),
+    ],
+)
+def test_only_near_names_are_suggested(name, known, meant):
+    assert nearest(name, known) == meant
+
+
+def test_a_near_name_that_is_not_installed_is_a_hint(registry):
+    with pytest.raises(BackendNotFound) as found:
+        registry.spec("xnpack")
+    assert "did you mean" not in found.value.message
+    assert found.value.hint == "if you mean 'xnnpack': pip install \"delegraph-executorch[runtime]\""
+
+
+def test_without_backends_the_hint_lists_distributions(registry):
+    with pytest.raises(BackendNotFound) as found:
+        registry.default_backends({})
+    assert "delegraph-tosa" in found.value.hint and "delegraph-openvino" in found.value.hint
+
+
+def test_a_runtime_of_files_names_its_distribution(registry):
+    with pytest.raises(NoRuntime) as found:
+        registry.suffix_for("executorch")
+    assert "delegraph-executorch" in str(found.value)
+
+
+KINDS = {FormatSpec: "formats", ReportSpec: "reports", CommandSpec: "commands", ModelSpec: "models"}
+NAMES = [
+    (kind, name, distribution)
+    for kind, group in KINDS.items()
+    for distribution, described in LISTED.items()
+    for name in described.get(group, ())
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "distribution"), NAMES)
+def test_other_names_have_their_distribution(kind, name, distribution, registry):
+    with pytest.raises(DelegraphError) as found:
+        registry.find(kind, name)
+    assert f"comes with {distribution}, which is not installed" in found.value.message
+    assert f"pip install {distribution}" in found.value.hint.replace('"', "")
+
+
+def test_a_file_names_the_distribution_of_its_format(registry, tmp_path):
+    for suffix in (".tosa", ".pte", ".vmfb", ".vgf"):
+        with pytest.raises(DelegraphError, match="comes with delegraph-"):
+            FileFormat(tmp_path / f"model{suffix}", registry)
+
+
+def test_the_list_is_what_our_distributions_declare():
+    """A new declaration of one of our distributions has to be listed."""
+    ours = {d.metadata["Name"] for d in distributions() if (d.metadata["Name"] or "").startswith("delegraph-")}
+    groups = {BackendSpec: "backends", **KINDS}
+    for record in delegraph.default_registry().plugins():
+        if record.distribution not in ours or record.distribution == "delegraph-workers":
+            continue
+        for spec in record.declarations:
+            if type(spec) in groups:
+                assert spec.key in LISTED[record.distribution].get(groups[type(spec)], ()), spec
+            if isinstance(spec, BackendSpec):
+                assert LISTED[record.distribution]["backends"][spec.name] == spec.backend_id
+
+
+def test_lower_names_the_distribution(registry):
+    with pytest.raises(BackendNotFound, match="delegraph-ethosu, which is not installed") as found:
+        delegraph.lower(torch.nn.ReLU(), (torch.ones(2),), backends=["ethosu"], registry=registry)
+    assert found.value.hint == "pip install delegraph-ethosu"
