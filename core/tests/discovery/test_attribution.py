@@ -12,6 +12,7 @@ import torch
 from delegraph.backend import BackendDetails
 from delegraph.discovery.attribution import AtWork, watched
 from delegraph.discovery.registry import Registry
+from delegraph.engine.pipeline import lower_programs
 from delegraph.errors import CODES, InputError, PluginBroken, PluginFailed
 from delegraph.partitioner import CapabilityPartitioner, Partitioner, WrappingPartitioner
 from delegraph.runtime import BackendRuntime
@@ -63,10 +64,26 @@ def lowered(backend, partitioner=None, runtime=EchoRuntime, **options):
     return delegraph.lower(Net().eval(), (torch.ones(2),), backends=[partitioner], registry=registry, **options)
 
 
+def lower_or_raise(backend, partitioner=None):
+    """Lower without a report, so that an exception of the backend is an error and no refusal."""
+    registry = Registry(discover=False)
+    registry.register(backend, runtime=EchoRuntime)
+    partitioner = partitioner or everything(backend.__name__)
+    program = torch.export.export(Net().eval(), (torch.ones(2),))
+    return lower_programs({"forward": program}, [{"forward": partitioner}], decompose=True, registry=registry)
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), MemoryError(), BaseException("odd")])
+def test_what_is_no_exception_of_a_compiler_ends_the_lowering(error):
+    with pytest.raises(PluginFailed) as caught:
+        lowered(acting(raising(error)))
+    assert caught.value.__cause__ is error
+
+
 @pytest.mark.parametrize("error", [ValueError("bad weights"), SystemExit(0), MemoryError(), BaseException("odd")])
 def test_whatever_preprocess_raises(error):
     with pytest.raises(PluginFailed) as caught:
-        lowered(acting(raising(error)))
+        lower_or_raise(acting(raising(error)))
     failed = caught.value
     text = f"preprocess of ActingBackend ({HERE}), at partition ActingBackend_0 of method forward, raised "
     assert failed.message.startswith(text + type(error).__name__)
@@ -103,7 +120,7 @@ def test_a_support_check_names_the_operator():
         return {}["table"] if node.target is torch.ops.aten.relu.default else None
 
     with pytest.raises(PluginFailed, match="raised KeyError.*at relu \\(aten.relu.default\\)") as caught:
-        lowered(EchoBackend, CapabilityPartitioner(why_not, "EchoBackend"))
+        lower_or_raise(EchoBackend, CapabilityPartitioner(why_not, "EchoBackend"))
     assert caught.value.node.name == "relu" and caught.value.source.line == LINE
 
 
@@ -144,7 +161,7 @@ class Failing(Partitioner):
 def test_partitioners(place, text, wrap):
     """One that is wrapped is blamed itself."""
     with pytest.raises(PluginFailed, match=rf"of Failing \(.*{text}"):
-        lowered(EchoBackend, wrap(Failing(place)))
+        lower_or_raise(EchoBackend, wrap(Failing(place)))
 
 
 @pytest.mark.parametrize("place", ["load", "run"])
@@ -208,8 +225,9 @@ def acme(site):
 def test_an_installed_plugin_is_named_with_its_version_and_its_own_line(acme, site):
     from acme_native import Willing
 
+    program = torch.export.export(Net().eval(), (torch.ones(2),))
     with pytest.raises(PluginFailed) as caught:
-        delegraph.lower(Net().eval(), (torch.ones(2),), backends=[Willing()], registry=acme)
+        lower_programs({"forward": program}, [{"forward": Willing()}], decompose=True, registry=acme)
     message, file = caught.value.message, site.folder / "acme_native.py"
     assert "preprocess of NativeBackend (acme-native 2.1), at partition NativeBackend_0 of method forward" in message
     line = next(k for k, text in enumerate(file.read_text().splitlines(), 1) if "# fails" in text)

@@ -170,10 +170,10 @@ def test_only_a_report_can_say_it():
             to_backend("LoneBackend", program, [])
 
 
-def test_other_errors_are_errors():
+def test_an_exception_is_an_error_where_all_is_required():
     pair = backend("SadBackend", lambda names: ValueError("a defect")), taking("SadBackend")
-    with pytest.raises(PluginFailed, match="a defect"):
-        lowered(nn.ReLU(), (torch.ones(2),), pair)
+    with pytest.raises(NotFullyDelegated, match="its compiler failed on the partition: ValueError: a defect"):
+        lowered(nn.ReLU(), (torch.ones(2),), pair, require_full=True)
 
 
 def test_who_refuses_may_not_write_weights_either():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import math
 import os
 import signal
@@ -209,7 +210,14 @@ def _finish(words: Sequence[str], page: worker.Page | None, refused: Mapping[wor
 def _run(words: Sequence[str], page: worker.Page | None, refused: Mapping[worker.Key, str]) -> Outcome:
     """Parse the words and run the command that they name. Raises what the command raises, or UsageError."""
     stdout = sys.stdout
-    with contextlib.redirect_stdout(sys.stderr), _readable_warnings(), watchdog(), _reporting_to(page, refused):
+    tracebacks = _showing_failures() if "--debug" in _flags(words) else contextlib.nullcontext()
+    with (
+        contextlib.redirect_stdout(sys.stderr),
+        _readable_warnings(),
+        tracebacks,
+        watchdog(),
+        _reporting_to(page, refused),
+    ):
         _use_settings(_flags(words))
         command_line = parser(words)
         # all else prints to stderr; but while arguments are parsed, ``output_path`` looks at sys.stdout for /dev/stdout
@@ -295,6 +303,28 @@ def _readable_warnings() -> Iterator[None]:
         warnings.simplefilter("always", DelegraphWarning)
         warnings.showwarning = show
         yield
+
+
+@contextlib.contextmanager
+def _showing_failures() -> Iterator[None]:
+    """A block in which exceptions of backends that become refusals are shown on stderr, with their tracebacks."""
+    logger = logging.getLogger("delegraph.failures")
+    level = logger.level
+    handler = _FailureHandler()
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+class _FailureHandler(logging.Handler):
+    """Shows each record on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        terminal.tell(logging.Formatter().format(record))
 
 
 def _failure(

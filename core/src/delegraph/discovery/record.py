@@ -119,6 +119,8 @@ class PluginDefect(Exception):
 
 
 _LONGEST = 1000
+_SELF_EXPLANATORY = (PluginDefect, TargetMissing, ProcessExit)
+"""Exceptions of delegraph's own, whose text needs no name of a class."""
 _INNOCENT = {*sys.stdlib_module_names, "delegraph"} - {"__main__"}
 """Packages whose lines are not shown for a plugin's error: its own call of them is the interesting line."""
 
@@ -130,6 +132,15 @@ def describe(error: BaseException, own: Collection[str] = ()) -> str:
     neither Python's library nor delegraph. ``own``: known modules of the plugin, or their files; their top-level
     packages are the plugin's.
     """
+    described = name_and_text(error)
+    if isinstance(error, _SELF_EXPLANATORY):
+        return described
+    place = _plugin_line(error, own)
+    return f"{described} ({place})" if place and place not in described else described
+
+
+def name_and_text(error: BaseException) -> str:
+    """The name of an exception's class and the first line of its text, cut if it is long."""
     try:  # ``__str__`` may be the plugin's code, and fail
         # ``str`` of a KeyError may show the key only, without a word about it
         text = repr(error.args) if isinstance(error, KeyError) else str(error).strip().partition("\n")[0]
@@ -138,11 +149,9 @@ def describe(error: BaseException, own: Collection[str] = ()) -> str:
     except BaseException as e:
         text = f"its message cannot be shown, as that raises {type(e).__name__}"
     text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
-    if isinstance(error, (PluginDefect, TargetMissing, ProcessExit)):  # delegraph's own: the text says it all
+    if isinstance(error, _SELF_EXPLANATORY):
         return text
-    described = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    place = _plugin_line(error, own)
-    return f"{described} ({place})" if place and place not in described else described
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _plugin_line(error: BaseException, own: Collection[str]) -> str | None:

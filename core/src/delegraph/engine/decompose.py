@@ -19,6 +19,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..discovery.attribution import AtWork
+from ..errors import PluginFailed
 from ..exported.call_names import LEFT, operator_name
 from ..exported.decompose.inline import Inlining
 from ..exported.decompose.tables import beyond_core, to_core
@@ -31,6 +32,7 @@ from ..exported_program import build_program, copy_program, name_outputs, output
 from ..partitioner import Partitioner, Support
 from .compile_cached import Lookups
 from .composites import Composites
+from .failures import GuardedSupport, log, may_be_refusal
 from .partition import ON_HOST, Plan
 from .plan import Answer, ask, make_plan
 
@@ -42,12 +44,14 @@ class Decomposer:
     """The decompositions of one lowering. Remembers traces, and which decompositions were of no use.
 
     It changes the graphs of the programs that it gets, so they must belong to the lowering. ``watched``: check that
-    partitioners change nothing but tags (``plan.ask``). ``cache``: may have what they said before.
+    partitioners change nothing but tags (``plan.ask``). ``cache``: may have what they said before. ``may_fail``: an
+    exception of a partitioner refuses the calls that it is about.
     """
 
-    def __init__(self, watched: bool = True, cache: Lookups | None = None) -> None:
+    def __init__(self, watched: bool = True, cache: Lookups | None = None, may_fail: bool = False) -> None:
         """``watched``: check that partitioners change only tags. ``cache``: None for none."""
         self.tracer, self._watched, self._cache = Tracer(), watched, cache
+        self._may_fail = may_fail
         self._useless: set[Any] = set()  # keys of calls whose decomposition did not help
 
     @property
@@ -90,7 +94,7 @@ class Decomposer:
         # be refused in the next turn, so the loop goes on until no call is left to attempt.
         attempted: set[Node] = set()
         while True:
-            answer = ask(program, partitioner, self._watched, self._cache)
+            answer = ask(program, partitioner, self._watched, self._cache, self._may_fail)
             final = {r.node for r in answer.result.refusals if r.final}
             left = [n for n in _calls(program) if n not in answer.tags and ON_HOST not in n.meta]
             left = [n for n in left if to_core(n.target) or beyond_core(n.target)]
@@ -126,7 +130,7 @@ class Decomposer:
         decomposable = [] if support_of(partitioner) else [n for n in _calls(program) if to_core(n.target)]
         if not decomposable:
             return program
-        reducer = _Reducer(self.tracer, *_kept(program, [partitioner, *later]))
+        reducer = _Reducer(self.tracer, *self._kept(program, [partitioner, *later]))
         changed = [n for n in decomposable if not reducer.keeps(n) and reducer.decompose(n, composites)]
         return rebuild(program) if changed else program
 
@@ -142,15 +146,67 @@ class Decomposer:
 
         Returns whether any call was decomposed.
         """
-        kept_later, _ = _kept(program, later)
+        kept_later, _ = self._kept(program, later)
         unwanted = [n for n in refused if not kept_later(n)]
-        support = support_of(partitioner)
+        support = self._support_of(partitioner)
         if support is None:
-            reducer = _Reducer(self.tracer, *_kept(program, [partitioner, *later]))
+            reducer = _Reducer(self.tracer, *self._kept(program, [partitioner, *later]))
             return any([reducer.decompose(n, composites) for n in unwanted])  # a list: all of them, not just the first
         keeps = AtWork(partitioner, "support check").around(_KeepsByAsking(support))
         attempts = _Attempts(self.tracer, lambda node: keeps(node) or kept_later(node), self._useless)
         return any([attempts.decompose(n, composites) for n in unwanted])
+
+    def _kept(self, program: ExportedProgram, partitioners: Sequence[Partitioner]) -> tuple[Keeps, frozenset[Any]]:
+        """A function that tells whether one of ``partitioners`` keeps a call whole; and operators.
+
+        A trace must not decompose these operators, because the partitioners are asked about them. They are the
+        operators that partitioners without a support check list, and ``LINEAR`` if one has a support check. Each
+        support check begins with ``program`` here.
+        """
+        answers: list[Keeps] = []
+        whole: set[Any] = set()
+        for partitioner in partitioners:
+            try:
+                keeps, operators = self._kept_by(program, partitioner)
+            except PluginFailed as failure:
+                if not self._may_fail or not may_be_refusal(failure):
+                    raise
+                log(failure)
+                continue
+            answers.append(keeps)
+            whole.update(operators)
+        return lambda node: any(keeps(node) for keeps in answers), frozenset(whole)
+
+    def _kept_by(self, program: ExportedProgram, partitioner: Partitioner) -> tuple[Keeps, Collection[Any]]:
+        """Which calls ``partitioner`` keeps whole, and the operators about which it wants to be asked."""
+        work = AtWork(partitioner, "support check")
+        support = self._support_of(partitioner)
+        with work:
+            if support is not None:
+                return work.around(_KeepsByAsking(support, program)), LINEAR
+            operators, wanted = partitioner.ops_to_not_decompose(program)
+        keeps = work.around(partial(_is_listed, frozenset(operators), wanted))
+        return (self._unless_it_fails(keeps) if self._may_fail else keeps), set(operators)
+
+    def _support_of(self, partitioner: Partitioner) -> Support | None:
+        """The support check of a partitioner, which only refuses calls if it may fail; None if it has none."""
+        support = support_of(partitioner)
+        return GuardedSupport(support) if support is not None and self._may_fail else support
+
+    @staticmethod
+    def _unless_it_fails(keeps: Keeps) -> Keeps:
+        """``keeps``, which keeps no call about which it raises an exception."""
+
+        def kept(node: Node) -> bool:
+            try:
+                return keeps(node)
+            except PluginFailed as failure:
+                if not may_be_refusal(failure):
+                    raise
+                log(failure)
+                return False
+
+        return kept
 
 
 def in_core_aten(program: ExportedProgram, keep: Collection[Any] = ()) -> ExportedProgram:
@@ -174,29 +230,6 @@ def rebuild(program: ExportedProgram) -> ExportedProgram:
         node.meta.pop("delegation_tag", None)
     outputs = name_outputs(signature.output_specs, output_values(program))
     return build_program(program.graph_module, graph, signature.input_specs, outputs, program, root_call(program))
-
-
-def _kept(program: ExportedProgram, partitioners: Sequence[Partitioner]) -> tuple[Keeps, frozenset[Any]]:
-    """A function that tells whether one of ``partitioners`` keeps a call whole; and operators.
-
-    A trace must not decompose these operators, because the partitioners are asked about them. They are the operators
-    that partitioners without a support check list, and ``LINEAR`` if one has a support check. Each support check begins
-    with ``program`` here.
-    """
-    answers: list[Keeps] = []
-    whole: set[Any] = set()
-    for partitioner in partitioners:
-        work, support = AtWork(partitioner, "support check"), support_of(partitioner)
-        with work:
-            if support:
-                keeps: Keeps = _KeepsByAsking(support, program)
-                whole |= LINEAR
-            else:
-                operators, wanted = partitioner.ops_to_not_decompose(program)
-                keeps = partial(_is_listed, frozenset(operators), wanted)
-                whole.update(operators)
-        answers.append(work.around(keeps))
-    return lambda node: any(keeps(node) for keeps in answers), frozenset(whole)
 
 
 def _is_listed(operators: Collection[Any], wanted: Callable[[Node], bool] | None, node: Node) -> bool:

@@ -50,9 +50,9 @@ def order(plan: Plan) -> list[Unit]:
         needs_with_draws[after] = needs[after] | {before}
     try:
         try:
-            positions = _sorted(needs_with_draws)
+            positions = sort_by_needs(needs_with_draws)
         except CycleError:  # no order of whole partitions keeps that of the draws: ``random_notes`` reports it
-            positions = _sorted(needs)
+            positions = sort_by_needs(needs)
     except CycleError as e:
         path = [units[k] for k in e.args[1]]  # argument 1 of the error is the cycle
         names = [f"partition {unit.tag}" if isinstance(unit, Partition) else unit.name for unit in path]
@@ -68,7 +68,7 @@ def _computed_inputs(unit: Unit) -> list[Node]:
     return [node for node in inputs if node.op != "placeholder"]
 
 
-def _sorted(needs: Mapping[int, set[int]]) -> list[int]:
+def sort_by_needs(needs: Mapping[int, set[int]]) -> list[int]:
     """The keys of ``needs``, each after the keys that it needs; the smallest first where there is a choice."""
     sorter = TopologicalSorter(needs)
     sorter.prepare()

@@ -85,11 +85,16 @@ class Plan:
 
 
 class NotCompiled(NamedTuple):
-    """Why a compiler refused a partition: its reason, its hint, and the user's line (None if it is not known)."""
+    """Why a partition was not compiled: a reason, a hint, and the user's line (None if it is not known).
+
+    ``failed``: the compiler raised an exception of its own, so that it is not known which operator is to blame. Without
+    it, the compiler refused the partition as a whole.
+    """
 
     reason: str
     hint: str
     source: object
+    failed: bool = False
 
 
 @dataclass

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count, groupby
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -49,6 +50,7 @@ from .extract import begin_work
 from .fingerprint import fingerprint_of
 from .give_back import give_back, given_back_row
 from .insert import insert_delegates
+from .narrow import Narrowed, narrow
 from .order import order, random_notes
 from .partition import Plan, Work
 from .plan import ask, check_settings, make_plan
@@ -119,7 +121,7 @@ class Lowering:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.decomposer = Decomposer(cache=self.cache)
+        self.decomposer = Decomposer(cache=self.cache, may_fail=self.gives_back)
 
     def report(self) -> Report:
         """The report of the rounds up to the current one."""
@@ -268,16 +270,29 @@ def _extract(lowering: Lowering) -> None:
 
 
 def _compile(lowering: Lowering) -> None:
-    """Step ``compile``: compile the work; partitions that a compiler refused are taken out of their plans."""
+    """Step ``compile``: compile the work; partitions that a compiler refused are taken out of their plans.
+
+    Parts of a partition on which its compiler failed are compiled, so that only the smallest failing part is lost.
+    """
+    gives_back = lowering.gives_back
+    narrowed: list[Narrowed] = []
     with lowering.elsewhere or Elsewhere(lowering.registry) as elsewhere:
         registry, executor = elsewhere.open()
-        compile_all(lowering.work, registry, executor, lowering.gives_back, lowering.cache)
-    refused = [work for work in lowering.work if work.not_compiled is not None]
+        compile_all(lowering.work, registry, executor, gives_back, lowering.cache)
+        for work in lowering.work:
+            if work.not_compiled is not None:
+                compile_part = partial(_compile_part, registry=registry, cache=lowering.cache)
+                narrowed.append(narrow(work, compile_part))
     lowering.work = [work for work in lowering.work if work.not_compiled is None]
+    lowering.work += [work for one in narrowed for work in one.kept]
     for plan_of_method in lowering.plans.values():
         for plan in plan_of_method.all():
-            give_back(plan, [work for work in refused if work.plan is plan])
-    lowering.given_back += [(lowering.rounds[lowering.turn].name, work) for work in refused]
+            give_back(plan, [one for one in narrowed if one.work.plan is plan])
+    name = lowering.rounds[lowering.turn].name
+    for one in narrowed:
+        lowering.given_back += [(name, work) for work in one.refused]
+        if not one.refused:
+            lowering.notes.append(_split_note(one))
     # asked once for each backend and its settings, because a backend may have to start its compiler to know
     fingerprints: dict[Any, str | None] = {}
     for work in lowering.work:
@@ -287,6 +302,19 @@ def _compile(lowering: Lowering) -> None:
                 fingerprints[settings] = fingerprint_of(work, lowering.registry)
             producer = lowering.registry.producer(work.module.backend_id)
             work.module.attach(work.result, producer, fingerprints[settings])
+
+
+def _compile_part(work: Work, registry: Any, cache: Lookups | None) -> None:
+    """Compile a part of a partition on this thread; a refusal is stored in ``work``."""
+    compile_all([work], registry, None, True, cache)
+
+
+def _split_note(narrowed: Narrowed) -> str:
+    """The note for a partition that only compiles in several parts."""
+    work = narrowed.work
+    assert work.not_compiled is not None
+    parts = ", ".join(part.partition.tag for part in narrowed.kept)
+    return f"{work.method}: partition {work.partition.tag} compiles only as {parts}: {work.not_compiled.reason}"
 
 
 def _insert(lowering: Lowering) -> None:

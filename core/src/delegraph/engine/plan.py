@@ -12,11 +12,13 @@ from torch.fx import Node
 
 from ..discovery.attribution import AtWork
 from ..discovery.own import provided
-from ..errors import PluginUnavailable
+from ..errors import PluginFailed, PluginUnavailable
+from ..exported.call_names import is_operator
 from ..exported_program import constant_placeholders, output_values, written_values
-from ..partitioner.contract import Partitioner, PartitionResult
+from ..partitioner.contract import Partitioner, PartitionResult, Refusal
 from ..partitioner.validate import check_result
 from .compile_cached import Lookups
+from .failures import guarded, may_be_refusal, reason_of
 from .partition import ON_HOST, Partition, Plan, Tags, broken
 from .snapshot import Snapshot
 from .state import give_state, returned_values
@@ -41,16 +43,26 @@ def check_settings(partitioner: Partitioner, programs: Mapping[str, ExportedProg
 
 
 def ask(
-    program: ExportedProgram, partitioner: Partitioner, watched: bool = True, cache: Lookups | None = None
+    program: ExportedProgram,
+    partitioner: Partitioner,
+    watched: bool = True,
+    cache: Lookups | None = None,
+    may_fail: bool = False,
 ) -> Answer:
     """Ask ``partitioner`` about ``program``, and check that it did only what the contract allows.
 
     Calling it puts tags on the nodes of ``program``. ``watched``: also check that it changed only tags. That is left
     out for a program that was made just to ask. ``cache``: may have an earlier answer, which saves asking; None for no
-    cache. Raises ContractViolation.
+    cache. ``may_fail``: an exception of the partitioner refuses the calls that it is about, or all if that is not
+    known. Raises ContractViolation.
     """
     before = Snapshot(program) if watched else None
-    result = _result(program, partitioner) if cache is None else _cached_result(program, partitioner, cache)
+    try:
+        result = _result(program, partitioner) if cache is None else _cached_result(program, partitioner, cache)
+    except PluginFailed as failure:
+        if not may_fail or not may_be_refusal(failure):
+            raise
+        result = _result_after_failure(program, partitioner, failure)
     check_result(partitioner, result, program)
     subject = f"partitioner {type(partitioner).__name__}"
     if before is not None:
@@ -62,6 +74,31 @@ def _result(program: ExportedProgram, partitioner: Partitioner) -> PartitionResu
     """The partitioner's result, unchecked; errors name the plugin."""
     with AtWork(partitioner, "partition"):
         return partitioner(program)
+
+
+def _result_after_failure(program: ExportedProgram, partitioner: Partitioner, failure: PluginFailed) -> PartitionResult:
+    """The result of a partitioner that raised an exception.
+
+    If it has a support check, it is asked again without the calls about which the check raises. Otherwise all calls
+    are refused.
+    """
+    _forget_tags(program)
+    twin = guarded(partitioner)
+    if twin is not None:
+        try:
+            return _result(program, twin)
+        except PluginFailed as again:
+            if not may_be_refusal(again):
+                raise
+            _forget_tags(program)
+    reason = reason_of(failure)
+    calls = [node for node in program.graph.nodes if is_operator(node)]
+    return PartitionResult(program, {}, refusals=[Refusal(node, reason, final=True) for node in calls])
+
+
+def _forget_tags(program: ExportedProgram) -> None:
+    for node in program.graph.nodes:
+        node.meta.pop("delegation_tag", None)
 
 
 def _cached_result(program: ExportedProgram, partitioner: Partitioner, cache: Lookups) -> PartitionResult:
@@ -99,13 +136,9 @@ def connected_partitions(program: ExportedProgram, result: PartitionResult, tags
     position = {n: k for k, n in enumerate(program.graph.nodes)}
     give_state(program, tags, partitions)
     returned = returned_values(program, {n for p in partitions.values() for n in p.state})
-    results = _result_positions(program)
+    results = result_positions(program)
     for partition in partitions.values():
-        _connect(partition, tags, position, returned)
-        # Outputs that are results of the program change places with each other until they are in the program's order,
-        # as files of whole programs need; other outputs stay where they are.
-        in_order = iter(sorted((n for n in partition.outputs if n in results), key=results.__getitem__))
-        partition.outputs = [next(in_order) if n in results else n for n in partition.outputs]
+        connect(partition, tags, position, returned, results)
     return partitions
 
 
@@ -199,10 +232,17 @@ def _collect(tags: Tags, result: PartitionResult) -> dict[str, Partition]:
     return partitions
 
 
-def _connect(partition: Partition, tags: Tags, position: Mapping[Node, int], returned: Collection[Node]) -> None:
+def connect(
+    partition: Partition,
+    tags: Tags,
+    position: Mapping[Node, int],
+    returned: Collection[Node],
+    results: Mapping[Node, int],
+) -> None:
     """Fill ``inputs`` and ``outputs`` of a partition, and put its constants in graph order.
 
     ``position``: node -> its position in the graph. ``returned``: nodes whose values the host returns or stores.
+    ``results``: node -> its position among the results of the program.
     """
     partition.constants.sort(key=position.__getitem__)
     inside = {*partition.nodes, *partition.constants}
@@ -210,10 +250,14 @@ def _connect(partition: Partition, tags: Tags, position: Mapping[Node, int], ret
     # The order of first use is ExecuTorch's, and device halves that count positions rely on it. In graph order, blobs
     # of equal layers could differ, because the host may compute their inputs in different orders.
     partition.inputs = list(dict.fromkeys(n for n in used if n not in inside and n.op != "get_attr"))
-    partition.outputs = [n for n in partition.nodes if tags[n][0] == partition.tag and _is_output(n, tags, returned)]
+    outputs = [n for n in partition.nodes if tags[n][0] == partition.tag and _is_output(n, tags, returned)]
+    # Outputs that are results of the program change places with each other until they are in the program's order, as
+    # files of whole programs need; other outputs stay where they are.
+    in_order = iter(sorted((n for n in outputs if n in results), key=results.__getitem__))
+    partition.outputs = [next(in_order) if n in results else n for n in outputs]
 
 
-def _result_positions(program: ExportedProgram) -> dict[Node, int]:
+def result_positions(program: ExportedProgram) -> dict[Node, int]:
     """Node that the program returns -> its position among the outputs (the first, if there are several)."""
     positions: dict[Node, int] = {}
     for k, (spec, value) in enumerate(zip(program.graph_signature.output_specs, output_values(program), strict=True)):

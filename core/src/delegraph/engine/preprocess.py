@@ -12,11 +12,12 @@ from torch.fx import Node
 
 from ..backend import BackendDetails, CompileSpec
 from ..discovery.attribution import AtWork
-from ..errors import Unsupported
+from ..errors import PluginFailed, Unsupported
 from ..exported.subgraphs import all_nodes
 from ..exported.tracing import TRACING
 from ..source import source_of
 from .extract import extract
+from .failures import HINT, log, may_be_refusal, text_of
 from .partition import NotCompiled, Work
 from .returned import check_others, check_result, check_untouched, flat_results, handles_of
 from .snapshot import Snapshot
@@ -59,7 +60,9 @@ def compile_work(backend: type[BackendDetails], work: Sequence[Work], registry: 
     """Call the backend with the programs of ``work``, check its effects and results, and store the results.
 
     If ``may_refuse`` and the backend raises Unsupported, the reason is stored in the work that it is about. The backend
-    is then called again with the programs of the other work. Raises ContractViolation for wrong results.
+    is then called again with the programs of the other work. If it raises an exception of its own, it is called with
+    each program alone, and the exception is stored in the work on which it still fails. Raises ContractViolation for
+    wrong results.
     """
     by_method: dict[str, list[Work]] = {}
     for item in work:
@@ -72,23 +75,36 @@ def compile_work(backend: type[BackendDetails], work: Sequence[Work], registry: 
     }
     try:
         returned, seconds = preprocess(backend, programs, specs, work, registry)
-    except Unsupported as refusal:
-        if not may_refuse:
+    except (Unsupported, PluginFailed) as error:
+        if not may_refuse or not (isinstance(error, Unsupported) or may_be_refusal(error)):
             raise
         for item, (snapshot, _) in zip(work, before, strict=True):
             check_others(backend.__name__, item, snapshot)
-        again = _note_refusal(work, refusal)
-        if again:
-            for item in again:  # the call that failed may have rewritten its programs
+        if isinstance(error, PluginFailed):
+            calls = _note_failure(work, error)
+        else:
+            again = _note_refusal(work, error)
+            calls = [again] if again else []
+        for items in calls:
+            for item in items:  # the call that failed may have rewritten its programs
                 item.program = extract(item.method, item.plan, item.partition)
                 item.module.restore(item.program)
-            compile_work(backend, again, registry, may_refuse)
+            compile_work(backend, items, registry, may_refuse)
         return
     results = flat_results(backend.__name__, programs, returned)
     for item, (snapshot, handles), result in zip(work, before, results, strict=True):
         check_result(backend.__name__, item.partition.tag, handles, result)
         check_untouched(backend.__name__, item, snapshot)
         item.result, item.seconds["compile"] = result, seconds
+
+
+def _note_failure(work: Sequence[Work], failure: PluginFailed) -> list[list[Work]]:
+    """Store in the work that the backend failed on it; returns the calls to make if several programs are concerned."""
+    if len(work) > 1:
+        return [[item] for item in work]
+    log(failure)
+    work[0].not_compiled = NotCompiled(text_of(failure), HINT, failure.source, failed=True)
+    return []
 
 
 def _note_refusal(work: Sequence[Work], refusal: Unsupported) -> list[Work]:

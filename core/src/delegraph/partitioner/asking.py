@@ -15,7 +15,7 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind, Outpu
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
-from ..errors import Unsupported
+from ..errors import DelegraphError, Unsupported
 from ..exported_program import argument_of, build_program, copy_node, flat_call, placeholder_of
 from .capability import Predicate, WhyNot
 
@@ -27,10 +27,10 @@ class Asking:
     """A ``why_not`` that asks a compiler about each call by itself.
 
     ``compile`` gets a program of that one call, whose operands are inputs, and raises Unsupported with the reason if it
-    cannot compile it; what it returns is not used. It has to decide by operator, literals, types and shapes: calls that
-    are alike in these are asked about once in the life of this object. ``for_all(node, reason)``: whether a refusal is
-    one of the operator, whatever the types and shapes, so that it is asked about no more. ``is_sure(node)``: whether a
-    call is taken without asking.
+    cannot compile it; other exceptions are refusals as well. What it returns is not used. It has to decide by operator,
+    literals, types and shapes: calls that are alike in these are asked about once in the life of this object.
+    ``for_all(node, reason)``: whether a refusal is one of the operator, whatever the types and shapes, so that it is
+    asked about no more. ``is_sure(node)``: whether a call is taken without asking.
 
     ``after`` gives a support check that needs fewer programs: all calls of one operator are in one, side by side, and
     only if that is refused each has one of its own.
@@ -71,16 +71,23 @@ class Asking:
     def _ask(self, calls: Mapping[str, Node]) -> None:
         """Compile these calls of one operator, by their descriptions; each alone if they are refused together."""
         why = None
+        node = next(iter(calls.values()))
+        for_all = False
         try:
             self.compile(program_of(calls.values()))
         except Unsupported as refusal:
-            why, node = refusal.message, next(iter(calls.values()))
-            if self._for_all(node, why):
-                self._refused[node.target] = why
-            elif len(calls) > 1:
-                for key, node in calls.items():
-                    self._ask({key: node})
-                return
+            why = refusal.message
+            for_all = self._for_all(node, why)
+        except (DelegraphError, MemoryError):
+            raise
+        except Exception as error:
+            why = f"its compiler failed: {type(error).__name__}: {error}"
+        if for_all:
+            self._refused[node.target] = why or ""
+        elif why is not None and len(calls) > 1:
+            for key, call in calls.items():
+                self._ask({key: call})
+            return
         self._answers.update(dict.fromkeys(calls, why))
 
 

@@ -160,6 +160,9 @@ def attempt_lowering(
             attempt.lowered = delegraph.lower(
                 attempt.exported, backends=[attempt.recording], registry=registry, on_missing_runtime=mode
             )
+            if attempt.recording.result is None:  # it raised an exception, which a lowering makes a refusal
+                reasons = [row.reason for row in attempt.lowered.report.refusals]
+                raise Unsupported("unsupported", reasons[0] if reasons else "the partitioner raised an exception")
             attempt.handed_over = handed_over(attempt.lowered)
             for row in () if may_refuse else attempt.lowered.report.given_back:
                 raise Unsupported("unsupported", row.reason, source=row.source)

@@ -11,7 +11,7 @@ from typing import Any
 import delegraph
 import pytest
 import torch
-from delegraph.errors import ContractViolation, DelegraphError, PluginFailed
+from delegraph.errors import ContractViolation, DelegraphError, NotFullyDelegated
 from torch import nn
 
 from ..support.judge import emit, expect_equal, lower, stock_runtime
@@ -175,16 +175,16 @@ def tag_around(program: Any, tag: str) -> None:
 @pytest.mark.parametrize(
     ("tag", "kind", "text"),
     [
-        (raising, PluginFailed, "partition of StrangeBackendPartitioner .* ValueError: no luck"),
-        (lambda *_: 7, DelegraphError, "StrangeBackendPartitioner"),
+        (raising, NotFullyDelegated, "asking whether it is supported failed: ValueError: no luck"),
+        (lambda *_: 7, NotFullyDelegated, "AttributeError: 'int' object has no attribute"),
         (tag_unknown, ContractViolation, "unknown"),
-        (tag_around, PluginFailed, "preprocess of StrangeBackend"),
+        (tag_around, NotFullyDelegated, "its compiler failed on the partition: ValueError: no luck"),
     ],
     ids=["raises", "returns a number", "a tag that nothing declares", "around what it leaves"],
 )
 def test_strange_partitioners(tag: Any, kind: type[DelegraphError], text: str) -> None:
     with bridged(backend_of(raising), tag), pytest.raises(kind, match=text):
-        lower(Chain(), (X,), backends=["it"])
+        lower(Chain(), (X,), backends=["it"], require_full=True)
 
 
 def test_a_partitioner_that_wants_nothing() -> None:
@@ -196,7 +196,7 @@ def test_a_partitioner_that_wants_nothing() -> None:
 @pytest.mark.parametrize(
     ("preprocess", "kind", "text"),
     [
-        (raising, PluginFailed, "preprocess of StrangeBackend .* ValueError: no luck"),
+        (raising, NotFullyDelegated, "its compiler failed on the partition: ValueError: no luck"),
         (lambda *_: None, ContractViolation, "preprocess of StrangeBackend returned None"),
         (lambda *_: result_of(5, {}), ContractViolation, "not a PreprocessResult with bytes"),
         (lambda *_: result_of("text", {}), ContractViolation, "not a PreprocessResult with bytes"),
@@ -205,7 +205,7 @@ def test_a_partitioner_that_wants_nothing() -> None:
 )
 def test_strange_backends(preprocess: Any, kind: type[DelegraphError], text: str) -> None:
     with bridged(backend_of(preprocess), tag_all), pytest.raises(kind, match=text):
-        lower(Chain(), (X,), backends=["it"])
+        lower(Chain(), (X,), backends=["it"], require_full=True)
 
 
 def test_random_numbers_that_a_backend_draws_change_nothing_for_the_user() -> None:

@@ -15,7 +15,7 @@ from torch.fx import Node
 
 with quietly():
     from executorch.backends.xnnpack.utils.quant_utils import IS_IMPLICIT_Q_DQ_TAG, is_dequant, is_quant
-    from executorch.backends.xnnpack.utils.utils import get_param_tensor
+    from executorch.backends.xnnpack.utils.utils import get_param_tensor, is_param_node
 
 _MOVES = ("cat.default", "max_pool2d.default", "permute_copy.default", "view_copy.default")
 """Operators whose integers XNNPACK moves as they are: their operands and results have one scale and zero point."""
@@ -83,7 +83,7 @@ def _scale(node: Node, program: Any) -> float | None:
     """The scale of a quantize or dequantize, the largest of its channels; None if it is computed at run time."""
     scale = node.args[1] if "quantize_per" in str(node.target) else None
     if isinstance(scale, Node):
-        values = get_param_tensor(program, scale)
+        values = get_param_tensor(program, scale) if is_param_node(program, scale) else None
         return None if values is None else float(values.max())
     return float(scale) if isinstance(scale, (int, float)) else None
 

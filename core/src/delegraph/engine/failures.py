@@ -1,0 +1,103 @@
+"""Exceptions of backends that become refusals. Their tracebacks are logged for the authors of the backend."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from ..discovery.record import name_and_text
+from ..errors import DelegraphError, PluginFailed
+from ..partitioner import Partitioner, Reason, Support
+
+LOG = logging.getLogger("delegraph.failures")
+"""Gets each exception that became a refusal, with its traceback, at level INFO."""
+HINT = "the logger delegraph.failures, and --debug of the command line, show the traceback"
+
+
+def may_be_refusal(error: BaseException) -> bool:
+    """Whether an exception of a plugin can count as a refusal.
+
+    That is not so if the memory was exhausted, or if the plugin tried to exit. Errors of delegraph's own, such as a
+    broken contract or a wrong option, are none of the plugin's exceptions.
+    """
+    if isinstance(error, DelegraphError) and not isinstance(error, PluginFailed):
+        return False
+    causes = list(_causes(error))
+    return all(isinstance(cause, Exception) and not isinstance(cause, MemoryError) for cause in causes)
+
+
+def text_of(failure: PluginFailed) -> str:
+    """The name and the text of the exception that a plugin raised."""
+    return name_and_text(failure.__cause__ or failure)
+
+
+def log(failure: PluginFailed) -> None:
+    """Log an exception that becomes a refusal, with its traceback."""
+    LOG.info("%s", failure.message, exc_info=failure.__cause__ or failure)
+
+
+def reason_of(error: BaseException) -> Reason:
+    """Why a call is refused about which a partitioner or its support check raised ``error``. Logs the error."""
+    failure = error.__cause__ if isinstance(error, PluginFailed) and error.__cause__ else error
+    LOG.info("%s", error, exc_info=failure)
+    text = name_and_text(failure)
+    return Reason(f"asking whether it is supported failed: {text}", hint=HINT, cause=f"not asked: {text}")
+
+
+class GuardedSupport:
+    """A support check that refuses calls about which ``inner`` raises an exception."""
+
+    def __init__(self, inner: Support) -> None:
+        self.inner = inner
+
+    def begin(self, exported_program: ExportedProgram) -> None:
+        self.inner.begin(exported_program)
+
+    def why_not(self, node: Node) -> str | None:
+        try:
+            return self.inner.why_not(node)
+        except Exception as error:
+            return _refusal(error)
+
+    def is_constant(self, node: Node) -> bool:
+        return self.inner.is_constant(node)
+
+    def partition_why_not(self, nodes: Sequence[Node]) -> Mapping[Node, str]:
+        try:
+            return self.inner.partition_why_not(nodes)
+        except Exception as error:
+            return dict.fromkeys(nodes, _refusal(error))
+
+
+def guarded(partitioner: Partitioner) -> Partitioner | None:
+    """A copy of ``partitioner`` with a guarded support check; None if it has none."""
+    twin: Any = copy.copy(partitioner)
+    inner = getattr(twin, "inner", None)
+    if isinstance(inner, Partitioner):  # a partitioner that wraps another one
+        twin.inner = guarded(inner)
+        return None if twin.inner is None else twin
+    if not isinstance(twin.support, Support):
+        return None
+    twin.support = GuardedSupport(twin.support)
+    return twin  # type: ignore[no-any-return]
+
+
+def _refusal(error: Exception) -> Reason:
+    if not may_be_refusal(error):
+        raise error
+    return reason_of(error)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An exception, and those that led to it."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__

@@ -1,0 +1,320 @@
+"""Compilers and partitioners that raise: the smallest failing part is refused, and the rest stays delegated."""
+
+import logging
+from typing import ClassVar
+
+import delegraph
+import pytest
+import torch
+from delegraph.backend import BackendDetails, PreprocessResult
+from delegraph.discovery.registry import Registry
+from delegraph.errors import NotFullyDelegated, PluginFailed
+from delegraph.partitioner import CapabilityPartitioner, Partitioner, PartitionResult
+from delegraph.runtime import BackendRuntime
+from torch import nn
+from torch.export import Dim
+
+MOST = 8
+COMPILED = {}
+
+
+def names_of(program):
+    calls = [n.target for n in program.graph.nodes if n.op == "call_function"]
+    return [getattr(target, "overloadpacket", target).__name__ for target in calls]
+
+
+def failing_backend(name, fails):
+    """A backend that raises what ``fails(names of operators)`` returns, if that is an exception."""
+
+    class Made(BackendDetails):
+        seen: ClassVar = []
+
+        @staticmethod
+        def preprocess(edge_program, compile_specs):
+            names = names_of(edge_program)
+            Made.seen.append(names)
+            error = fails(names)
+            if error is not None:
+                raise error
+            blob = f"{name} {len(COMPILED)}".encode()
+            COMPILED[blob] = edge_program
+            return PreprocessResult(blob)
+
+    Made.__name__ = Made.__qualname__ = name
+    return Made
+
+
+class ProgramRuntime(BackendRuntime):
+    @staticmethod
+    def load(processed_bytes, compile_specs, named_data):
+        module = COMPILED[processed_bytes].module()
+        return lambda *args: tuple(module(*args))
+
+
+def fails_on(*operators, error=ValueError):
+    """An exception if all of ``operators`` are in one program."""
+    return lambda names: error(f"no luck with {operators}") if all(o in names for o in operators) else None
+
+
+def lowered(module, inputs, *backends, why_not=lambda node: None, **more):
+    registry = Registry(discover=False)
+    for backend in backends:
+        registry.register(backend, runtime=ProgramRuntime)
+    partitioners = [CapabilityPartitioner(why_not, b.__name__) for b in backends]
+    return delegraph.lower(module.eval(), inputs, backends=partitioners, registry=registry, **more)
+
+
+class Program(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs):
+        return self.function(*inputs)
+
+
+def chain(x):
+    """Twelve operators, of which the eighth is a sine."""
+    for _ in range(7):
+        x = x.tanh() if x.dim() else x
+    x = x.sin()
+    for _ in range(4):
+        x = x.sigmoid()
+    return x
+
+
+def two_branches(x):
+    """The sine lies between two operators on one of two ways from the input to the result."""
+    left = x.tanh().sin().relu()
+    right = x.sigmoid().exp()
+    return left + right, right
+
+
+def split(x):
+    first, second = x.sin().chunk(2, dim=-1)
+    return first.tanh() * second.relu()
+
+
+class Constants(nn.Module):
+    """A table that is computed from a constant is used before and after the sine."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.arange(4.0))
+
+    def forward(self, x):
+        table = self.table.exp()
+        return ((x * table).sin() + table).tanh(), table
+
+
+ROWS = [
+    ("in the middle", Program(chain), (4,), ("sin",), {"aten.sin.default": 1}, 2),
+    ("first", Program(lambda x: x.sin().tanh().relu()), (4,), ("sin",), {"aten.sin.default": 1}, 1),
+    ("last", Program(lambda x: x.tanh().relu().sin()), (4,), ("sin",), {"aten.sin.default": 1}, 1),
+    ("alone", Program(lambda x: x.sin()), (4,), ("sin",), {"aten.sin.default": 1}, 0),
+    ("twice", Program(lambda x: x.sin().tanh().sin().relu()), (4,), ("sin",), {"aten.sin.default": 2}, 2),
+    ("only together", Program(lambda x: x.sin().tanh().cos()), (4,), ("sin", "cos"), None, 2),
+    ("two branches", Program(two_branches), (4,), ("sin",), {"aten.sin.default": 1}, 2),
+    ("several results", Program(split), (2, 4), ("split_with_sizes",), None, None),
+    ("constants", Constants(), (4,), ("sin",), {"aten.sin.default": 1}, 2),
+    ("without elements", Program(lambda x: x.tanh().sin().relu()), (0, 3), ("sin",), {"aten.sin.default": 1}, 2),
+]
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "operators", "refused", "delegates"), [r[1:] for r in ROWS], ids=[r[0] for r in ROWS]
+)
+def test_the_smallest_failing_part_is_refused(module, shape, operators, refused, delegates):
+    x = torch.randn(shape)
+    backend = failing_backend("FailingBackend", fails_on(*operators))
+    program = lowered(module, (x,), backend)
+    torch.testing.assert_close(program(x), module(x))
+    assert len(backend.seen) <= 1 + MOST
+    if delegates is not None:
+        assert len(program.delegates) == delegates
+    if refused is not None:
+        [*rows] = program.report.given_back
+        counts = {}
+        for row in rows:
+            for operator, count in row.operators.items():
+                counts[operator] = counts.get(operator, 0) + count
+            assert row.reason.startswith("ValueError: no luck with")
+        assert counts == refused
+    elif operators == ("sin", "cos"):
+        assert not program.report.given_back and program.report.host_operators == 0
+        assert any("compiles only as" in note for note in program.report.notes)
+
+
+def test_a_long_partition_loses_few_operators():
+    def long(x):
+        for _ in range(60):
+            x = x.tanh().relu()
+        x = x.sin()
+        for _ in range(60):
+            x = x.sigmoid().relu()
+        return x
+
+    x = torch.randn(3)
+    backend = failing_backend("FailingBackend", fails_on("sin"))
+    program = lowered(Program(long), (x,), backend)
+    torch.testing.assert_close(program(x), long(x))
+    assert len(backend.seen) <= 1 + MOST
+    assert program.report.host_operators <= 4 and len(program.delegates) == 2
+
+
+def test_the_next_backend_gets_the_failing_part():
+    x = torch.randn(4)
+    first = failing_backend("FirstBackend", fails_on("sin"))
+    second = failing_backend("SecondBackend", lambda names: None)
+    program = lowered(Program(chain), (x,), first, second, require_full=True)
+    assert second.seen == [["sin"]]
+    assert [row.backend for row in program.report.given_back] == ["CapabilityPartitioner"]
+    torch.testing.assert_close(program(x), chain(x))
+
+
+def test_two_methods_lose_their_failing_parts():
+    x = torch.randn(4)
+    backend = failing_backend("FailingBackend", fails_on("sin"))
+    modules = {"one": Program(chain), "two": Program(two_branches)}
+    registry = Registry(discover=False)
+    registry.register(backend, runtime=ProgramRuntime)
+    partitioner = CapabilityPartitioner(lambda node: None, "FailingBackend")
+    program = delegraph.lower(modules, dict.fromkeys(modules, (x,)), backends=[partitioner], registry=registry)
+    for method, module in modules.items():
+        torch.testing.assert_close(program.method(method)(x), module(x))
+    assert {row.method for row in program.report.given_back} == {"one", "two"}
+
+
+def test_one_of_several_that_compile_jointly_fails():
+    """The call is repeated with each partition alone."""
+    base = failing_backend("JointBackend", fails_on("sin"))
+
+    class JointBackend(base):
+        @classmethod
+        def preprocess_multimethod(cls, edge_programs, compile_specs):
+            return {m: [cls.preprocess(p, []) for p in listed] for m, listed in edge_programs.items()}
+
+    x = torch.randn(4)
+    registry = Registry(discover=False)
+    registry.register(JointBackend, runtime=ProgramRuntime)
+    partitioner = CapabilityPartitioner(lambda node: None, "JointBackend")
+    modules = {"one": Program(lambda x: x.tanh().sin().relu()), "two": Program(lambda x: x.tanh().relu())}
+    program = delegraph.lower(modules, dict.fromkeys(modules, (x,)), backends=[partitioner], registry=registry)
+    assert sorted(d.method for d in program.delegates) == ["one", "one", "two"]
+    for method, module in modules.items():
+        torch.testing.assert_close(program.method(method)(x), module(x))
+
+
+def test_the_rest_is_found_in_a_cache(tmp_path):
+    x = torch.randn(4)
+    backend = failing_backend("FailingBackend", fails_on("sin"))
+    backend.fingerprint = classmethod(lambda cls, specs: "1")
+    for _ in range(2):
+        program = lowered(Program(chain), (x,), backend, cache=str(tmp_path))
+        assert len(program.delegates) == 2
+        torch.testing.assert_close(program(x), chain(x))
+
+
+def test_require_full_names_the_exception():
+    backend = failing_backend("FailingBackend", fails_on("sin"))
+    with pytest.raises(NotFullyDelegated, match="ValueError: no luck with"):
+        lowered(Program(chain), (torch.randn(4),), backend, require_full=True)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_interrupts_and_exhausted_memory_end_the_lowering(error):
+    backend = failing_backend("FailingBackend", fails_on("sin", error=error))
+    with pytest.raises((KeyboardInterrupt, PluginFailed)):
+        lowered(Program(chain), (torch.randn(4),), backend)
+
+
+def test_the_traceback_is_logged(caplog):
+    backend = failing_backend("FailingBackend", fails_on("sin"))
+    with caplog.at_level(logging.INFO, "delegraph.failures"):
+        program = lowered(Program(lambda x: x.sin()), (torch.randn(4),), backend)
+    [record] = [r for r in caplog.records if r.name == "delegraph.failures"]
+    text = logging.Formatter().format(record)
+    assert "in preprocess" in text and "ValueError: no luck with" in text and "Traceback" in text
+    assert "delegraph.failures" in str(program.report)
+
+
+def raising(error):
+    raise error
+
+
+class Tagging(Partitioner):
+    """Raises when it is asked, or when it is asked what to keep whole."""
+
+    def __init__(self, place):
+        super().__init__()
+        self.place = place
+
+    def partition(self, exported_program):
+        if self.place == "partition":
+            raise IndexError("no luck")
+        return PartitionResult(exported_program, {})
+
+    def ops_to_not_decompose(self, exported_program):
+        if self.place == "ops":
+            raise IndexError("no luck")
+        return [torch.ops.aten.silu.default], lambda node: raising(IndexError("no luck"))
+
+
+@pytest.mark.parametrize("place", ["partition", "ops", "filter"])
+def test_a_partitioner_that_raises_refuses(place):
+    module = Program(lambda x: nn.functional.silu(x).sin())
+    x = torch.randn(3)
+    second = failing_backend("SecondBackend", lambda names: None)
+    registry = Registry(discover=False)
+    registry.register(second, runtime=ProgramRuntime)
+    partitioners = [Tagging(place), CapabilityPartitioner(lambda node: None, "SecondBackend")]
+    program = delegraph.lower(module, (x,), backends=partitioners, registry=registry)
+    assert program.report.host_operators == 0
+    torch.testing.assert_close(program(x), module(x))
+
+
+def test_a_support_check_that_raises_refuses_the_operator():
+    def why_not(node):
+        return raising(KeyError("sin")) if node.target is torch.ops.aten.sin.default else None
+
+    x = torch.randn(4)
+    backend = failing_backend("CheckedBackend", lambda names: None)
+    program = lowered(Program(chain), (x,), backend, why_not=why_not)
+    [row] = program.report.refusals
+    assert row.operator == "aten.sin.default" and "KeyError" in row.reason
+    torch.testing.assert_close(program(x), chain(x))
+
+
+def last_values(x):
+    return torch.stack([x, x * 2], 3).max(3).values.relu() + 1
+
+
+def with_complex_numbers(x):
+    return torch.view_as_real(torch.fft.rfft(x)).relu().sum(-1) + 1
+
+
+class Dynamic(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(3, 4, 3)
+
+    def forward(self, x):
+        return self.conv(x.relu()).tanh()
+
+
+BATCH_AND_LENGTH = ({0: Dim("batch", min=1, max=8), 2: Dim("length", min=4, max=64)},)
+XNNPACK_ROWS = [
+    ("maximum without keepdim", Program(last_values), (2, 3, 4), None),
+    ("complex numbers", Program(with_complex_numbers), (2, 8), None),
+    ("conv1d of any batch and length", Dynamic(), (2, 3, 8), BATCH_AND_LENGTH),
+]
+
+
+@pytest.mark.parametrize(("module", "shape", "sizes"), [r[1:] for r in XNNPACK_ROWS], ids=[r[0] for r in XNNPACK_ROWS])
+def test_xnnpack_keeps_what_compiles(module, shape, sizes):
+    pytest.importorskip("executorch")
+    x = torch.randn(shape)
+    shapes = None if sizes is None else {name: sizes[0] for name in ["x"]} if isinstance(module, Dynamic) else sizes
+    program = delegraph.lower(module.eval(), (x,), backends=["xnnpack"], dynamic_shapes=shapes)
+    assert program.delegates
+    torch.testing.assert_close(program(x), module(x))
