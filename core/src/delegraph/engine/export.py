@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from ..errors import InputError
+from ..exported.distinct_inputs import distinct_inputs, expect_distinct
 from ..exported.tracing import TRACING, unlogged
 from ..exported.training import reads_mode
 from ..exported_program import user_inputs
@@ -77,6 +78,7 @@ def export_method(method: str, source: Source) -> ExportedProgram:
         text = f"method {method} takes no inputs: there is nothing to compute at run time"
         raise InputError("input-invalid", text, hint="give the module an input, or compute its constant result once")
     _expect_no_data_assigned(program)
+    expect_distinct(program)
     return program
 
 
@@ -111,7 +113,12 @@ def _export_module(module: torch.nn.Module, inputs: Any, kwargs: Any, shapes: An
     try:
         with TRACING, unlogged(("torch.export._trace",)), warnings.catch_warnings():
             warnings.filterwarnings("ignore", _OF_TORCHS_RNNS, UserWarning)
-            return torch.export.export(module, args, in_order_of_forward(module, kwargs), dynamic_shapes=shapes)
+            kwargs = in_order_of_forward(module, kwargs)
+            if isinstance(shapes, torch.export.ShapesCollection | torch.export.AdditionalInputs):
+                # these find tensors by identity
+                shapes = shapes.dynamic_shapes(module, args, kwargs)  # type: ignore[no-untyped-call]
+            args, kwargs = distinct_inputs((args, kwargs), module)
+            return torch.export.export(module, args, kwargs, dynamic_shapes=shapes)
     except Exception as e:  # torch and the code of the model may raise anything
         reason, advice = _reason_and_hint(str(e))
         text = f"torch.export could not export {kind}: {type(e).__name__}: {reason}"

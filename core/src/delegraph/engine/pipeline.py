@@ -27,6 +27,7 @@ from ..discovery.attribution import attributing
 from ..discovery.registry import Registry, default_registry
 from ..errors import ContractViolation
 from ..exported.call_spec import VARYING
+from ..exported.distinct_inputs import equal_inputs_note
 from ..exported.functionalize.normalize import normalize
 from ..exported.gc_pause import pause_collection
 from ..exported.subgraphs import Subgraph, all_nodes, extract_subgraphs, next_handles, put_back
@@ -144,7 +145,10 @@ class Lowering:
 
 def _export(lowering: Lowering) -> None:
     """Step ``export``: one exported program for each method."""
-    lowering.programs = {method: export_method(method, source) for method, source in lowering.sources.items()}
+    for method, source in lowering.sources.items():
+        lowering.programs[method] = program = export_method(method, source)
+        if source.program is program and (note := equal_inputs_note(program)):
+            lowering.notes.append(f"{method}: {note}")
 
 
 def _normalize(lowering: Lowering) -> None:

@@ -116,7 +116,11 @@ def same_strides(value: torch.Tensor, strides: Sequence[int]) -> bool:
 
 
 def _copy_with_strides(value: torch.Tensor, strides: tuple[int, ...], offset: int) -> torch.Tensor:
-    """A copy of ``value`` in new memory, with these strides and this offset."""
+    """A copy of ``value`` in new memory, with these strides and this offset.
+
+    Recorded elements that share memory are equal. If those of ``value`` differ, as a caller's may, it is made dense.
+    """
+    whole = value
     extent = 0  # how many places in memory the elements span, gaps included
     if value.numel():
         extent = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, strides, strict=True))
@@ -127,6 +131,8 @@ def _copy_with_strides(value: torch.Tensor, strides: tuple[int, ...], offset: in
         if stride == 0 and value.shape[dim]:
             target, value = target.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
     target.copy_(value)
+    if value.shape != whole.shape and not torch.equal(copy, whole):
+        return whole.contiguous()
     return copy
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from delegraph.command import read_model
 from delegraph.errors import InputError
+from delegraph.exported import distinct_inputs
 from delegraph.exported_program import copy_program, user_inputs
 from torch.export import ExportedProgram
 
@@ -26,7 +27,10 @@ def load_example(text: str) -> Example:
     model, inputs = given.programs["forward"], given.inputs["forward"] or ()
     if not given.transforms and not isinstance(model, ExportedProgram):
         return model, inputs
-    program = copy_program(model) if isinstance(model, ExportedProgram) else torch.export.export(model, inputs)
+    if isinstance(model, ExportedProgram):
+        program = copy_program(model)
+    else:
+        program = torch.export.export(model, distinct_inputs(inputs, model))
     for transform in given.transforms:
         program = transform(program)
     return program, _inputs(program, inputs)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from delegraph.errors import DelegraphError, InputError
+from delegraph.exported import distinct_inputs
 from torch.export import Dim, ExportedProgram
 
 Example = tuple[torch.nn.Module | ExportedProgram, tuple[Any, ...]]
@@ -66,7 +67,7 @@ class Program:
                 shapes = tuple(_dynamic(i) for i in inputs) if dynamic else None
                 if shapes is not None and any(p.kind is p.VAR_POSITIONAL for p in _parameters(module)):
                     shapes = (shapes,)
-                return torch.export.export(module, inputs, dynamic_shapes=shapes), inputs
+                return torch.export.export(module, distinct_inputs(inputs, module), dynamic_shapes=shapes), inputs
             except DelegraphError:
                 raise
             except Exception as e:  # torch's own limits, of many kinds

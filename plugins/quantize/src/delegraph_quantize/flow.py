@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from delegraph import Registry, default_registry, export
 from delegraph.errors import ContractViolation, DelegraphWarning, InputError, OptionError, PluginUnavailable
-from delegraph.exported import RECURRENT, TRACING, Program, to_core
+from delegraph.exported import RECURRENT, TRACING, Program, distinct_inputs, to_core
 from delegraph.exported_program import written_targets
 from delegraph.io.quiet import quietly
 from torch._ops import OpOverload
@@ -70,7 +70,8 @@ def quantize(
         agree(converted)
         _restore_buffers(converted, exported)
         with torch.no_grad():
-            quantized = torch.export.export(converted, *first, dynamic_shapes=dynamic_shapes)
+            args, kwargs = distinct_inputs((first.args, first.kwargs), converted)
+            quantized = torch.export.export(converted, args, kwargs, dynamic_shapes=dynamic_shapes)
     if unscaled:
         text = f"left in floats, with the calls that make or take it: {'; '.join(map(str, unscaled))}"
         warnings.warn(text, DelegraphWarning, stacklevel=2)
