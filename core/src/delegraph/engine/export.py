@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from ..errors import InputError
-from ..exported.distinct_inputs import distinct_inputs, expect_distinct
+from ..exported.example_inputs import distinct_inputs, expect_distinct
 from ..exported.tracing import TRACING, unlogged
 from ..exported.training import reads_mode
 from ..exported_program import user_inputs

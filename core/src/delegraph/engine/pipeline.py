@@ -27,7 +27,7 @@ from ..discovery.attribution import attributing
 from ..discovery.registry import Registry, default_registry
 from ..errors import ContractViolation
 from ..exported.call_spec import VARYING
-from ..exported.distinct_inputs import equal_inputs_note
+from ..exported.example_inputs import equal_inputs_note
 from ..exported.functionalize.normalize import normalize
 from ..exported.gc_pause import pause_collection
 from ..exported.subgraphs import Subgraph, all_nodes, extract_subgraphs, next_handles, put_back

@@ -9,7 +9,7 @@ from .checks import erase, find_checks
 from .constant_values import ConstantValues
 from .decompose.tables import RECURRENT, to_core
 from .decompose.without_trace import CORE_CALLS, core_call
-from .distinct_inputs import distinct_inputs
+from .example_inputs import distinct_inputs
 from .gc_pause import pause_collection
 from .graph_equality import same_arguments
 from .input_sizes import input_names
