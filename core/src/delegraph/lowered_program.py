@@ -29,6 +29,7 @@ from .exported.types import Program
 from .exported_program import written_targets
 from .host.executor import Delegates, Executable, OnMissingRuntime, SuspiciousExecutable
 from .host.files import FileFormat
+from .host.uncompiled import uncompiled
 from .report.model import Report
 
 if TYPE_CHECKING:  # imported late at run time: lowering alone needs neither
@@ -113,6 +114,7 @@ class LoweredProgram(MethodPrograms):
         """The method ``name``, called with the same arguments as the model. Raises InputError for an unknown name."""
         return self._methods[self._known(name)]
 
+    @uncompiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.method(self._default_method())(*args, **kwargs)
 

@@ -30,6 +30,7 @@ from .compatibility import expect_compatible
 from .graph_code import GraphCode
 from .kept_inputs import KeptInputs, versions
 from .sizes import failed_at
+from .uncompiled import uncompiled
 
 if TYPE_CHECKING:
     from ..discovery.registry import Registry
@@ -348,6 +349,7 @@ class Executable:
             copy._state = {k: v.clone() for k, v in self._state.items()}
         return copy
 
+    @uncompiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the program. Writes new values to inputs and buffers; returns the results in the user's structure.
 
