@@ -14,6 +14,7 @@ from .gc_pause import pause_collection
 from .graph_equality import same_arguments
 from .input_sizes import input_names
 from .opaque import Opaque
+from .resizing import why_factor_undecided
 from .schema import bound_arguments, is_random
 from .subgraphs import all_nodes
 from .tracing import TRACING
@@ -49,5 +50,6 @@ __all__ = [
     "same_arguments",
     "to_core",
     "unpacked",
+    "why_factor_undecided",
     "wrong_input",
 ]

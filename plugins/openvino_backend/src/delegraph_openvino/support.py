@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from delegraph.backend import to_specs
-from delegraph.exported import CORE_CALLS
+from delegraph.exported import CORE_CALLS, bound_arguments, why_factor_undecided
 from delegraph.partitioner import Asking, CapabilityPartitioner, ValueCheck, dequantized_parts, is_dequantized
 from torch.fx import Node
 
@@ -44,6 +46,8 @@ def why_not(node: Node) -> str | None:
         return reason
     if name == "_cdist_forward" and node.args[2] != 2:
         return "OpenVINO takes powers of differences, and not of their sizes"
+    if (reason := why_factor_undecided(node) or _why_not_resized(node, name)) is not None:
+        return reason
     if name == "repeat" and not node.args[1]:
         return "OpenVINO returns whatever is in memory for a number that is repeated by nothing"
     if "scaled_dot_product" in name and any("0" in map(str, n.meta["val"].shape) for n in node.all_input_nodes):
@@ -56,3 +60,33 @@ def why_not(node: Node) -> str | None:
     parts = dequantized_parts(node)
     differ = parts and ("channel" in str(parts[0].target) or len({part.args[1:] for part in parts}) > 1)
     return "OpenVINO concatenates quantized tensors right if they have one scale and one zero point" if differ else None
+
+
+_BY_FACTOR = frozenset({"upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_bicubic2d"})
+"""Interpolations that step by the scale factor also where an axis keeps its size."""
+_BETWEEN_PIXELS = frozenset({"upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"})
+"""Interpolations that read between pixels."""
+
+
+def _why_not_resized(node: Node, name: str) -> str | None:
+    """Why OpenVINO resizes otherwise than eager does."""
+    if name not in _BY_FACTOR | _BETWEEN_PIXELS:
+        return None
+    arguments = bound_arguments(node)
+    corners = bool(arguments.get("align_corners"))
+    image: Any = node.args[0]
+    sizes = image.meta["val"].shape[2:]
+    outs = node.meta["val"].shape[2:]
+    scales = [value for key, value in arguments.items() if key.startswith("scales")]
+    factors = arguments.get("scale_factors") or scales or [None] * len(sizes)
+    for size, out, factor in zip(sizes, outs, factors, strict=True):
+        is_known = isinstance(size, int) and isinstance(out, int)
+        may_be_one = out == 1 != size if is_known else factor is None or factor < 1
+        if name in _BETWEEN_PIXELS and not corners and may_be_one:
+            return "OpenVINO reads a single output pixel at the corner of the input, and eager at its centre"
+        if name in _BETWEEN_PIXELS and not corners and not is_known and factor and not float(factor).is_integer():
+            return f"of dynamic sizes, OpenVINO resizes by their ratio, and eager by the scale factor {factor}"
+        may_stay = size == out if is_known else factor is not None and 1 < factor < 1.5
+        if name in _BY_FACTOR and not corners and factor not in (None, 1.0) and may_stay:
+            return f"OpenVINO copies an axis that keeps its size, and eager steps by the scale factor {factor}"
+    return None

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from delegraph.errors import OptionError, Unsupported
-from delegraph.exported import WITHIN, input_names
+from delegraph.exported import WITHIN, input_names, why_factor_undecided
 from delegraph.exported_program import CALL_DELEGATE, constant_placeholders, user_inputs, written_values
 from delegraph.partitioner import CapabilityPartitioner, PartitionResult, tag_mutated_buffer
 from torch.export import ExportedProgram
@@ -87,7 +87,7 @@ class TOSASupport:
 
     def why_not(self, node: Node) -> str | None:
         """Why ``node`` is not lowered for this target; None if it is. Asked in graph order."""
-        why = self._run.why_not(node)
+        why = why_factor_undecided(node) or self._run.why_not(node)
         if all(i in self._weights or _call(i) in self._of_constants for i in node.all_input_nodes):
             self._of_constants.add(node)
         if self._exact is not self._run:

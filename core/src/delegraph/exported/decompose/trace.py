@@ -30,6 +30,7 @@ from ...source import source_of
 from ..constant_values import ConstantValues, constants_of
 from ..functionalize.writes import functionalize
 from ..node_sets import reachable
+from ..resizing import why_factor_undecided
 from ..schema import is_random
 from ..tracing import unlogged
 from .attention import SEEN_ROWS, is_attention, sees_every_row
@@ -139,6 +140,9 @@ class Tracer:
 
         ``at_once``: trace down to core ATen and ``whole``, instead of one step.
         """
+        if why_factor_undecided(node) is not None:
+            # torch's decomposition steps by the scale factor at all sizes, and eager does not
+            return None
         table = self._simpler_parts(node)
         # ``table`` is empty or ``SEEN_ROWS``, so its length says which
         key = (at_once, whole, len(table), self.signature(node))

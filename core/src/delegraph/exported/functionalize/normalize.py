@@ -35,6 +35,7 @@ from ...exported_program import (
 from ...source import source_of
 from ..call_names import EXPORTED, LEFT
 from ..node_sets import reachable
+from ..resizing import use_factors_of_eager
 from ..shared_memory import overlapping, share_memory
 from ..subclasses import unwrap_subclasses
 from ..subgraphs import next_handles, rewrite_subgraphs, subgraphs_of
@@ -89,6 +90,7 @@ def _functional_copy(program: ExportedProgram, handles: Iterator[int]) -> tuple[
     graph = _Copy(program.graph_module).graph
     _record_expanded_copies(graph)
     _record_dtypes(graph)
+    use_factors_of_eager(graph)
     # Before the writes: such a dropout returns its argument itself, so a write to its result writes the argument.
     _replace_by_argument(graph, _is_inactive_dropout)
     obstacle = next(filter(None, map(_why_retrace, graph.nodes)), None)

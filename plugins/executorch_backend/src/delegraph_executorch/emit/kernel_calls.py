@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from delegraph.errors import Unsupported
+from delegraph.exported import why_factor_undecided
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
@@ -53,6 +54,8 @@ def _write_in_place(body: Body, node: Node, buffer: TensorValue) -> TensorValue:
 
 def call_kernel(body: Body, node: Node) -> Result:
     """Call the kernel that computes a node."""
+    if (undecided := why_factor_undecided(node)) is not None:
+        raise unsupported(node, f"{node.target} has no kernel that is right: {undecided}")
     target = _with_number(node)
     runtime, kernel = body.context.kernels.runtime, find_kernel(target, body.context.kernels)
     if kernel is None:

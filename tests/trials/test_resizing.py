@@ -1,0 +1,234 @@
+"""Interpolation by scale factors and by sizes: each backend and each runtime of program files equals eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import delegraph
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.export import Dim
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of ExecuTorch, when it is imported
+FACTORS = (0.3, 0.5, 0.9, 1.0, 1.05, 1.1, 1.2, 1.5, 1.9, 2.0, 2.05, 2.1, 3.0)
+SWEPT = tuple(k / 20 for k in range(4, 64))
+
+
+class Kind(NamedTuple):
+    """A kind of interpolation: torch's ``mode`` and other options, and the rank of what it resizes."""
+
+    mode: str
+    rank: int
+    options: Mapping[str, Any] = MappingProxyType({})
+
+    def __str__(self) -> str:
+        return "-".join((self.mode, f"{self.rank}d", *self.options))
+
+
+KINDS = (
+    Kind("nearest", 1),
+    Kind("nearest-exact", 1),
+    Kind("linear", 1),
+    Kind("linear", 1, {"align_corners": True}),
+    Kind("nearest", 2),
+    Kind("nearest-exact", 2),
+    Kind("bilinear", 2),
+    Kind("bilinear", 2, {"align_corners": True}),
+    Kind("bilinear", 2, {"antialias": True}),
+    Kind("bicubic", 2),
+    Kind("bicubic", 2, {"antialias": True}),
+    Kind("nearest", 3),
+    Kind("nearest-exact", 3),
+    Kind("trilinear", 3),
+)
+
+
+class Resize(nn.Module):
+    """Returns its input resized by each of some factors or sizes."""
+
+    def __init__(self, kind: Kind, factors: Any = (), sizes: Any = (), recompute: bool = False) -> None:
+        super().__init__()
+        self.kind, self.factors, self.sizes, self.recompute = kind, factors, sizes, recompute
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        resize = partial(F.interpolate, x, mode=self.kind.mode, **self.kind.options)
+        by_factor = [resize(scale_factor=f, recompute_scale_factor=self.recompute) for f in self.factors]
+        return [*by_factor, *(resize(size=s) for s in self.sizes)]
+
+
+def image(kind: Kind, size: int, dtype: torch.dtype = torch.float32, channels: int = 2) -> Tensor:
+    """An image of random whole numbers, which every element type has."""
+    generator = torch.Generator().manual_seed(size)
+    shape = (1, channels, *[size] * kind.rank)
+    return torch.randint(0, 100, shape, generator=generator).to(dtype)
+
+
+def fitting(size: int, factors: Any, largest: int = 12) -> list[float]:
+    """The factors that leave an element, and not more than ``largest``."""
+    return [f for f in factors if 1 <= int(size * f) <= largest]
+
+
+def in_process(lowered: Any, x: Tensor, folder: Path) -> list[Tensor]:
+    return lowered(x)
+
+
+def our_runtime_and_stock(lowered: Any, x: Tensor, folder: Path) -> list[Tensor]:
+    """The results of ExecuTorch's runtime, after ours has agreed with it."""
+    from executorch.runtime import Runtime
+
+    file = folder / "resize.pte"
+    lowered.save(file)
+    results = Runtime.get().load_program(file).load_method("forward").execute((x.contiguous(),))
+    for ours, stock in zip(delegraph.load(file)(x), results, strict=True):
+        torch.testing.assert_close(ours.double(), stock.double(), atol=1e-2, rtol=1e-2)
+    return results
+
+
+class Way(NamedTuple):
+    """A way to compute a program: backends, and what runs the lowered program."""
+
+    backends: list[str]
+    run: Callable[[Any, Tensor, Path], list[Tensor]]
+    plugin: str
+
+    def __str__(self) -> str:
+        return "-".join((*(self.backends or ["host"]), self.run.__name__))
+
+
+WAYS = (
+    Way(["tosa"], in_process, "delegraph_tosa"),
+    Way(["openvino"], in_process, "openvino"),
+    Way(["xnnpack"], in_process, "executorch"),
+    Way([], our_runtime_and_stock, "executorch"),
+)
+IREE = Way(["iree"], in_process, "iree.compiler")
+
+
+def check(way: Way, model: nn.Module, x: Tensor, folder: Path, tolerance: float = 1e-3, **options: Any) -> Any:
+    """Compare with eager, and return the lowered program."""
+    pytest.importorskip(way.plugin)
+    lowered = delegraph.lower(model.eval(), (x,), backends=way.backends, **options)
+    with torch.no_grad():
+        expected = model(x)
+    for got, wanted in zip(way.run(lowered, x, folder), expected, strict=True):
+        assert got.shape == wanted.shape
+        torch.testing.assert_close(got.double(), wanted.double(), atol=tolerance, rtol=tolerance)
+    return lowered
+
+
+def has_kernels(way: Way, kind: Kind) -> bool:
+    """Whether the runtimes of program files have a kernel for this kind."""
+    return way.run is in_process or kind != Kind("bicubic", 2, {"antialias": True})
+
+
+FIRST = [kind for kind in KINDS if kind.rank < 3 or kind.mode != "nearest-exact"]
+
+
+@pytest.mark.parametrize("kind", FIRST, ids=str)
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_scale_factors_resize_as_in_eager(way, kind, tmp_path):
+    if not has_kernels(way, kind):
+        pytest.skip("no kernel")
+    factors = fitting(4, FACTORS)
+    check(way, Resize(kind, factors, [4, 8, 3, 1]), image(kind, 4), tmp_path)
+
+
+@pytest.mark.parametrize("kind", [Kind("nearest", 2), Kind("bilinear", 2), Kind("trilinear", 3)], ids=str)
+def test_iree_resizes_by_scale_factors_as_eager(kind, tmp_path):
+    check(IREE, Resize(kind, (1.1, 2.1)), image(kind, 4), tmp_path)
+
+
+@pytest.mark.parametrize("kind", [Kind("nearest", 1), Kind("bilinear", 2)], ids=str)
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_recomputed_scale_factors_resize_as_in_eager(way, kind, tmp_path):
+    check(way, Resize(kind, (0.9, 1.1, 2.1), recompute=True), image(kind, 4), tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_each_axis_has_its_own_factor(way, mode, tmp_path):
+    pairs = ((1.1, 2.0), (2.1, 1.5), (1.1, 0.5))
+    check(way, Resize(Kind(mode, 2), pairs), image(Kind(mode, 2), 4), tmp_path)
+
+
+@pytest.mark.parametrize("channels", [1, 8])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_large_images_step_by_the_factor(layout, channels, tmp_path):
+    """Eager has another kernel where height and width add up to more than 128, unless channels come last."""
+    kind = Kind("nearest", 2)
+    x = image(kind, 80, channels=channels).contiguous(memory_format=layout)
+    for way in (WAYS[0], WAYS[1], WAYS[3]):
+        check(way, Resize(kind, (1.004, 1.01, 2.004)), x, tmp_path)
+
+
+@pytest.mark.parametrize("channels", [1, 8])
+@pytest.mark.parametrize("mode", ["nearest", "trilinear"])
+def test_volumes_with_channels_last_keep_their_size(mode, channels, tmp_path):
+    kind = Kind(mode, 3)
+    x = image(kind, 4, channels=channels).contiguous(memory_format=torch.channels_last_3d)
+    for way in WAYS:
+        check(way, Resize(kind, (1.1, 2.05, 0.9)), x, tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.uint8], ids=str)
+@pytest.mark.parametrize(
+    "kind", [Kind("nearest", 1), Kind("nearest", 2), Kind("bilinear", 2), Kind("bicubic", 2)], ids=str
+)
+def test_short_floats_and_bytes_resize_as_in_eager(kind, dtype, tmp_path):
+    for way in WAYS:
+        check(way, Resize(kind, (0.9, 1.1, 2.1)), image(kind, 4, dtype), tmp_path, 1e-2)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_quantized_images_resize_as_in_eager(kind, tmp_path):
+    """Of integers and of floats: one step of the scale is the most that rounding may differ by."""
+    pytest.importorskip("delegraph_quantize")
+    from delegraph_quantize import quantize
+
+    model = Resize(kind, (1.1, 2.05)).eval()
+    x = image(kind, 4)
+    quantized = quantize(model, [(x,)], backend="tosa")
+    target = {"tosa": {"spec": "TOSA-1.0+INT+FP"}}
+    lowered = delegraph.lower(quantized, backends=["tosa"], options=target)
+    for got, wanted in zip(lowered(x), model(x), strict=True):
+        torch.testing.assert_close(got, wanted, atol=1.0, rtol=0)
+
+
+DYNAMIC = (Kind("nearest", 1), Kind("nearest", 2), Kind("linear", 1), Kind("bilinear", 2))
+
+
+@pytest.mark.parametrize("factors", [[1.1, 2.05], [0.5, 1.5, 2.0]], ids=str)
+@pytest.mark.parametrize("kind", DYNAMIC, ids=str)
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_dynamic_sizes_resize_as_in_eager_or_are_refused(way, kind, factors, tmp_path):
+    pytest.importorskip(way.plugin)
+    model = Resize(kind, factors).eval()
+    last = kind.rank + 1
+    shapes = {"x": {last: Dim("n", min=4, max=32)}}
+    lowered = delegraph.lower(model, (image(kind, 6),), backends=way.backends, dynamic_shapes=shapes)
+    for size in (4, 5, 12, 32):
+        x = torch.rand(1, 2, *[6] * (kind.rank - 1), size)
+        try:
+            results = way.run(lowered, x, tmp_path)
+        except delegraph.DelegraphError as error:
+            assert way.run is not in_process and "sizes" in str(error)
+            return
+        for got, wanted in zip(results, model(x), strict=True):
+            torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", range(1, 10))
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_sweep_of_sizes_and_factors(way, kind, size, tmp_path):
+    if not has_kernels(way, kind):
+        pytest.skip("no kernel")
+    factors = fitting(size, SWEPT, 32 if kind.rank < 3 else 12)
+    check(way, Resize(kind, factors, range(1, 13)), image(kind, size), tmp_path)
