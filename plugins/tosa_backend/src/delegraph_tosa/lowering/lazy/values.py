@@ -9,6 +9,7 @@ integer rule, ``real`` computes the real numbers in floats, which a target witho
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import cache
@@ -344,9 +345,11 @@ class Joined(Lazy):
 def trial() -> Tosa:
     """A builder whose operators are discarded: rules are run on it to learn the shapes of their results.
 
-    Its target supports nearly everything.
+    Its target supports nearly everything. Nothing that it folds goes into a file, so it folds constants of any size.
     """
-    return Tosa(_any_target())
+    builder = Tosa(_any_target())
+    builder.folded_bytes = sys.maxsize
+    return builder
 
 
 @cache
