@@ -18,20 +18,20 @@ from delegraph_tosa import Graph
 from torch.export import ExportedProgram
 
 from . import partitioner  # noqa: F401  # makes the word of targets that the compile specs have
-from .mlir import write_mlir
+from .for_iree import write_for_iree
 
 MARK = b"delegraph-iree-3"
 """What a blob ends with: a module, its signature, and as a fact its target."""
 _TRANSPOSES_STAY = "--iree-global-opt-propagate-transposes=false"
 """IREE 3.13 fuses an ARGMAX with a TRANSPOSE behind it into an operation that it refuses itself. Without that, other
 operators would be slower, so it is the second attempt."""
-_DEFAULTS = {"target": "llvm-cpu", "cpu": "host", "flags": ""}
+_DEFAULTS = {"target": "llvm-cpu", "cpu": "host", "flags": "", "driver": "local-sync"}
 
 
 class IREEBackend(BackendDetails):
     """Compiles with iree-compile, a process of its own: if it crashes, that is a refusal.
 
-    The compile specs are TOSA's, then ``iree_target``, ``iree_cpu`` and ``iree_flags``.
+    The compile specs are TOSA's, then ``iree_target``, ``iree_cpu``, ``iree_flags`` and ``iree_driver``.
     """
 
     thread_safe = True
@@ -67,7 +67,7 @@ def _compile(graph: Graph, settings: Mapping[str, str], signature: Signature) ->
     with tempfile.TemporaryDirectory(prefix="delegraph-iree-") as name:
         folder = Path(name)
         with (folder / "main.mlir").open("wb") as text:
-            write_mlir(graph, text.write)
+            write_for_iree(graph, text.write)
         # The module names its source: by the same name each time, so that equal partitions have equal modules.
         command = [find_tool("iree-compile"), "main.mlir", "-o", "main.vmfb", "--iree-input-type=tosa"]
         command.append(f"--iree-hal-target-backends={settings['target']}")
@@ -81,4 +81,7 @@ def _compile(graph: Graph, settings: Mapping[str, str], signature: Signature) ->
                 raise
             delegraph_tosa.run_compiler([*command, _TRANSPOSES_STAY], folder)
         # a module is native code, which IREE runs without looking for damage
-        return signature.seal(folder / "main.vmfb", MARK, target=settings["target"])
+        facts = {"target": settings["target"]}
+        if settings["target"] == "llvm-cpu":
+            facts["driver"] = settings["driver"]
+        return signature.seal(folder / "main.vmfb", MARK, **facts)

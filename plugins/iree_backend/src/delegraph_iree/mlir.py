@@ -40,15 +40,16 @@ def write_mlir(graph: Graph, put: Put) -> None:
     ``put`` takes the text piece by piece, so that large constants are never all in memory as text. Raises Unsupported
     for types and operators that are not written: block-scaled types, variables and custom operators.
     """
-    _Writer(put).module(graph)
+    Writer(put).module(graph)
 
 
-class _Writer:
-    """One module. Values get the numbers %0, %1, ... in the order in which they are written."""
+class Writer:
+    """Writes one module. Values get the numbers %0, %1, ... in the order in which they are written."""
 
     def __init__(self, put: Put) -> None:
         self._put = put
         self._names: dict[Value, str] = {}
+        self._shapes = 0
 
     def module(self, graph: Graph) -> None:
         arguments = ", ".join(type_of(value.type) for value in graph.inputs)
@@ -69,9 +70,12 @@ class _Writer:
         self._line(depth, f"^bb0({arguments}):")
         for value in graph.constants():
             self._constant(value, depth + 1)
+        self._body(graph, depth + 1)
+        self._line(depth + 1, f'"{terminator}"({self._listed(graph.outputs)}) : {signature_of(graph.outputs, ())}')
+
+    def _body(self, graph: Graph, depth: int) -> None:
         for operator in _without_shape_operators(graph):
-            self._operator(operator, depth + 1)
-        self._line(depth + 1, f'"{terminator}"({self._listed(graph.outputs)}) : {_signature(graph.outputs, ())}')
+            self._operator(operator, depth)
 
     def _define(self, value: Value) -> str:
         self._names[value] = f"%{len(self._names)}"
@@ -92,15 +96,15 @@ class _Writer:
 
     def _operator(self, operator: Operator, depth: int) -> None:
         name = operator.name.lower()
-        if _infers(operator):
-            self._inferred_shape(operator, depth)
         if name in _WITHOUT_FORM:
             raise Unsupported("unsupported", f"TOSA's {operator.name} has no form in MLIR that stands on its own")
-        attributes = ", ".join(_attributes(operator))
         operands = self._listed(operator.inputs)
+        if _infers(operator):
+            operands = f"{self._names[operator.inputs[0]]}, {self._inferred_shape(operator, depth)}"
+        attributes = ", ".join(_attributes(operator))
         results = ", ".join(self._define(value) for value in operator.outputs)
         head = f'{results} = "tosa.{name}"({operands})' + (f" <{{{attributes}}}>" if attributes else "")
-        signature = _signature(operator.inputs, operator.outputs)
+        signature = signature_of(operator.inputs, operator.outputs)
         if not operator.has_graphs:
             return self._line(depth, f"{head} : {signature}")
         graphs = [v for v in operator.attribute_values().values() if isinstance(v, Graph)]
@@ -111,11 +115,18 @@ class _Writer:
             self._region(graph, depth, "tosa.yield")
         return self._line(depth, f"}}) : {signature}")
 
-    def _inferred_shape(self, reshape: Operator, depth: int) -> None:
-        """Write the shape that a RESHAPE takes in place of the one that operators of TOSA 1.1 compute."""
-        shape, sizes = reshape.inputs[1], list(reshape.outputs[0].type.declared)
+    def _inferred_shape(self, reshape: Operator, depth: int) -> str:
+        """Write the shape that a RESHAPE takes instead of a computed one, and return its name.
+
+        Each RESHAPE gets a shape of its own: several may share the computed one.
+        """
+        sizes = list(reshape.outputs[0].type.declared)
+        name = f"%shape{self._shapes}"
+        self._shapes += 1
         values = f"values = dense<{sizes}> : tensor<{len(sizes)}xindex>"
-        self._line(depth, f'{self._define(shape)} = "tosa.const_shape"() <{{{values}}}> : () -> {type_of(shape.type)}')
+        shape = type_of(reshape.inputs[1].type)
+        self._line(depth, f'{name} = "tosa.const_shape"() <{{{values}}}> : () -> {shape}')
+        return name
 
 
 def _infers(operator: Operator) -> bool:
@@ -144,16 +155,18 @@ def type_of(type: Type) -> str:
     if type.dtype is DType.SHAPE:
         return f"!tosa.shape<{type.shape[0]}>"
     sizes = ["?" if size < 0 else str(size) for size in type.declared]
-    return f"tensor<{'x'.join([*sizes, _element(type.dtype)])}>"
+    return f"tensor<{'x'.join([*sizes, element_of(type.dtype)])}>"
 
 
-def _element(dtype: DType) -> str:
+def element_of(dtype: DType) -> str:
+    """Return the name of an element type; raise Unsupported for those that MLIR text does not get."""
     if dtype not in ELEMENTS:
         raise Unsupported("unsupported", f"MLIR is not written for tensors of {dtype}")
     return ELEMENTS[dtype]
 
 
-def _signature(inputs: Sequence[Value], outputs: Sequence[Value]) -> str:
+def signature_of(inputs: Sequence[Value], outputs: Sequence[Value]) -> str:
+    """Return the types of operands and results as an operation has them."""
     given, made = ([type_of(value.type) for value in values] for values in (inputs, outputs))
     results = made[0] if len(made) == 1 else f"({', '.join(made)})"
     return f"({', '.join(given)}) -> {results}"
@@ -188,22 +201,22 @@ def _attribute(operator: Operator, name: str, kind: str, value: Any) -> str:
     if kind == "Ints":
         return f"array<{'i32' if name == 'perms' else 'i64'}: {', '.join(map(str, value))}>"
     if kind == "DType":
-        return _element(value)
+        return element_of(value)
     if kind == "Number":
-        return _number(value, operator.inputs[0].dtype)
+        return number_of(value, operator.inputs[0].dtype)
     # NanMode -> #tosa.nan_mode<PROPAGATE>
     words = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in kind).strip("_")
     return f"#tosa.{words}<{_VALUES.get(str(value), value)}>"
 
 
-def _number(value: float, dtype: DType) -> str:
+def number_of(value: float, dtype: DType) -> str:
     """A number with the type of an operator's elements."""
     if dtype is DType.FP16:
         bits = int(np.array(value, np.float16).view(np.uint16))
     elif dtype in (DType.FP32, DType.BF16):
         bits = int(np.array(value, np.float32).view(np.uint32))
     else:
-        return f"{int(value)} : {_element(dtype)}"
+        return f"{int(value)} : {element_of(dtype)}"
     if dtype is DType.BF16:  # the upper half of the float32; the number has no more digits than that
         bits >>= 16
-    return f"0x{bits:0{8 if dtype is DType.FP32 else 4}X} : {_element(dtype)}"
+    return f"0x{bits:0{8 if dtype is DType.FP32 else 4}X} : {element_of(dtype)}"

@@ -7,19 +7,16 @@ from delegraph_tosa.plugin import KNOWN_DIFFERENCES
 from delegraph_tosa.plugin import OPTIONS as TOSA_OPTIONS
 
 INSTALL = "pip install 'delegraph-iree[engine]'"
-DIFFERENCES = (
-    *KNOWN_DIFFERENCES,
-    (  # IREE begins a maximum with the least finite float, where TOSA's runtime begins with minus infinity
-        "aten.max_pool2d.default aten.max_pool2d_with_indices.default aten.amax.default aten.amin.default "
-        "aten.max.dim aten.min.dim",
-        "of nothing but infinities of one sign is the number that is nearest to them",
-    ),
-    # MLIR makes a constant of such a product before it is compiled
-    ("aten.mul.Tensor aten.mul.Scalar", "of NaN or infinity by a constant that is 0 everywhere is 0"),
-)
 OPTIONS = (
     OptionSpec("target", str, "llvm-cpu", choices=("llvm-cpu", "vulkan-spirv"), help="what IREE compiles for"),
     OptionSpec("cpu", str, "host", help="processor of llvm-cpu: host, generic, or a name that LLVM knows"),
+    OptionSpec(
+        "driver",
+        str,
+        "local-sync",
+        choices=("local-sync", "local-task"),
+        help="runs modules of llvm-cpu: local-sync in the calling thread, local-task on all processors",
+    ),
     OptionSpec("flags", str, "", help="further arguments of iree-compile, separated by spaces"),
     *(option for option in TOSA_OPTIONS if option.name in ("spec", "debug_artifact_path")),
 )
@@ -37,7 +34,7 @@ def delegraph_backends() -> list[BackendSpec]:
             requires=("iree.compiler",),
             install_hint=INSTALL,
             options=OPTIONS,
-            known_differences=DIFFERENCES,
+            known_differences=KNOWN_DIFFERENCES,
             composes=("delegraph-tosa",),
         )
     ]

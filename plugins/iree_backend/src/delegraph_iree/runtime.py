@@ -14,13 +14,14 @@ import numpy as np
 import torch
 from delegraph.backend import CompileSpec
 from delegraph.delegates import Signature
-from delegraph.errors import FormatError, NoRuntime
+from delegraph.errors import FormatError, InputError, NoRuntime
 from delegraph.runtime import BackendRuntime, BlobHeader, Compatibility, Delegate
 
 from .backend import MARK
+from .for_iree import OUT_OF_RANGE
 
-_DRIVERS = {"llvm-cpu": "local-task", "vulkan-spirv": "vulkan"}
-"""Target of iree-compile -> the driver of IREE's runtime that runs what is compiled for it."""
+_DRIVERS = {"llvm-cpu": ("local-sync", "local-task"), "vulkan-spirv": ("vulkan",)}
+"""Target of iree-compile -> the drivers of IREE's runtime that run modules for it; the first is the default."""
 _ELEMENTS = {
     "bool": (np.bool_, iree.HalElementType.BOOL_8),
     "uint8": (np.int8, iree.HalElementType.INT_8),
@@ -36,7 +37,7 @@ _ELEMENTS = {
 
 
 class IREERuntime(BackendRuntime):
-    """Runs modules for llvm-cpu on all processors of the host, those for vulkan-spirv on its first Vulkan device."""
+    """Runs modules for llvm-cpu on processors of the host, those for vulkan-spirv on its first Vulkan device."""
 
     @staticmethod
     def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:
@@ -45,28 +46,34 @@ class IREERuntime(BackendRuntime):
         for dtype, _ in (*signature.inputs, *signature.outputs):
             if dtype not in _ELEMENTS:
                 raise FormatError("format-invalid", f"an IREE module with a tensor of {dtype}")
-        return _Module(module, str(facts.get("target")), signature)
+        target = str(facts.get("target"))
+        return _Module(module, _device(target, str(facts.get("driver", ""))), signature)
 
     @staticmethod
     def compatible(
         header: BlobHeader, compile_specs: Sequence[CompileSpec], device: str | None = None
     ) -> Compatibility | None:
         """By the releases of IREE, which promises no more than that a runtime reads modules of its own release."""
-        if device is not None and device not in _DRIVERS.values():
-            drivers = ", ".join(_DRIVERS.values())
-            return Compatibility("cannot", f"IREE has no driver {device!r:.40} here, but {drivers}")
+        drivers = [driver for drivers in _DRIVERS.values() for driver in drivers]
+        if device is not None and device not in drivers:
+            return Compatibility("cannot", f"IREE has no driver {device!r:.40} here, but {', '.join(drivers)}")
         here = f"iree-base-compiler {version('iree-base-runtime')}"
         return Compatibility.by_release(header.fingerprint, here, reads_older=False)
 
 
 @cache
-def _device(target: str) -> Any:
-    """The device that runs modules of a target; NoRuntime says what IREE says if there is none."""
-    driver = _DRIVERS.get(target)
-    if driver is None:
+def _device(target: str, driver: str) -> Any:
+    """Return the device that runs modules of a target; ``driver`` is "" in files that name none.
+
+    Raises FormatError for a target or driver of no module of delegraph-iree, NoRuntime if this host has no such device.
+    """
+    drivers = _DRIVERS.get(target)
+    if drivers is None:
         raise FormatError("format-invalid", f"an IREE module for {target!r:.40}, which is no target of delegraph-iree")
+    if driver and driver not in drivers:
+        raise FormatError("format-invalid", f"an IREE module for {target} and the driver {driver!r:.40}")
     try:
-        return iree.get_device(driver)
+        return iree.get_device(driver or drivers[0])
     except Exception as error:
         raise NoRuntime("no-runtime", f"IREE has no device for {target} here: {error}") from error
 
@@ -85,8 +92,9 @@ def _unload() -> None:
 class _Module:
     """A loaded module, called with tensors in the order of its inputs."""
 
-    def __init__(self, module: memoryview, target: str, signature: Signature) -> None:
-        self._signature, self._device = signature, _device(target)
+    def __init__(self, module: memoryview, device: Any, signature: Signature) -> None:
+        self._signature = signature
+        self._device = device
         instance = iree.VmInstance()
         hal = iree.create_hal_module(instance, self._device)
         try:
@@ -100,6 +108,8 @@ class _Module:
     def __call__(self, *args: torch.Tensor | int | float | bool) -> tuple[Any, ...]:
         computed = self._compute(self._signature.arrays(args))
         if isinstance(computed, str):
+            if OUT_OF_RANGE in computed:
+                raise InputError("input-invalid", OUT_OF_RANGE)
             raise FormatError("format-invalid", f"IREE does not run the module as its signature says: {computed}")
         return self._signature.results(computed)
 
