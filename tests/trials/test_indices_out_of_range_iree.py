@@ -88,7 +88,7 @@ def test_a_file_refuses_the_call_and_the_process_goes_on(lower, tmp_path):
 
 
 def test_the_command_line_refuses_the_input(lower, tmp_path):
-    lower("gather")[1].save(tmp_path / "m.vmfb")
+    lower("index_select")[1].save(tmp_path / "m.vmfb")
     np.save(tmp_path / "x.npy", TABLE.numpy())
     np.save(tmp_path / "i.npy", np.array([1, 1 << 30], np.int32))
     command = [sys.executable, "-m", "delegraph", "run", "m.vmfb", "--input", "x.npy", "--input", "i.npy"]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
 from delegraph.errors import Unsupported
@@ -234,8 +235,7 @@ class _IREEWriter(Writer):
         """Write a GATHER or SCATTER whose indices are in range, and the check whether they were."""
         values, indices = operator.inputs[:2]
         rows = self._size(values, 1)
-        constant = indices.constant is not None and isinstance(rows, int)
-        if constant and _are_within(materialize(indices), rows):
+        if indices.constant is not None and isinstance(rows, int) and _are_within(materialize(indices), rows):
             super()._operator(operator, self._depth)
             return
         element = element_of(indices.dtype)
@@ -536,7 +536,7 @@ def _is_computed_shape(value: Value) -> bool:
     return value.dtype is DType.SHAPE and value.constant is None
 
 
-def _are_within(indices: np.ndarray, rows: int) -> bool:
+def _are_within(indices: np.ndarray[Any, Any], rows: int) -> bool:
     return bool(indices.min() >= 0 and indices.max() < rows)
 
 
