@@ -14,7 +14,9 @@ from torch.export import ExportedProgram
 from ..wheel import version_of
 from .convention import add_convention
 from .edge import to_edge_dialect
+from .loadable import check_loads, has_runtime
 from .parts import cut
+from .runtime import BridgedRuntime
 
 
 class BridgedBackend(BackendDetails, abstract=True):
@@ -24,13 +26,18 @@ class BridgedBackend(BackendDetails, abstract=True):
     cached: ClassVar[bool] = False
     shrink: ClassVar[Callable[[bytes], bytes]] = staticmethod(lambda blob: blob)
     rename: ClassVar[Callable[[str], str]] = staticmethod(lambda key: key)
+    prepare: ClassVar[Callable[[ExportedProgram], ExportedProgram]] = staticmethod(lambda edge: edge)
+    loaded_by: ClassVar[type[BridgedRuntime] | None] = None
 
     @classmethod
     def fingerprint(cls, compile_specs: list[CompileSpec]) -> str | None:
-        """Versions of ExecuTorch and of the bridge, if the backend may be cached."""
+        """Versions of ExecuTorch and of the bridge, and whether blobs are loaded, if the backend may be cached."""
         if not cls.cached:
             return None
-        return ", ".join(f"{name} {version_of(name)}" for name in ("executorch", "delegraph-executorch"))
+        facts = [f"{name} {version_of(name)}" for name in ("executorch", "delegraph-executorch")]
+        if cls.loaded_by is not None and has_runtime():
+            facts.append("loaded by the runtime")
+        return ", ".join(facts)
 
     @classmethod
     def preprocess(cls, edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
@@ -38,7 +45,8 @@ class BridgedBackend(BackendDetails, abstract=True):
             raise Unsupported(
                 "unsupported", f"there is nothing for {cls.__name__} to compile: the program has no calls"
             )
-        edge, specs = cut(edge_program) or to_edge_dialect(edge_program), _specs(compile_specs)
+        edge = cls.prepare(cut(edge_program) or to_edge_dialect(edge_program))
+        specs = _specs(compile_specs)
         with quietly(), torch.random.fork_rng(devices=()):  # their passes draw example inputs when they run first
             result = cls.theirs.preprocess(edge, specs)
         return cls._translate(edge_program, result)
@@ -61,7 +69,10 @@ class BridgedBackend(BackendDetails, abstract=True):
                 handles[identifier] = own
         blob, store = cls.shrink(bytes(processed)), _named_data(result.data_store_output, cls.rename)
         add_convention(store, cls.__name__, blob, program)
-        return PreprocessResult(blob, handles, store.get_named_data_store_output(), result._delegate_info_meta)
+        translated = PreprocessResult(blob, handles, store.get_named_data_store_output(), result._delegate_info_meta)
+        if cls.loaded_by is not None:
+            check_loads(cls.loaded_by, translated)
+        return translated
 
 
 class JointlyBridgedBackend(BridgedBackend, abstract=True):
@@ -73,7 +84,9 @@ class JointlyBridgedBackend(BridgedBackend, abstract=True):
         edge_programs: Mapping[str, Sequence[ExportedProgram]],
         compile_specs: Mapping[str, Sequence[list[CompileSpec]]],
     ) -> dict[str, list[PreprocessResult]]:
-        programs = {m: [cut(p) or to_edge_dialect(p) for p in listed] for m, listed in edge_programs.items()}
+        programs: dict[str, list[ExportedProgram]] = {}
+        for method, listed in edge_programs.items():
+            programs[method] = [cls.prepare(cut(p) or to_edge_dialect(p)) for p in listed]
         specs = {m: [_specs(s) for s in listed] for m, listed in compile_specs.items()}
         with quietly(), torch.random.fork_rng(devices=()):
             results = cls.theirs.preprocess_multimethod(programs, specs)

@@ -9,6 +9,7 @@ from types import new_class
 from typing import Any, NamedTuple
 
 from delegraph.errors import ContractViolation
+from torch.export import ExportedProgram
 from torch.fx import Node
 
 from .backend import BridgedBackend, JointlyBridgedBackend
@@ -31,6 +32,8 @@ def bridge(
     cached: bool = False,
     shrink: Callable[[bytes], bytes] = lambda blob: blob,
     rename: Callable[[str], str] = lambda key: key,
+    prepare: Callable[[ExportedProgram], ExportedProgram] = lambda edge: edge,
+    loads: bool = False,
 ) -> Bridge:
     """Make a delegraph backend of an ExecuTorch ``BackendDetails`` class and its ``Partitioner``.
 
@@ -47,6 +50,9 @@ def bridge(
     options, the plugin and ExecuTorch: a cache may keep both.
 
     ``shrink`` makes a blob smaller that means the same, and ``rename`` gives the names that it then has for named data.
+
+    ``prepare`` changes a partition's program in edge dialect before ``backend`` gets it, for what its passes get wrong.
+    ``loads``: what was compiled is loaded by ExecuTorch's runtime where that is installed, and refused if that fails.
 
     The runtime is ExecuTorch's own, and runs what its wheel has a device half of. Raises ContractViolation if
     ``backend`` is no such class.
@@ -65,8 +71,18 @@ def bridge(
     def derive(title: str, base: type[Any], **members: Any) -> Any:
         return new_class(title, (base,), exec_body=lambda body: body.update(members, __module__=module))
 
+    made = derive(f"{name}Runtime", runtime, backend_id=name)
     return Bridge(
-        derive(name, kind, theirs=backend, cached=cached, shrink=staticmethod(shrink), rename=staticmethod(rename)),
+        derive(
+            name,
+            kind,
+            theirs=backend,
+            cached=cached,
+            shrink=staticmethod(shrink),
+            rename=staticmethod(rename),
+            prepare=staticmethod(prepare),
+            loaded_by=made if loads else None,
+        ),
         derive(
             f"{name}Partitioner",
             BridgedPartitioner,
@@ -75,5 +91,5 @@ def bridge(
             refuses=staticmethod(refuses),
             cached=cached,
         ),
-        derive(f"{name}Runtime", runtime, backend_id=name),
+        made,
     )

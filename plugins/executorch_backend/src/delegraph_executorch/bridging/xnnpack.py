@@ -11,6 +11,7 @@ from delegraph.io.quiet import quietly
 from torch.fx import Node
 
 from . import bridge
+from .constants_by_layer import separate_constants
 from .xnnpack_configs import correct
 from .xnnpack_graph import short_key, shrink
 
@@ -170,5 +171,12 @@ def _partitioner(**options: Any) -> TheirPartitioner:
 
 
 XnnpackBackend, XnnpackPartitioner, XnnpackRuntime = bridge(
-    TheirBackend, _partitioner, _refuses, cached=True, shrink=shrink, rename=short_key
+    TheirBackend,
+    _partitioner,
+    _refuses,
+    cached=True,
+    shrink=shrink,
+    rename=short_key,
+    prepare=separate_constants,
+    loads=True,
 )

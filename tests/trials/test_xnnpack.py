@@ -1,0 +1,206 @@
+"""XNNPACK by way of ExecuTorch: results, delegates, and files that both runtimes load."""
+
+import delegraph
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+pytest.importorskip("executorch")
+pytest.importorskip("torchao")
+
+from delegraph.io.quiet import quietly
+
+with quietly():
+    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+        XNNPACKQuantizer,
+        get_symmetric_quantization_config,
+    )
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+
+class Program(nn.Module):
+    """A function of the module and its inputs, with layers by name."""
+
+    def __init__(self, function, **layers):
+        super().__init__()
+        self.function = function
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def forward(self, *inputs):
+        return self.function(self, *inputs)
+
+
+def trained(norm):
+    """A batch norm with statistics that are not those of a new one."""
+    if norm.affine:
+        nn.init.normal_(norm.weight)
+        nn.init.normal_(norm.bias)
+    norm.running_mean.normal_()
+    norm.running_var.uniform_(0.5, 2)
+    return norm
+
+
+def flat(result):
+    return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def expect_right(program, expected, inputs, path, tolerance):
+    """The lowered program, and its file in both runtimes, give what is expected."""
+    torch.manual_seed(1)
+    wanted = flat(expected(*inputs))
+    path = path / "program.pte"
+    program.save(path)
+    runs = [program, delegraph.load(path), delegraph.load(path, runtime="executorch")]
+    for run in runs:
+        for result, value in zip(flat(run(*inputs)), wanted, strict=True):
+            torch.testing.assert_close(result, value, rtol=tolerance, atol=tolerance)
+
+
+def x(*shape):
+    return torch.randn(shape)
+
+
+def norm1(channels, **more):
+    return trained(nn.BatchNorm1d(channels, **more))
+
+
+def norm2(channels, **more):
+    return trained(nn.BatchNorm2d(channels, **more))
+
+
+def on_two_inputs(self, a, b):
+    return self.first(self.layer(a)) + self.second(self.layer(b))
+
+
+def on_one_input(self, a):
+    return self.first(self.layer(a)) * self.second(self.layer(a * 2))
+
+
+def norms_alone(self, a):
+    return self.first(a) * self.second(a)
+
+
+def norms_with_one_weight():
+    first = norm2(3)
+    second = norm2(3)
+    second.weight = first.weight
+    return Program(norms_alone, first=first, second=second)
+
+
+def convolutions_with_one_weight():
+    first = nn.Conv2d(3, 4, 3)
+    second = nn.Conv2d(3, 4, 3)
+    second.weight = first.weight
+
+    def function(self, a):
+        return self.one(self.first(a)) + self.two(self.second(a))
+
+    return Program(function, first=first, second=second, one=norm2(4), two=norm2(4))
+
+
+def names_that_differ_in_a_dot():
+    inner = nn.Module()
+    inner.conv = nn.Conv2d(3, 4, 3)
+
+    def function(self, a):
+        return self.one(self.a.conv(a)) + self.two(self.a_conv(a))
+
+    return Program(function, a=inner, a_conv=nn.Conv2d(3, 4, 3), one=norm2(4), two=norm2(4))
+
+
+def two(layer, first, second, function=on_two_inputs):
+    return Program(function, layer=layer, first=first, second=second)
+
+
+IMAGE = (1, 3, 8, 8)
+NORM_ROWS = {
+    "convolution": (lambda: two(nn.Conv2d(3, 4, 3), norm2(4), norm2(4)), [IMAGE, IMAGE]),
+    "convolution without bias": (lambda: two(nn.Conv2d(3, 4, 3, bias=False), norm2(4), norm2(4)), [IMAGE, IMAGE]),
+    "transposed convolution": (lambda: two(nn.ConvTranspose2d(3, 4, 3), norm2(4), norm2(4)), [IMAGE, IMAGE]),
+    "convolution in one dimension": (lambda: two(nn.Conv1d(3, 4, 3), norm1(4), norm1(4)), [(1, 3, 8), (2, 3, 8)]),
+    "linear layer": (lambda: two(nn.Linear(6, 4), norm1(4), norm1(4)), [(3, 6), (3, 6)]),
+    "linear layer without bias": (lambda: two(nn.Linear(6, 4, bias=False), norm1(4), norm1(4)), [(3, 6), (3, 6)]),
+    "norms without weights": (
+        lambda: Program(norms_alone, first=norm2(3, affine=False), second=norm2(3, affine=False)),
+        [IMAGE],
+    ),
+    "convolution and norms without weights": (
+        lambda: two(nn.Conv2d(3, 4, 3), norm2(4, affine=False), norm2(4, affine=False), on_one_input),
+        [IMAGE],
+    ),
+    "norms with one weight": (norms_with_one_weight, [IMAGE]),
+    "convolutions with one weight": (convolutions_with_one_weight, [IMAGE]),
+    "names that differ in a dot": (names_that_differ_in_a_dot, [IMAGE]),
+    "convolution twice without norms": (
+        lambda: Program(lambda self, a, b: self.layer(a) + self.layer(b), layer=nn.Conv1d(3, 4, 3)),
+        [(1, 3, 8), (1, 3, 8)],
+    ),
+    "convolution used beside its norm": (
+        lambda: Program(lambda s, a: (s.norm(s.layer(a)), s.layer(a).relu()), layer=nn.Conv2d(3, 4, 3), norm=norm2(4)),
+        [IMAGE],
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "shapes"), NORM_ROWS.values(), ids=NORM_ROWS)
+def test_layers_that_several_batch_norms_share(make, shapes, tmp_path):
+    torch.manual_seed(0)
+    module = make().eval()
+    inputs = tuple(map(torch.randn, shapes))
+    program = delegraph.lower(module, inputs, backends=["xnnpack"])
+    assert len(program.delegates) == 1 and program.report.host_operators == 0
+    expect_right(program, module, inputs, tmp_path, 1e-4)
+
+
+def quantized(module, inputs, **config):
+    """The program after ExecuTorch's quantizer for XNNPACK."""
+    module = torch.export.export(module.eval(), inputs).module()
+    prepared = prepare_pt2e(module, XNNPACKQuantizer().set_global(get_symmetric_quantization_config(**config)))
+    prepared(*inputs)
+    return torch.export.export(convert_pt2e(prepared), inputs)
+
+
+DYNAMIC_ROWS = {
+    "linear": (lambda: nn.Linear(16, 8), (2, 16)),
+    "linear without bias": (lambda: nn.Linear(16, 8, bias=False), (2, 16)),
+    "two linear layers of rank three": (
+        lambda: nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)),
+        (2, 5, 16),
+    ),
+    "convolution": (lambda: nn.Conv2d(3, 8, 3), (1, 3, 8, 8)),
+}
+
+
+@pytest.mark.parametrize(("make", "shape"), DYNAMIC_ROWS.values(), ids=DYNAMIC_ROWS)
+def test_dynamically_quantized_weights_by_channel(make, shape, tmp_path):
+    torch.manual_seed(0)
+    inputs = (torch.randn(shape),)
+    exported = quantized(make(), inputs, is_per_channel=True, is_dynamic=True)
+    program = delegraph.lower(exported, backends=["xnnpack"])
+    assert len(program.delegates) == 1 and program.report.host_operators == 0
+    expect_right(program, exported.module(), inputs, tmp_path, 0.02)
+
+
+LOADABLE_ROWS = {
+    "padding": (lambda: Program(lambda self, a: F.pad(a, (1, 2)) * 2), (2, 3, 4)),
+    "convolution with padding in words": (lambda: nn.Conv1d(3, 4, 3, padding="same"), (1, 3, 8)),
+    "linear layers of rank three": (
+        lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)),
+        (1, 3, 8),
+    ),
+    "linear of a transposed matrix": (lambda: Program(lambda s, a: s.layer(a.mT), layer=nn.Linear(3, 4)), (1, 3, 8)),
+}
+
+
+@pytest.mark.parametrize(("make", "shape"), LOADABLE_ROWS.values(), ids=LOADABLE_ROWS)
+def test_programs_of_the_quantizer_of_tosa_load(make, shape):
+    tosa = pytest.importorskip("delegraph_tosa.quantizer")
+    torch.manual_seed(0)
+    inputs = (torch.randn(shape),)
+    prepared = prepare_pt2e(torch.export.export(make().eval(), inputs).module(), tosa.TOSAQuantizer())
+    prepared(*inputs)
+    exported = torch.export.export(convert_pt2e(prepared), inputs)
+    program = delegraph.lower(exported, backends=["xnnpack"])
+    torch.testing.assert_close(program(*inputs), exported.module()(*inputs), rtol=0.05, atol=0.05)
