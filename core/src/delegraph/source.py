@@ -6,13 +6,14 @@ import os
 import re
 import sysconfig
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 __all__ = [
     "Source",
     "innermost",
+    "line_of",
     "source_of",
     "stack_of",
 ]
@@ -20,34 +21,80 @@ __all__ = [
 _FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)\n(?:[ \t]+(.*))?')
 _LIBRARY = re.compile(r"[\\/](?:site-packages|dist-packages)[\\/]torch[\\/]")
 _STANDARD = os.path.join(sysconfig.get_path("stdlib"), "")
+_OF_SELF = re.compile(r"^L\['self'\]\.?")
+"""The prefix that torch.compile gives to the paths of modules."""
 _GENERATED = "<eval_with_key>"
 """The file name that torch.fx gives to generated code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A frame of a stack trace: file, number of the line, name of the function, and the line itself."""
+    """A frame of a stack trace: file, number of the line, name of the function, and the line itself.
+
+    ``module``: the module that computes there, as ``1.frac (FractionalMaxPool2d)``; "" if it is the model itself, or if
+    it is not known.
+    """
 
     file: str
     line: int
     function: str
     code: str
+    module: str = ""
 
     @property
     def place(self) -> str:
-        """``file:line``; the path is relative to the working directory if the file is inside of it."""
+        """``file:line``; the path is relative to the working directory if the file is inside of it.
+
+        If the line belongs to torch, the module is the place: it says which part of the user's model called torch.
+        """
+        if self.module and not self.is_users:
+            return f"module {self.module}"
         return f"{_relative(self.file, os.getcwd())}:{self.line}"
 
+    @property
+    def is_users(self) -> bool:
+        """Whether the line belongs neither to torch nor to Python's library."""
+        return _is_users(self.file)
+
     def __str__(self) -> str:
-        return f"{self.place}, in {self.function}: {self.code}"
+        if self.module and not self.is_users:
+            return self.place
+        return f"{self.place}, in {self.module or self.function}: {self.code}"
 
 
 def source_of(node: Any) -> Source | None:
-    """The user's line from which ``node`` was traced, read from ``node.meta["stack_trace"]``; None if not known.
+    """Return the user's line from which ``node`` was traced, with the module; None if the line is not known.
 
-    It is the innermost frame that belongs neither to torch nor to Python's library.
+    The line is that of the innermost frame of ``node.meta["stack_trace"]`` that belongs neither to torch nor to
+    Python's library. If all frames belong to these, as in an ``nn.Sequential``, it is the innermost frame.
     """
-    return _innermost(node.meta.get("stack_trace") or "")
+    source = _innermost(node.meta.get("stack_trace") or "")
+    if source is None:
+        return None
+    module = _module_of(node)
+    return replace(source, module=module) if module else source
+
+
+def line_of(node: Any) -> Source | None:
+    """Return ``source_of(node)``, equal for all modules that run the same line of the user's.
+
+    Amounts are added up by line: a line of a repeated block counts once, with the sum of all its modules.
+    """
+    source = source_of(node)
+    if source is None or not source.is_users:
+        return source
+    return replace(source, module="")
+
+
+def _module_of(node: Any) -> str:
+    """Return the path and the class of the innermost module that called ``node``; "" for the model itself."""
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return ""
+    path, kind = list(stack.values())[-1]
+    path = _OF_SELF.sub("", path).split("@")[0]  # torch marks the second call of a module as "path@1"
+    name = kind if isinstance(kind, str) else kind.__name__
+    return f"{path} ({name.rpartition('.')[2]})" if path else ""
 
 
 def stack_of(node: Any) -> tuple[Source, ...]:

@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from ..exported.checks import ASSERTIONS, erase, find_checks
 from ..report.facts import pluralize
-from ..source import source_of
+from ..source import line_of
 from .partition import ON_HOST, Plan
 
 
@@ -59,7 +59,7 @@ def _uncomputable(plan: Plan, checks: Collection[Node]) -> set[Node]:
 def _note(assertions: Sequence[Node]) -> str:
     """The note about dropped ``assertions``, which are in graph order; "" if there are none."""
     # the user's lines, each once; None stands for those without a known line
-    lines = dict.fromkeys(map(source_of, assertions))
+    lines = dict.fromkeys(map(line_of, assertions))
     if not lines:
         return ""
     first = next((f", first at {line}" for line in lines if line), "")

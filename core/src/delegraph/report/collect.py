@@ -11,7 +11,7 @@ from ..exported.call_names import LEFT, is_operator, operator_name, unpacked
 from ..exported.checks import find_checks
 from ..exported_program import CALL_DELEGATE
 from ..partitioner.contract import Refusal
-from ..source import Source, source_of
+from ..source import Source, line_of
 
 if TYPE_CHECKING:
     from ..delegates.delegates import DelegateInfo
@@ -80,10 +80,10 @@ def figures_by_line(delegates: Iterable[DelegateInfo]) -> dict[tuple[Source, ...
     """
     amounts_of: dict[tuple[Source, ...], list[Mapping[str, float]]] = {}
     for info in delegates:
-        line_of = {n.meta.get("debug_handle", 0): source for n in info.nodes if (source := source_of(n)) is not None}
+        lines = {node.meta.get("debug_handle", 0): line_of(node) for node in info.nodes}
         handles = info.debug_handle_map
         for identifier, amounts in info.figures.items():
-            sources = dict.fromkeys(line_of[handle] for handle in handles.get(identifier, ()) if handle in line_of)
+            sources = dict.fromkeys(filter(None, map(lines.get, handles.get(identifier, ()))))
             amounts_of.setdefault(tuple(sources), []).append(amounts)
     total = {sources: add_up(amounts) for sources, amounts in amounts_of.items()}
     return dict(sorted(total.items(), key=lambda item: -next(iter(item[1].values()), 0)))

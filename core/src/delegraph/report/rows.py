@@ -54,7 +54,10 @@ def _count_operators(counts: Mapping[str, int]) -> str:
     return pluralize(sum(counts.values()), "operator")
 
 
-_PLACE = row_as("place", lambda source: {"file": source.file, "line": source.line, "code": source.code})
+_PLACE = row_as(
+    "place",
+    lambda source: {"file": source.file, "line": source.line, "code": source.code, "module": source.module},
+)
 
 
 @dataclass(frozen=True)

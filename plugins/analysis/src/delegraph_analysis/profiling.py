@@ -24,7 +24,7 @@ from delegraph.formats import Origin, Step
 from delegraph.host import FileFormat, call_of_model
 from delegraph.io.escape import printable
 from delegraph.runtime import Spent, fused
-from delegraph.source import Source, source_of
+from delegraph.source import Source, line_of
 from torch.fx import Node
 
 _LISTED = 20
@@ -343,7 +343,7 @@ def _unnamed(identifier: Any) -> str:
 
 
 def _lines(nodes: Iterable[Node]) -> tuple[Source, ...]:
-    return tuple(dict.fromkeys(source for node in nodes if (source := source_of(node)) is not None))
+    return tuple(dict.fromkeys(source for node in nodes if (source := line_of(node)) is not None))
 
 
 def _modules(nodes: Iterable[Node]) -> tuple[str, ...]:

@@ -354,4 +354,6 @@ def _ratio(value: float) -> str:
 def _where(source: Source | None) -> str:
     if source is None:
         return '<span class="faint">unknown</span>'
-    return f"{text(source.place)}, in {text(source.function)}<br/>{code(source.code)}"
+    if source.module and not source.is_users:
+        return text(source.place)
+    return f"{text(source.place)}, in {text(source.module or source.function)}<br/>{code(source.code)}"

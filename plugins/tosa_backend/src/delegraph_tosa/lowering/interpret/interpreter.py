@@ -20,7 +20,7 @@ from delegraph.exported_program import (
     written_values,
 )
 from delegraph.io.weights import why_no_bytes
-from delegraph.source import Source, source_of
+from delegraph.source import Source, line_of
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -76,7 +76,7 @@ class Origin:
     @property
     def source(self) -> Source | None:
         """The user's line; None if it is not known."""
-        return source_of(self)
+        return line_of(self)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Origin) and self.node == other.node
