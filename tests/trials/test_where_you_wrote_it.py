@@ -2,12 +2,11 @@
 
 import json
 
+import delegraph
 import pytest
 import torch
-from torch import nn
-
-import delegraph
 from delegraph.source import line_of, source_of
+from torch import nn
 
 
 def fractional_pool(size):

@@ -98,6 +98,10 @@ class DelegateContents(Protocol):
         """The result of ``BackendDetails.fingerprint`` when the blob was compiled; "" if not known."""
 
     @property
+    def facts(self) -> Mapping[str, str]:
+        """Facts that the backend reported about the delegate, by name, such as ``target``."""
+
+    @property
     def debug_handle_map(self) -> Mapping[Any, tuple[int, ...]]:
         """Delegate debug identifier -> debug handles of the nodes that it stands for."""
 

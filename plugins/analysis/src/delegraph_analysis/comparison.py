@@ -25,10 +25,9 @@ from .turns import Caller, call_in_turns
 
 RUNS = 5
 """Calls of which the time of a run is the median; those of all lowerings and of eager take turns."""
-_HEADS = (
-    *("backends", "delegated", "delegates", "size", "as .pte", "lowering", "first call", "a run", "from ... to"),
-    *("memory", "largest error", ""),
-)
+_FILE = "as .pte"
+_HEADS_OF_RUNS = ("first call", "a run", "from ... to", "memory", "largest error")
+_HEADS = ("backends", "delegated", "delegates", "size", _FILE, "lowering", *_HEADS_OF_RUNS, "")
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Candidate:
     ``peak_bytes``: by how much it raised this process's peak of resident memory; None where the system does not tell.
     ``run_seconds``: the median of later calls, and ``spread`` the fastest and the slowest. These and
     ``verifications``, by method, are None where a backend has no runtime here. ``error`` is what ended the lowering or
-    the run, and says why.
+    the run. ``missing``: head of a column of the table -> why this row has no figure there.
     """
 
     backends: tuple[str, ...]
@@ -53,6 +52,7 @@ class Candidate:
     spread: tuple[float, float] | None = None
     verifications: Mapping[str, Verification] | None = None
     error: DelegraphError | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def relative_error(self) -> float | None:
@@ -88,6 +88,7 @@ class Candidate:
             "agrees": self.verifications and all(v.agrees() for v in self.verifications.values()),
             "only_non_finite": self.has_only_non_finite,
             "error": error and {"code": error.code, "message": error.message},
+            "missing": dict(self.missing),
             "report": report and report.to_json(),
         }
 
@@ -144,6 +145,7 @@ class Comparison:
         return [
             (f"Lowerings: {self._how()}", _HEADS, self._rows()),
             ("Operators that only one takes", ("backend", "which"), only),
+            ("Missing figures", ("reason",), [[sentence] for sentence in self._missing()]),
         ]
 
     def _rows(self) -> list[list[str]]:
@@ -167,7 +169,18 @@ class Comparison:
         if width is not None and max(map(len, shown.split("\n"))) > width:
             shown = "\n".join(map(_block, self._rows()))
         only = (printable(f"only {b} takes: {_counts(n)}") for b, n in self.alone.items())
-        return "\n".join([shown, self._how(), *only])
+        return "\n".join([shown, self._how(), *map(printable, self._missing()), *only])
+
+    def _missing(self) -> list[str]:
+        """Return a sentence for each reason for which a row has no figure in some columns."""
+        sentences = []
+        for candidate in self.candidates:
+            columns: dict[str, list[str]] = {}
+            for column, reason in candidate.missing.items():
+                columns.setdefault(reason, []).append(column)
+            name = " + ".join(candidate.backends)
+            sentences += [f"{name} has no {', '.join(heads)!r}: {reason}" for reason, heads in columns.items()]
+        return sentences
 
 
 def compare(
@@ -307,13 +320,18 @@ def _candidate(tried: _Tried, caller: Caller | None, calls: Mapping[str, Call], 
     lowered = tried.lowered
     if lowered is None:
         return Candidate(tried.group, error=tried.error)
+    missing: dict[str, str] = {}
     measured: dict[str, Any] = {
         "report": lowered.report,
         "lower_seconds": tried.seconds,
-        "file_bytes": _file_bytes(lowered, registry),
+        "file_bytes": _file_bytes(lowered, registry, missing),
+        "missing": missing,
     }
     if caller is None:
+        missing |= dict.fromkeys(_HEADS_OF_RUNS, "the program has no example inputs")
         return Candidate(tried.group, **measured)
+    if caller.peak_bytes is None and caller.error is None:
+        missing["memory"] = "this system does not report the peak of memory"
     found, error = None, caller.error
     try:
         if error is None:
@@ -329,12 +347,13 @@ def _candidate(tried: _Tried, caller: Caller | None, calls: Mapping[str, Call], 
     return Candidate(tried.group, **measured, **times, spread=spread, verifications=found, error=error)
 
 
-def _file_bytes(lowered: LoweredProgram, registry: Registry) -> int | None:
-    """The size of the program as a ``.pte`` file; None if that format is not installed, or cannot hold it."""
+def _file_bytes(lowered: LoweredProgram, registry: Registry, missing: dict[str, str]) -> int | None:
+    """Return the size of the program as a ``.pte`` file; if it has none, None, and the reason in ``missing``."""
     try:
         with TRACING:  # a format may trace
             return sum(map(len, FileFormat("program.pte", registry).contents(lowered, {}).values()))
-    except DelegraphError:
+    except DelegraphError as e:
+        missing[_FILE] = e.message.partition("\n")[0]
         return None
 
 

@@ -122,18 +122,21 @@ def encode_outputs(
     delegate_outputs: Sequence[int],
     producers: Sequence[str],
     fingerprints: Sequence[str] = (),
+    facts: Sequence[Mapping[str, str]] = (),
 ) -> str:
-    """The text of the outputs of a method, with how many outputs each of its delegates has, and what made it.
+    """Return the text of a method's outputs, with a list of each property of its delegates.
 
-    ``fingerprints``, of the backends' tools, are left out where no backend gives one. A text that all delegates have is
-    there once. A delegate call in a file lists
-    inputs and outputs without saying where the outputs start, and its table has no field for a producer.
-    ``program.calling`` reads all of it.
+    A delegate call in a file lists inputs and outputs without the place where the outputs start, and its table has no
+    field for a producer. ``fingerprints`` (of the backends' tools) and ``facts`` (of the backends' reports) are left
+    out if all of them are empty. A text that all delegates share is written once. ``program.calling`` reads the text.
     """
     if not delegate_outputs:
         return encode_structure(spec)
     stated = {"structure": _encode(spec), "delegate_outputs": list(delegate_outputs), "producers": _once(producers)}
-    stated |= {"fingerprints": _once(fingerprints)} if any(fingerprints) else {}
+    if any(fingerprints):
+        stated["fingerprints"] = _once(fingerprints)
+    if any(facts):
+        stated["facts"] = [dict(by_name) for by_name in facts]
     return json.dumps(stated, separators=(",", ":"))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -336,9 +336,19 @@ class _Method:
         within = {k: n.meta[WITHIN] for k, n in enumerate(user_inputs(self.program)) if WITHIN in n.meta}
         takes = encode_inputs(spec.in_spec, names, sizes, fixed, within) if spec.in_spec is not None else ""
         used = self.delegates.used.values()
-        made = [d.producer for d in used], [d.fingerprint for d in used]
-        outputs = encode_outputs(spec.out_spec, [len(d.outputs) for d in used], *made)
+        outputs = encode_outputs(
+            spec.out_spec,
+            [len(delegate.outputs) for delegate in used],
+            [delegate.producer for delegate in used],
+            [delegate.fingerprint for delegate in used],
+            [_facts_of_file(delegate.facts) for delegate in used],
+        )
         return ContainerMetadata(takes, outputs)
+
+
+def _facts_of_file(facts: Mapping[str, str]) -> dict[str, str]:
+    """Return the facts that are true of a delegate in a file; a hint is for the person who lowers the program."""
+    return {name: text for name, text in facts.items() if name != "hint"}
 
 
 def _is_of_model(node: Node, spec: InputSpec) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from delegraph.io.escape import LONGEST
 
 from ..buckets.table import KEY, BucketTable
-from ..program.calling import producers
+from ..program.calling import delegate_facts, producers
 from ..program.quantized_library import QUANTIZED_LIBRARY
 from ..program.tables import DataSegment, DelegateCall, ExecutionPlan, KernelCall, Tensor
 from ..serialize.check import nbytes
@@ -21,16 +21,19 @@ from .text import describe_tensor, method_lines, shorten
 
 @dataclass(frozen=True)
 class DelegateFacts:
-    """A delegate: its backend, the bytes of its blob, the keys of its compile specs, how often it is called.
+    """A delegate: its backend, the bytes of its blob, its compile specs, and how often it is called.
 
-    ``producer`` is what made it, with its version; empty if the file does not say.
+    ``compile_specs``: key -> value; a value that is no text is given by its size. ``producer``: the distribution that
+    compiled it, with its version; empty if the file does not name it. ``facts``: the backend's facts by name, such as
+    the target, and the scales of quantized inputs and outputs; empty if the file has none.
     """
 
     backend: str
     bytes: int
-    compile_specs: tuple[str, ...]
+    compile_specs: dict[str, str]
     calls: int
     producer: str = ""
+    facts: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -105,10 +108,11 @@ def _method_lines(method: MethodFacts) -> list[str]:
         f"  planned: {memories or 'no memory'}; peak {method.peak}, sum {method.sum}, state {method.state_bytes}",
     ]
     for number, delegate in enumerate(method.delegates):
-        specs = f", compile specs {', '.join(delegate.compile_specs)}" if delegate.compile_specs else ""
         made = f" of {delegate.producer}" if delegate.producer else ""
         size = f"{_count(delegate.bytes, 'byte')}, {_count(delegate.calls, 'call')}"
-        lines.append(f"  delegate {number}: {delegate.backend}{made}, {size}{specs}")
+        lines.append(f"  delegate {number}: {delegate.backend}{made}, {size}")
+        lines += [f"    compile spec {key}: {value}" for key, value in delegate.compile_specs.items()]
+        lines += [f"    {name}: {text}" for name, text in delegate.facts.items()]
     return lines
 
 
@@ -159,6 +163,7 @@ def _method(file: ProgramFile, plan: ExecutionPlan) -> MethodFacts:
     called = Counter(c.delegate_index for c in calls if isinstance(c, DelegateCall))
     extents = live_extents(plan)
     made = [_named(text) for text in producers(plan.container)]
+    reported = delegate_facts(plan.container)
     return MethodFacts(
         name=_named(plan.name),
         inputs=_described(plan, plan.inputs),
@@ -169,9 +174,10 @@ def _method(file: ProgramFile, plan: ExecutionPlan) -> MethodFacts:
             DelegateFacts(
                 _named(d.id),
                 len(blob_of(file, d)),
-                tuple(_named(s.key) for s in d.compile_specs),
+                {_named(spec.key): _value_of_spec(spec.value) for spec in d.compile_specs},
                 called[k],
                 made[k] if k < len(made) else "",
+                reported[k] if k < len(reported) else {},
             )
             for k, d in enumerate(plan.delegates)
         ),
@@ -181,6 +187,15 @@ def _method(file: ProgramFile, plan: ExecutionPlan) -> MethodFacts:
         state_bytes=sum(nbytes(t) for t in _tensors(plan) if t.allocation is not None and t.data_buffer_idx),
         text="\n".join(method_lines(plan)),
     )
+
+
+def _value_of_spec(value: bytes) -> str:
+    """Return the value of a compile spec as text that prints, or its size if it is no text."""
+    try:
+        text = bytes(value).decode()
+    except UnicodeDecodeError:
+        return _count(len(value), "byte")
+    return shorten(text) if text.isprintable() else _count(len(value), "byte")
 
 
 def _named(shown: str) -> str:

@@ -13,6 +13,8 @@ from .tables import ContainerMetadata
 
 _LONGEST = 500
 """Characters of a name."""
+_MOST_FACTS = 100
+"""Facts of a delegate that are read."""
 
 
 def delegate_outputs(container: ContainerMetadata | None) -> list[int] | None:
@@ -29,6 +31,20 @@ def producers(container: ContainerMetadata | None) -> list[str]:
 def fingerprints(container: ContainerMetadata | None) -> list[str]:
     """What the backend of each delegate of a method said that it depends on; read as ``producers`` are."""
     return _texts(container, "fingerprints")
+
+
+def delegate_facts(container: ContainerMetadata | None) -> list[dict[str, str]]:
+    """Return the facts that the backend of each delegate reported, by name; an empty list if the file has none."""
+    listed = _list(_outputs(container), "facts") or []
+    return [_printable_facts(by_name) if isinstance(by_name, dict) else {} for by_name in listed]
+
+
+def _printable_facts(facts: dict[str, Any]) -> dict[str, str]:
+    return {
+        printable(name[:_LONGEST]): printable(text[:_LONGEST])
+        for name, text in islice(facts.items(), _MOST_FACTS)
+        if isinstance(text, str)
+    }
 
 
 def _texts(container: ContainerMetadata | None, key: str) -> list[str]:
