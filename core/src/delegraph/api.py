@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, get_args
 
 from torch.export import ExportedProgram
 
+from .discovery.record import suggestion
 from .discovery.registry import Registry, default_registry
 from .engine.cache import Cache, asked_cache
 from .engine.compile_cached import Lookups
@@ -28,6 +31,24 @@ if TYPE_CHECKING:
     from .command.model import GivenModel
 
 
+Given = ParamSpec("Given")
+Returned = TypeVar("Returned")
+
+
+def _name_arguments(function: Callable[Given, Returned]) -> Callable[Given, Returned]:
+    """Let ``function`` suggest the nearest argument if it is called with one that it does not have."""
+    known = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def call(*args: Given.args, **kwargs: Given.kwargs) -> Returned:
+        for name in kwargs:
+            if name not in known:
+                raise TypeError(f"delegraph.{function.__name__} has no argument {name!r}{suggestion(name, known)}")
+        return function(*args, **kwargs)
+
+    return call
+
+
 class Choices(TypedDict, total=False):
     """The arguments of ``lower`` that do not depend on the program."""
 
@@ -45,6 +66,7 @@ class Choices(TypedDict, total=False):
     cache: bool | str | os.PathLike[str] | Cache | None
 
 
+@_name_arguments
 def lower(
     program: Program | Mapping[str, Program],
     example_inputs: ExampleInputs = None,
@@ -138,6 +160,7 @@ def lower(
     return result
 
 
+@_name_arguments
 def export(
     program: Program | Mapping[str, Program],
     example_inputs: ExampleInputs = None,
@@ -154,6 +177,7 @@ def export(
     return {method: export_method(method, source) for method, source in sources.items()}
 
 
+@_name_arguments
 def load(
     path: str | os.PathLike[str],
     registry: Registry | None = None,

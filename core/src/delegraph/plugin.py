@@ -255,9 +255,11 @@ class BackendSpec(Declaration):
     def why_not(self, found: Any) -> str | None:
         """Why ``found``, the imported class, is not the declared backend: it has another name. None if it is."""
         name = found.__name__
-        if name == self.backend_id:
-            return None
-        return f"is called {name}, and backend_id says {self.backend_id!r}; the class's name is the backend id"
+        return None if name == self.backend_id else self.wrong_id(name)
+
+    def wrong_id(self, class_name: str) -> str:
+        """Return the reason why a class of the name ``class_name`` is not the declared backend."""
+        return f"is called {class_name}, and backend_id says {self.backend_id!r}; the class's name is the backend id"
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ _GENERATED = "<eval_with_key>"
 class Source:
     """A frame of a stack trace: file, number of the line, name of the function, and the line itself.
 
-    ``module``: the module that computes there, as ``1.frac (FractionalMaxPool2d)``; "" if it is the model itself, or if
-    it is not known.
+    ``module``: the module that computes there, as ``1.frac (FractionalMaxPool2d)``; "" if it is not known, and for a
+    line of the model's own ``forward``.
     """
 
     file: str
@@ -71,8 +71,7 @@ def source_of(node: Any) -> Source | None:
     source = _innermost(node.meta.get("stack_trace") or "")
     if source is None:
         return None
-    module = _module_of(node)
-    return replace(source, module=module) if module else source
+    return replace(source, module=_module_of(node, not source.is_users))
 
 
 def line_of(node: Any) -> Source | None:
@@ -86,15 +85,20 @@ def line_of(node: Any) -> Source | None:
     return replace(source, module="")
 
 
-def _module_of(node: Any) -> str:
-    """Return the path and the class of the innermost module that called ``node``; "" for the model itself."""
+def _module_of(node: Any, names_model: bool) -> str:
+    """Return the path and the class of the innermost module that called ``node``; "" if it is not known.
+
+    The model itself has no path. Its class is returned if ``names_model``, else "".
+    """
     stack = node.meta.get("nn_module_stack")
     if not stack:
         return ""
     path, kind = list(stack.values())[-1]
     path = _OF_SELF.sub("", path).split("@")[0]  # torch marks the second call of a module as "path@1"
-    name = kind if isinstance(kind, str) else kind.__name__
-    return f"{path} ({name.rpartition('.')[2]})" if path else ""
+    name = (kind if isinstance(kind, str) else kind.__name__).rpartition(".")[2]
+    if path:
+        return f"{path} ({name})"
+    return name if names_model else ""
 
 
 def stack_of(node: Any) -> tuple[Source, ...]:

@@ -353,7 +353,12 @@ class Index:
 
         If a plugin that cannot be used has that name, or its distribution does, the error says why it cannot be used.
         If a distribution of this project has such a backend, the error says how to install it.
+        If ``name`` is the class of a backend that is declared with another id, that declaration is the fault.
         """
+        for entry in self.entries:
+            if entry.spec.target.rpartition(":")[2] == name:
+                text = f"backend {entry.spec.target!r} of {entry.record.owner} {entry.spec.wrong_id(name)}"
+                return PluginBroken("plugin-broken", text, hint=f"for the authors of {entry.record.distribution}")
         for record in self.records:
             distribution = canonical(record.distribution)
             is_plugin = _key_of(name) in (record.name, f"{distribution}/{record.name}")

@@ -25,7 +25,7 @@ from ..delegates.delegates import DelegateInfo
 from ..delegates.lowered_module import Argument
 from ..discovery.attribution import attributing
 from ..discovery.registry import Registry, default_registry
-from ..errors import ContractViolation
+from ..errors import BackendNotFound, ContractViolation
 from ..exported.call_spec import VARYING
 from ..exported.example_inputs import equal_inputs_note
 from ..exported.functionalize.normalize import normalize
@@ -280,6 +280,7 @@ def _compile(lowering: Lowering) -> None:
     """
     gives_back = lowering.gives_back
     narrowed: list[Narrowed] = []
+    _expect_known_backends(lowering)
     with lowering.elsewhere or Elsewhere(lowering.registry) as elsewhere:
         registry, executor = elsewhere.open()
         compile_all(lowering.work, registry, executor, gives_back, lowering.cache)
@@ -319,6 +320,18 @@ def _split_note(narrowed: Narrowed) -> str:
     assert work.not_compiled is not None
     parts = ", ".join(part.partition.tag for part in narrowed.kept)
     return f"{work.method}: partition {work.partition.tag} compiles only as {parts}: {work.not_compiled.reason}"
+
+
+def _expect_known_backends(lowering: Lowering) -> None:
+    """Raise an error that names the partitioner if it gave a partition to a backend that is not installed."""
+    for work in lowering.work:
+        backend_id = work.module.backend_id
+        try:
+            lowering.registry.spec(backend_id)
+        except BackendNotFound as e:
+            asked = lowering.rounds[lowering.turn].name
+            e.hint = f"the partitioner of {asked!r} gave the partition {work.partition.tag!r} to {backend_id!r}"
+            raise
 
 
 def _insert(lowering: Lowering) -> None:

@@ -13,9 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..backend import CompileSpec
-from ..errors import OptionError
+from ..errors import ContractViolation, OptionError
+from ..exported.call_names import operator_name
 from ..exported_program import CALL_DELEGATE, CONSTANT_KINDS, constant_placeholders, constant_tensor, placeholders
 from ..io.weights import why_no_bytes
+from ..source import source_of
 from .contract import DelegationSpec, Partitioner, PartitionResult, Refusal, Support
 from .groups import Groups
 from .levels import connected_components, flatten, group_by_level, levels, limit, sink
@@ -211,13 +213,24 @@ class _Search:
                 return "unpacks a value that the host makes"
             return self.refused.get(producer)
         # the first reason that is not None: an empty text is a refusal, too
-        reasons = (check(node) for check in self.partitioner.additional_checks)
+        reasons = (self._checked(node, check(node)) for check in self.partitioner.additional_checks)
         checked = next((why for why in reasons if why is not None), None)
         if checked is not None:
             self.final.add(node)
             return checked
-        why = self.support.why_not(node)
+        why = self._checked(node, self.support.why_not(node))
         return self._why_no_bytes(node) if why is None else why
+
+    def _checked(self, node: Node, why: Any) -> str | None:
+        """Return ``why``, the answer of a support check. Raises ContractViolation unless it is a text or None."""
+        if why is None or isinstance(why, str):
+            return why
+        backend_id = self.partitioner.delegation_spec.backend_id
+        text = (
+            f"the support check of {backend_id} returned {why!r} for {operator_name(node)}; "
+            "it returns the reason for which the backend does not take the call, or None if it takes the call"
+        )
+        raise ContractViolation("contract-violation", text, node, source_of(node))
 
     def _why_no_bytes(self, node: Node) -> str | None:
         """Why a call stays on the host because of a tensor that it reads or returns; None if nothing is wrong with any.

@@ -21,8 +21,8 @@ class AcmeNpuBackend(BackendDetails):
         """One blob for one part, with its weights beside it and a map back to the user's operators.
 
         The placeholders of ``edge_program`` are the weights that the part owns, then its inputs; it returns a tuple.
-        Its graph is functional: no operator writes in place. Raises Unsupported, which ends the lowering: what
-        ``why_not`` accepts has to compile.
+        Its graph is functional: no operator writes in place. If this raises Unsupported, the
+        part goes to the next backend or stays on the host, and the report shows the message.
         """
         if compile_specs:
             message = f"acme-npu knows no compile spec {compile_specs[0].key!r}"
