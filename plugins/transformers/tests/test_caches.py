@@ -175,7 +175,7 @@ def test_what_computes_otherwise_with_a_cache_of_fixed_size_is_refused():
     with pytest.raises(InputError, match="MptForCausalLM does not work with a cache of fixed size"):
         generation_steps(build("MptForCausalLM", "MptConfig", mpt), cache_length=27)
     rwkv = {**IDS, "hidden_size": 32, "num_hidden_layers": 2, "context_length": 64}
-    with pytest.raises(InputError, match="takes neither past_key_values nor cache_params"):
+    with pytest.raises(InputError, match="takes no cache"):
         generation_steps(build("RwkvForCausalLM", "RwkvConfig", rwkv), cache_length=27)
 
 

@@ -12,6 +12,9 @@ from delegraph.errors import InputError
 
 NO_RECIPE = "give example inputs: delegraph.lower(model, example_kwargs={...}) lowers a call without a cache"
 
+_CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
+"""Names of the argument for a cache: since transformers 5.24, up to 5.23, and of models with states."""
+
 
 class ModelCall(torch.nn.Module):
     """A module around a model of the user; errors call it by the name of the model's class."""
@@ -39,10 +42,7 @@ class HeldCache:
         if not model.can_generate():
             text = f"{type(model).__name__} does not generate: what it is called with is not known"
             raise InputError("input-invalid", text, hint=NO_RECIPE)
-        self.argument = next((name for name in ("past_key_values", "cache_params") if takes(model, name)), "")
-        if not self.argument:
-            text = f"{type(model).__name__} takes neither past_key_values nor cache_params: its calls keep no tokens"
-            raise InputError("input-invalid", text, hint=NO_RECIPE)
+        self.argument = cache_argument(model)
         with refusing(model):
             self.cache: Any = StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=length)
         self.cache.layers = [_of_full_length(layer, length) for layer in self.cache.layers]
@@ -113,6 +113,18 @@ class HeldCache:
 def _attributes(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The tensors of a module that are neither parameters nor buffers, by name."""
     return {name: value for name, value in vars(module).items() if isinstance(value, torch.Tensor)}
+
+
+def cache_argument(model: Any) -> str:
+    """Return the name of the argument of ``model`` that takes the cache.
+
+    Raises InputError for a model without such an argument.
+    """
+    for name in _CACHE_ARGUMENTS:
+        if takes(model, name):
+            return name
+    text = f"{type(model).__name__} takes no cache ({', '.join(_CACHE_ARGUMENTS)}): its calls keep no tokens"
+    raise InputError("input-invalid", text, hint=NO_RECIPE)
 
 
 def takes(model: Any, name: str) -> bool:

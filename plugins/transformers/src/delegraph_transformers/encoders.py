@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from delegraph.errors import InputError
 
-from .caches import HeldCache, ModelCall, refusing
+from .caches import HeldCache, ModelCall, cache_argument, refusing
 from .steps import Step
 
 
@@ -33,7 +33,12 @@ class Encode(ModelCall):
         caches: Any = EncoderDecoderCache(DynamicCache(), DynamicCache())
         first = torch.zeros(given.shape[0], 1, dtype=torch.long, device=given.device)
         # a token, of which nothing is kept: the layers put keys and values of the encoder's result into their cache
-        model(encoder_outputs=BaseModelOutput(hidden), decoder_input_ids=first, past_key_values=caches, use_cache=True)
+        model(
+            encoder_outputs=BaseModelOutput(hidden),
+            decoder_input_ids=first,
+            use_cache=True,
+            **{cache_argument(model): caches},
+        )
         return [tensor for layer in caches.cross_attention_cache.layers for tensor in (layer.keys, layer.values)]
 
 
@@ -92,8 +97,8 @@ class EncodedStep(ModelCall):
         logits: torch.Tensor = model(
             encoder_outputs=BaseModelOutput(hidden),
             decoder_input_ids=tokens,
-            past_key_values=both,
             use_cache=True,
+            **{self.held.argument: both},
             **options,
         ).logits
         return logits

@@ -1,0 +1,59 @@
+"""The window of transformers' versions that the tests ran with, for errors outside of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+
+from delegraph.errors import DelegraphError, InputError
+
+OLDEST = "5.23.0"
+NEWEST = "5.24.0"
+"""The oldest and the newest version of transformers that the tests of this distribution ran with."""
+
+
+def untried_version() -> str:
+    """Return a sentence about the installed transformers if it is outside of the window; else an empty string."""
+    try:
+        installed = version("transformers")
+    except PackageNotFoundError:
+        return ""
+    # patch releases of a tried version are in the window
+    if _numbers(OLDEST) <= _numbers(installed) <= _numbers(NEWEST):
+        return ""
+    relation = "newer" if _numbers(installed) > _numbers(NEWEST) else "older"
+    tried = NEWEST if relation == "newer" else OLDEST
+    return f"transformers {installed} is {relation} than {tried}, the {relation[:3]}est version that was tried"
+
+
+@contextmanager
+def naming_untried_versions() -> Iterator[None]:
+    """Name the installed version in errors of the block if it is outside of the window.
+
+    An InputError gets it in its hint. Any other exception becomes an InputError, since another version may lack
+    the classes and arguments that this distribution uses.
+    """
+    try:
+        yield
+    except InputError as error:
+        if untried := untried_version():
+            error.hint = "; ".join(filter(None, [error.hint, _advice(untried)]))
+        raise
+    except DelegraphError:
+        raise
+    except Exception as error:
+        untried = untried_version()
+        if not untried:
+            raise
+        text = f"transformers failed: {type(error).__name__}: {error}"
+        raise InputError("input-invalid", text, hint=_advice(untried)) from error
+
+
+def _advice(untried: str) -> str:
+    return f'{untried}: pip install "transformers>={OLDEST},<={NEWEST}"'
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Return the major and the minor number of a version."""
+    return tuple(int(part) for part in text.split(".")[:2])

@@ -1,0 +1,88 @@
+"""Errors outside of the window of transformers' versions, and where the window is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from delegraph.errors import InputError
+from delegraph_transformers import models, versions
+
+transformers = pytest.importorskip("transformers")
+ROOT = Path(__file__).parents[3]
+SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 30}
+
+
+def build():
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).eval()
+
+
+def pretend(monkeypatch, number):
+    monkeypatch.setattr(versions, "version", lambda name: number)
+
+
+@pytest.mark.parametrize("number", ["5.23.0", "5.23.4", "5.24.0", "5.24.9", "5.24.0.dev0"])
+def test_versions_in_the_window_are_not_named(monkeypatch, number):
+    pretend(monkeypatch, number)
+    assert versions.untried_version() == ""
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        ("5.25.0", "transformers 5.25.0 is newer than 5.24.0, the newest version that was tried"),
+        ("6.0.0rc1", "transformers 6.0.0rc1 is newer than 5.24.0"),
+        ("5.9.1", "transformers 5.9.1 is older than 5.23.0, the oldest version that was tried"),
+    ],
+)
+@pytest.mark.parametrize("broken", [TypeError("no argument cache"), ImportError("no StaticCache")])
+def test_errors_name_a_version_outside_of_the_window(monkeypatch, number, said, broken):
+    from delegraph_transformers import generation_steps
+
+    def fail(*args, **kwargs):
+        raise broken
+
+    pretend(monkeypatch, number)
+    monkeypatch.setattr(models, "HeldCache", fail)
+    with pytest.raises(InputError, match=str(broken)) as caught:
+        generation_steps(build(), cache_length=8)
+    assert said in caught.value.hint and ">=5.23.0,<=5.24.0" in caught.value.hint
+
+
+def test_a_version_outside_of_the_window_is_not_refused(monkeypatch):
+    from delegraph_transformers import generation_steps
+
+    pretend(monkeypatch, "5.99.0")
+    assert generation_steps(build(), cache_length=8)["program"]
+
+
+def test_unexpected_errors_of_tried_versions_stay_what_they_are(monkeypatch):
+    from delegraph_transformers import generation_steps
+
+    def fail(*args, **kwargs):
+        raise ImportError("no StaticCache")
+
+    pretend(monkeypatch, versions.NEWEST)
+    monkeypatch.setattr(models, "HeldCache", fail)
+    with pytest.raises(ImportError, match="no StaticCache"):
+        generation_steps(build(), cache_length=8)
+
+
+def test_the_window_is_the_declared_one():
+    declared = (ROOT / "plugins/transformers/pyproject.toml").read_text()
+    oldest = versions.OLDEST.removesuffix(".0")
+    assert f'models = ["transformers>={oldest},<6"]' in declared
+    page = (ROOT / "docs/compatibility.md").read_text()
+    assert f"`transformers>={oldest},<6`" in page
+    nightly = (ROOT / ".github/workflows/nightly.yml").read_text()
+    assert f'"transformers=={versions.OLDEST}"' in nightly
+    for number in (versions.OLDEST, versions.NEWEST):
+        assert number in page
+
+
+def test_a_model_without_an_argument_for_a_cache_is_refused():
+    from delegraph_transformers.caches import cache_argument
+
+    with pytest.raises(InputError, match="Linear takes no cache"):
+        cache_argument(torch.nn.Linear(1, 1))
