@@ -215,7 +215,7 @@ def test_what_keeps_its_caches_takes_tokens_and_position(kept):
     assert program.method("prefill")(torch.tensor([[7, 3, 11]]), torch.tensor([1]))[1].tolist() == [0, 30]
     with pytest.raises(InputError, match=r"7 tokens and 25 more do not fit into the cache, which has 30"):
         generate(program, PROMPT, 25)
-    with pytest.raises(InputError, match="was of position 3, and this one found the caches of position -1"):
+    with pytest.raises(InputError, match="was of position 3, and this one found the caches of position 0"):
         generate(lowered, PROMPT, 5)
 
 
@@ -224,7 +224,7 @@ def test_a_file_that_keeps_caches_of_each_method_apart_is_refused(kept, tmp_path
 
     _, lowered, _ = kept
     lowered.save(tmp_path / "apart.pte")
-    with pytest.raises(InputError, match="this one found the caches of position -1"):
+    with pytest.raises(InputError, match="this one found the caches of position 0"):
         generate(delegraph.load(tmp_path / "apart.pte"), PROMPT, 5)
 
 
@@ -235,7 +235,7 @@ def test_two_files_that_keep_their_caches_are_refused(kept, tmp_path):
     for name in ("prefill", "decode"):
         one = {key: {name: value[name]} for key, value in steps.items() if name in value}
         delegraph.lower(**one, backends=[]).save(tmp_path / f"{name}.pte")
-    with pytest.raises(InputError, match="this one found the caches of position -1"):
+    with pytest.raises(InputError, match="this one found the caches of position 0"):
         generate([delegraph.load(tmp_path / f"{name}.pte") for name in ("prefill", "decode")], PROMPT, 5)
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from delegraph.errors import InputError
-from delegraph.exported_program import user_inputs
+from delegraph.exported_program import output_values, user_inputs
+from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
+from torch.fx import Node
 
 _LISTED = re.compile(r"(caches|states|memory)\D*(\d+)\D*")
 """The name of a tensor in a list: ``caches_0`` in programs and ``.tosa`` files, ``caches[0]`` in ``.pte`` files.
@@ -60,25 +63,92 @@ def generate(
     then what the decoder begins with. ``stop``: tokens after which nothing follows. ``warm_up``: call each method once
     before anything is timed, since the first call may prepare kernels. Raises InputError for a program
     without these methods, for tokens that the model does not know, and where prompt and result together are longer than
-    the cache. A program that keeps its caches makes one text at a time: other threads wait.
+    the cache. A program that keeps its caches makes one text at a time: other threads wait. Before its first text
+    without ``warm_up``, ``decode`` is called once more, to see that both methods have one memory.
     """
     encode, prefill, decode = _steps(program)
-    _expect_fitting(decode, prompt, max_new_tokens)
-    with _turn_of(program) if decode.keeps_caches else nullcontext():
+    tokens = _tokens(prompt, "prompt")
+    stops = _tokens(stop, "stop")
+    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int):
+        text = f"max_new_tokens is an integer, not {_described(max_new_tokens)}"
+        raise InputError("input-invalid", text)
+    _expect_fitting(decode, tokens, max_new_tokens)
+    _expect_known(decode, [*tokens, *stops])
+    if not decode.keeps_caches:
         if warm_up:
-            _call_each(encode, prefill, decode, prompt, given)
-        return _generated(encode, prefill, decode, prompt, max_new_tokens, given, stop)
+            _call_each(encode, prefill, decode, tokens, given)
+        return _generated(encode, prefill, decode, tokens, max_new_tokens, given, stops)
+    turn = _turn_of(program)
+    with turn.lock:
+        mark = _mark(prefill, decode, tokens, max_new_tokens)
+        if warm_up:
+            _call_each(encode, prefill, decode, tokens, given, mark or 0)
+        if warm_up or turn.shares:
+            mark = None
+        result = _generated(encode, prefill, decode, tokens, max_new_tokens, given, stops, mark)
+        reached_decode = len(tokens) % prefill.length > 0 or len(result.tokens) > 1
+        if mark is not None and reached_decode:
+            turn.shares = True
+        return result
 
 
-_TURNS: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
-"""Program that keeps its caches -> the lock of the text that is being made with them."""
+def _tokens(given: object, name: str) -> list[int]:
+    """Return ``given``, a series of integers, as a list. Raises InputError for anything else."""
+    wanted = f"{name} is a series of token numbers"
+    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
+        hint = "a tokenizer makes token numbers of text" if isinstance(given, (str, bytes)) else None
+        raise InputError("input-invalid", f"{wanted}, not {_described(given)}", hint=hint)
+    shape = getattr(given, "shape", None)
+    if shape is not None and len(shape) != 1:
+        hint = f"{name}[0]" if len(shape) == 2 else None
+        raise InputError("input-invalid", f"{wanted}, not an array of shape {list(shape)}", hint=hint)
+    tokens = []
+    for place, value in enumerate(given):
+        token = _as_integer(value)
+        if token is None:
+            raise InputError("input-invalid", f"{wanted}; entry {place} is {_described(value)}")
+        tokens.append(token)
+    return tokens
+
+
+def _as_integer(value: object) -> int | None:
+    """Return an integer of Python, numpy or torch as int; None for anything else."""
+    if isinstance(value, bool) or getattr(value, "dtype", None) in (torch.bool, "bool"):
+        return None
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]  # it raises TypeError for others
+    except TypeError:
+        return None
+
+
+def _described(value: object) -> str:
+    """Return a short text for an error about ``value``."""
+    if isinstance(value, (str, bytes, int, float)) or value is None:
+        return repr(value) if len(repr(value)) < 40 else f"a {type(value).__name__} of {len(repr(value))} characters"
+    return f"of type {type(value).__name__}"
+
+
+class _Turn:
+    """The right to make a text with a program that keeps its caches: one thread at a time has it.
+
+    ``shares``: whether ``decode`` was seen to find what ``prefill`` wrote.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.shares = False
+
+
+_TURNS: WeakKeyDictionary[Any, _Turn] = WeakKeyDictionary()
 _FINDING = threading.Lock()
 
 
-def _turn_of(program: Any) -> threading.Lock:
+def _turn_of(program: Any) -> _Turn:
     owner = program[-1] if isinstance(program, (tuple, list)) else program
     with _FINDING:
-        return _TURNS.setdefault(owner, threading.Lock())
+        return _TURNS.setdefault(owner, _Turn())
 
 
 def _call_each(
@@ -87,11 +157,29 @@ def _call_each(
     decode: _Step,
     prompt: Sequence[int],
     given: torch.Tensor | Sequence[int] | None,
+    position: int = 0,
 ) -> None:
-    """Call the methods that ``prompt`` needs once. Caches that the program keeps begin anew with the next text."""
+    """Call the methods that ``prompt`` needs once, ``decode`` last and at ``position``.
+
+    Caches that the program keeps begin anew with the next text.
+    """
     memory, mask = _encoded(encode, given)
-    for step in {id(step): step for step in (prefill, decode) if step.length <= len(prompt)}.values():
-        step(prompt[: step.length], 0, [torch.zeros(size, dtype=kind) for size, kind in step.caches], memory, mask)
+    if prefill is not decode and prefill.length <= len(prompt):
+        prefill(prompt[: prefill.length], 0, prefill.zeros(), memory, mask)
+    decode(prompt[:1], position, decode.zeros(), memory, mask)
+
+
+def _mark(prefill: _Step, decode: _Step, prompt: Sequence[int], max_new_tokens: int) -> int | None:
+    """Return a position for a call of ``decode`` before the text; None if the text does not call both methods.
+
+    The call leaves its position in the memory of ``decode``. The last call of ``prefill`` has another position and
+    overwrites it if both methods have one memory. If not, ``decode`` finds the mark, and the text is refused.
+    """
+    pieces, rest = divmod(len(prompt), prefill.length)
+    if prefill is decode or pieces == 0 or (rest == 0 and max_new_tokens == 1):
+        return None
+    last = (pieces - 1) * prefill.length
+    return 1 if last == 0 else 0
 
 
 def _generated(
@@ -102,12 +190,15 @@ def _generated(
     max_new_tokens: int,
     given: torch.Tensor | Sequence[int] | None,
     stop: Collection[int],
+    mark: int | None = None,
 ) -> Generation:
-    """As ``generate``, with the methods of the program."""
-    caches = [torch.zeros(size, dtype=kind) for size, kind in decode.caches]
+    """As ``generate``, with the methods of the program. ``mark``: what ``_mark`` returned, if ``decode`` leaves it."""
+    caches = decode.zeros()
     result = Generation(len(prompt))
     begin = time.perf_counter()
     memory, mask = _encoded(encode, given)
+    if mark is not None:
+        decode(prompt[:1], mark, decode.zeros(), memory, mask)
     position, scores = 0, torch.empty(0)
     while position < len(prompt):
         # whole pieces of the prompt by ``prefill``, what is left over token by token
@@ -149,9 +240,14 @@ def _expect_fitting(step: _Step, prompt: Sequence[int], max_new_tokens: int) -> 
         text = f"a prompt of {len(prompt)} tokens and {max_new_tokens} more do not fit into the cache, which has {room}"
         hint = "lower the model with a longer one: generation_steps(model, cache_length=...)"
         raise InputError("input-invalid", text, hint=hint)
-    if step.vocabulary and (unknown := [t for t in prompt if not 0 <= t < step.vocabulary]):
-        text = f"the model has no token {unknown[0]}: they go from 0 to {step.vocabulary - 1}"
-        raise InputError("input-invalid", text)
+
+
+def _expect_known(step: _Step, tokens: Sequence[int]) -> None:
+    """Raise InputError for a token that the model does not have."""
+    for token in tokens:
+        if token < 0 or (step.vocabulary and token >= step.vocabulary):
+            most = f": they go from 0 to {step.vocabulary - 1}" if step.vocabulary else ": they begin at 0"
+            raise InputError("input-invalid", f"the model has no token {token}{most}")
 
 
 Inputs = Mapping[str, tuple[Sequence[Any], torch.dtype]]
@@ -170,14 +266,21 @@ class _Encode:
         shape, _ = self._inputs[self._name]
         values = {}
         if self._masks:
-            given = torch.as_tensor(given).reshape(1, -1)
-            room = shape[1] - given.shape[1]
-            if room < 0 or given.shape[1] == 0:
-                text = f"encode takes 1 to {shape[1]} tokens, and {given.shape[1]} are given"
-                raise InputError("input-invalid", text, hint="lower the model with a longer cache_length")
-            values["attention_mask"] = torch.arange(shape[1])[None] < given.shape[1]
-            given = torch.nn.functional.pad(given, (0, room))
-        values[self._name] = torch.as_tensor(given)
+            tokens = _tokens(given.flatten() if isinstance(given, torch.Tensor) else given, "given")
+            room = shape[1] - len(tokens)
+            if room < 0 or not tokens:
+                text = f"encode takes 1 to {shape[1]} tokens, and {len(tokens)} are given"
+                hint = "lower the model with a longer cache_length" if room < 0 else None
+                raise InputError("input-invalid", text, hint=hint)
+            if min(tokens) < 0:
+                raise InputError("input-invalid", f"the model has no token {min(tokens)}: they begin at 0")
+            values["attention_mask"] = torch.arange(shape[1])[None] < len(tokens)
+            given = torch.nn.functional.pad(torch.tensor([tokens]), (0, room))
+        try:
+            values[self._name] = torch.as_tensor(given)
+        except (TypeError, ValueError, RuntimeError) as error:
+            text = f"given is a tensor for {self._name}, not {_described(given)}"
+            raise InputError("input-invalid", text) from error
         flat = [values[name].to(dtype) for name, (_, dtype) in self._inputs.items()]
         return torch.utils._pytree.tree_leaves(self._call(flat)), values.get("attention_mask")
 
@@ -211,6 +314,10 @@ class _Step:
         self._mask = inputs["attention_mask"][1] if "attention_mask" in inputs else torch.bool
         if batch != 1:
             raise InputError("input-invalid", f"{name} takes {batch} sequences at once; generate makes one")
+
+    def zeros(self) -> list[torch.Tensor]:
+        """Return the caches before the first token; none if the program keeps them."""
+        return [torch.zeros(size, dtype=kind) for size, kind in self.caches]
 
     def __call__(
         self,
@@ -256,12 +363,19 @@ def _steps(program: Any) -> tuple[_Encode | None, _Step, _Step]:
         if not 1 < len(program) < 4:
             text = f"two or three programs are wanted, prefill and decode, and encode, not {len(program)}"
             raise InputError("input-invalid", text)
+        for part in program:
+            if not hasattr(part, "summary"):
+                text = f"of several programs, each is what delegraph.load returned, not {_described(part)}"
+                raise InputError("input-invalid", text)
         made = [_of_file(p, p.only_method, flat=True) for p in program]
         encoders = [m for m in made if isinstance(m, _Encode)]
         steps = sorted((m for m in made if isinstance(m, _Step)), key=lambda step: -step.length)
         if len(encoders) > 1 or not steps:
             raise InputError("input-invalid", "of the programs, one may be encode, and one has to be decode")
         return encoders[0] if encoders else None, steps[0], steps[-1]
+    if not hasattr(program, "methods") or not hasattr(program, "method"):
+        text = f"program is what delegraph.lower or delegraph.load returned, not {_described(program)}"
+        raise InputError("input-invalid", text)
     needed = {"decode"} if "encode" in program.methods else {"prefill", "decode"}
     missing = needed.difference(program.methods)
     if missing:
@@ -292,7 +406,20 @@ def _of_lowered(program: Any, name: str) -> Any:
     method = program.method(name)
     if _is_encode(inputs):
         return _Encode(lambda given: method(*given), inputs)
-    return _Step(name, _structured(method, inputs), inputs, 0)
+    return _Step(name, _structured(method, inputs), inputs, _score_count(exported))
+
+
+def _score_count(exported: ExportedProgram) -> int:
+    """Return how many scores the first result has for each token; 0 if that is not known."""
+    specs = exported.graph_signature.output_specs
+    results = [
+        value for value, spec in zip(output_values(exported), specs, strict=True) if spec.kind is OutputKind.USER_OUTPUT
+    ]
+    value = results[0].meta.get("val") if results and isinstance(results[0], Node) else None
+    if not isinstance(value, torch.Tensor) or not value.shape:
+        return 0
+    count = value.shape[-1]
+    return count if isinstance(count, int) else 0
 
 
 def _is_encode(inputs: Inputs) -> bool:

@@ -14,6 +14,7 @@ from .encoders import Encode, EncodedStep, EncodeImage, ImageStep, is_of_images
 from .encoders import encoder_inputs as example_inputs
 from .kept import KeptStep
 from .steps import RecurrentStep, Step, choose_calls, different, why_not_equal
+from .versions import naming_untried_versions
 
 _PROMPT = 32
 """How many tokens ``prefill`` takes, unless the caller says so."""
@@ -21,6 +22,7 @@ _CACHE = 2048
 """How long a cache is at most, unless the caller or the generation config says so."""
 
 
+@naming_untried_versions()
 def generation_steps(
     model: Any,
     *,
@@ -45,6 +47,8 @@ def generation_steps(
     ``save("model.pte", share_mutable_buffers=True)``. Raises InputError for a model for which transformers has no
     static cache.
     """
+    for name, count in (("prompt_length", prompt_length), ("cache_length", cache_length), ("batch", batch)):
+        _check_count(name, count)
     settings = getattr(model, "generation_config", None)
     told = getattr(settings, "cache_config", None) or {}
     batch = batch or told.get("batch_size") or 1
@@ -64,6 +68,13 @@ def generation_steps(
     inputs = {method: (*_tokens(model, batch, length), step.empty_caches) for method, length in lengths.items()}
     steps = {"program": dict.fromkeys(lengths, step), "example_inputs": inputs}
     return _with_kept_caches(steps) if keep_caches else steps
+
+
+def _check_count(name: str, count: object) -> None:
+    """Raise InputError if ``count`` is neither None nor an integer from 1 on."""
+    if count is None or (isinstance(count, int) and not isinstance(count, bool) and count > 0):
+        return
+    raise InputError("input-invalid", f"{name} is an integer from 1 on, not {count!r}")
 
 
 def _tokens(model: Any, batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -117,6 +128,11 @@ def _load(folder: str) -> Any:
     if not Path(folder).is_dir():
         hint = "save the model there: model.save_pretrained(folder)"
         raise InputError("input-invalid", f"there is no folder {folder!r} with a checkpoint", hint=hint)
+    with naming_untried_versions():
+        return _read_checkpoint(folder)
+
+
+def _read_checkpoint(folder: str) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
