@@ -31,6 +31,10 @@ class Batch(NamedTuple):
         return Batch(tuple(given) if isinstance(given, (tuple, list)) else (given,), {})
 
 
+class FailsWithObservers(Exception):
+    """The program runs a batch, but does not run it with observers; the cause has the error."""
+
+
 def names_of(program: Program) -> list[str]:
     """The arguments that a program takes by name."""
     if isinstance(program, torch.nn.Module):
@@ -41,11 +45,16 @@ def names_of(program: Program) -> list[str]:
 
 
 def calibrate(
-    prepared: torch.fx.GraphModule, batches: Iterator[Batch], total: int | None, progress: Progress | None
+    prepared: torch.fx.GraphModule,
+    original: Callable[[], torch.nn.Module],
+    batches: Iterator[Batch],
+    total: int | None,
+    progress: Progress | None,
 ) -> list[Unscaled]:
     """Run every batch, and leave in floats what has no scale after that; where such values began.
 
-    Raises InputError if a batch cannot be run, or if nothing is left that could be quantized.
+    ``original`` makes the program without observers. Raises InputError if a batch cannot be run, or if nothing is left
+    that could be quantized. Raises FailsWithObservers if only the ``prepared`` program cannot run a batch.
     """
     with watched(prepared) as refused:
         for number, batch in enumerate(batches):
@@ -53,11 +62,23 @@ def calibrate(
                 with torch.no_grad():
                     prepared(*batch.args, **batch.kwargs)
             except Exception as e:  # what operators and modules of the user raise
+                if _runs(original(), batch):
+                    raise FailsWithObservers from e
                 text = f"calibration batch {number} does not fit the program: {type(e).__name__}: {e}"
                 raise InputError("input-invalid", text.partition("\n")[0]) from e
             if progress is not None:
                 progress(number + 1, total)
     return leave_in_floats(prepared, refused)
+
+
+def _runs(program: torch.nn.Module, batch: Batch) -> bool:
+    """Whether a batch can be run."""
+    try:
+        with torch.no_grad():
+            program(*batch.args, **batch.kwargs)
+    except Exception:
+        return False
+    return True
 
 
 def checked(

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from itertools import chain, repeat
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -20,8 +19,9 @@ from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
+from .batch_norms import fold_grouped_transposed, keep_batch_norms, unshare_weights
 from .borders import agree
-from .calibration import Batch, Progress, calibrate, checked
+from .calibration import Batch, FailsWithObservers, Progress, calibrate, checked
 from .integers import NumbersOfIntegers, leave_integers
 from .unscaled import bodies
 
@@ -65,13 +65,19 @@ def quantize(
     _expect_floats(exported)
     with TRACING:
         prepared = _prepared(exported, quantizer, registry)
-        unscaled = calibrate(prepared, chain([first], batches), total, progress)
-        converted = _converted(prepared)
-        agree(converted)
-        _restore_buffers(converted, exported)
-        with torch.no_grad():
-            args, kwargs = distinct_inputs((first.args, first.kwargs), converted)
-            quantized = torch.export.export(converted, args, kwargs, dynamic_shapes=dynamic_shapes)
+        try:
+            unscaled = calibrate(prepared, lambda: module_of(exported), chain([first], batches), total, progress)
+        except FailsWithObservers as failed:
+            assert failed.__cause__ is not None
+            with registry.attributing(quantizer, "calibration"):
+                raise failed.__cause__ from None
+        with registry.attributing(quantizer, "conversion"):
+            converted = _converted(prepared)
+            agree(converted)
+            _restore_buffers(converted, exported)
+            with torch.no_grad():
+                args, kwargs = distinct_inputs((first.args, first.kwargs), converted)
+                quantized = torch.export.export(converted, args, kwargs, dynamic_shapes=dynamic_shapes)
     if unscaled:
         text = f"left in floats, with the calls that make or take it: {'; '.join(map(str, unscaled))}"
         warnings.warn(text, DelegraphWarning, stacklevel=2)
@@ -132,9 +138,10 @@ def _prepared(exported: ExportedProgram, quantizer: Any, registry: Registry) -> 
     from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
     module = module_of(exported)
-    _unshare_weights(module)
+    unshare_weights(module)
     _name_layers(module)
-    _keep_batch_norms(module)
+    keep_batch_norms(module)
+    fold_grouped_transposed(module)
     numbers = NumbersOfIntegers(module)
     with quietly(), registry.attributing(quantizer, "annotation"):
         prepared: GraphModule = prepare_pt2e(module, quantizer)
@@ -181,54 +188,6 @@ def _restore_buffers(module: GraphModule, exported: ExportedProgram) -> None:
     before = module_of(exported)
     for name in written_targets(exported):
         module.get_buffer(name).copy_(before.get_buffer(name))
-
-
-def _unshare_weights(module: GraphModule) -> None:
-    """Give each convolution that shares a weight, and has a batch norm behind it, a weight of its own.
-
-    torchao folds the batch norm into the weight in place: the other convolutions would compute with it as well.
-    """
-    for node in module.graph.find_nodes(op="get_attr"):
-        for user in list(node.users) if len(node.users) > 1 else ():
-            if any("batch_norm" in str(following.target) for following in user.users):
-                name = f"{node.target}_of_{user.name}".replace(".", "_")
-                tensor = attrgetter(str(node.target))(module)
-                module.register_parameter(name, torch.nn.Parameter(tensor.detach(), requires_grad=False))
-                with module.graph.inserting_before(user):
-                    own = module.graph.get_attr(name)
-                own.meta = dict(node.meta)
-                user.replace_input_with(node, own)
-
-
-BETWEEN = torch.ops.aten.alias.default
-"""Keeps torchao from folding a batch norm."""
-
-
-def _keep_batch_norms(module: GraphModule) -> None:
-    """Put an alias before each batch norm that torchao would fold and cannot: its fold reads tensors of the model."""
-    for node in list(module.graph.nodes):
-        if follows_layer(node) and not is_folded(node):
-            with module.graph.inserting_before(node):
-                between = module.graph.call_function(BETWEEN, (node.args[0],))
-            between.meta = {key: value for key, value in node.args[0].meta.items() if key != "custom"}
-            node.replace_input_with(node.args[0], between)
-
-
-def follows_layer(node: Node) -> bool:
-    """Whether a call is a batch norm of what a convolution or a linear gives."""
-    made = node.args[0] if node.op == "call_function" and node.args else None
-    return (
-        "batch_norm" in str(node.target)
-        and isinstance(made, Node)
-        and any(name in str(made.target) for name in ("aten.conv", "aten.linear."))
-    )
-
-
-def is_folded(norm: Node) -> bool:
-    """Whether that batch norm has statistics of training, and neither it nor the layer a weight that is computed."""
-    layer: Any = norm.args[0]
-    tensors = [*norm.args[1:5], *layer.args[1:3]]
-    return norm.args[3] is not None and all(t is None or (isinstance(t, Node) and t.op == "get_attr") for t in tensors)
 
 
 def _converted(prepared: GraphModule) -> GraphModule:

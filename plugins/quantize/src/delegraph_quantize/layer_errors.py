@@ -22,8 +22,9 @@ from torch.export.graph_signature import OutputKind, OutputSpec, TensorArgument
 from torch.fx import Graph, Interpreter, Node
 from torch.utils import _pytree as pytree
 
+from .batch_norms import follows_layer, is_folded
 from .calibration import Batch, checked
-from .flow import LAYER, export_whole, follows_layer, is_folded, module_of, quantize, quantizer_of
+from .flow import LAYER, export_whole, module_of, quantize, quantizer_of
 
 RED_TO_GREEN = ("#d73027", "#fee08b", "#1a9850")
 FULL = 60.0

@@ -199,11 +199,13 @@ class _Call:
         if not is_constant(weight):
             found = {x: plain, weight: plain if packet(self.target) == "linear" else self._computed_kernel()}
         else:
-            axis = 1 if packet(self.target).startswith("conv_transpose") else 0
+            is_transposed = packet(self.target).startswith("conv_transpose")
+            axis = 1 if is_transposed else 0
             precision = replace(self.precision, per_channel=self.precision.per_channel and not computed)
             found = {x: plain, weight: specs.weight(precision, axis, self.qat)}
             if isinstance(bias, Node) and not computed:
-                found[bias] = specs.bias(precision, x, weight, self.node)
+                repeated = arguments(self.node).get("groups", 1) if is_transposed and precision.per_channel else 1
+                found[bias] = specs.bias(precision, x, weight, self.node, repeated)
         return {**found, bias: plain} if computed else found
 
     def _computed_kernel(self) -> QuantizationSpecBase:

@@ -74,17 +74,18 @@ def weight(precision: Precision, axis: int, qat: bool) -> QuantizationSpec:
     return QuantizationSpec(observer_or_fake_quant_ctr=made, **settings)
 
 
-def bias(precision: Precision, x: Node, weight: Node, user: Node) -> QuantizationSpecBase | None:
+def bias(precision: Precision, x: Node, weight: Node, user: Node, groups: int = 1) -> QuantizationSpecBase | None:
     """Of a bias: int32 in steps of the product of the other scales, so that adding it rounds nothing.
 
-    With int16, sums have 48 bits; the lowering rounds that bias itself.
+    With int16, sums have 48 bits; the lowering rounds that bias itself. ``groups``: how often the scales of the
+    weight's channels are repeated, for transposed convolutions, whose weight has the channels of one group.
     """
     if precision.activations is torch.int16:
         return None
 
     def product(observers: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
         scale, of_weight = (observer.calculate_qparams()[0] for observer in observers)
-        steps = scale * of_weight
+        steps = (scale * of_weight).repeat(groups)
         return steps, torch.zeros_like(steps, dtype=torch.int32)
 
     scheme, axis = (torch.per_channel_symmetric, 0) if precision.per_channel else (torch.per_tensor_symmetric, None)
