@@ -526,11 +526,6 @@ def test_missing_runtime_is_an_error_unless_eager_was_asked_for():
     assert any("eager" in note for note in eager.report.notes)
 
 
-class NoInput(nn.Module):
-    def forward(self):
-        return torch.ones(3)
-
-
 class Signatures(nn.Module):
     def forward(self, x):
         return torch.nn.functional.conv2d(x, "weight")
@@ -557,7 +552,6 @@ class Strides(nn.Module):
 
 
 BAD_PROGRAMS = {
-    "no_inputs": (lambda: (NoInput().eval(), ()), "input-invalid", "takes no inputs"),
     "no_examples": (lambda: (Middle().eval(), None), "input-invalid", "example_inputs are needed"),
     "training": (lambda: (nn.Dropout(), (torch.randn(3, 4),)), "training-mode", "training mode"),
     "not_a_module": (lambda: (lambda x: x, (torch.randn(3),)), "input-invalid", "an nn.Module or an ExportedProgram"),

@@ -39,6 +39,7 @@ __all__ = [
     "CALL_DELEGATE",
     "CONSTANT_KINDS",
     "MUTATIONS",
+    "SHARED_STATE",
     "STATE_WRITES",
     "add_constant",
     "argument_of",
@@ -67,6 +68,8 @@ CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
 """torch's operator that calls a delegate in a lowered graph: ``CALL_DELEGATE(lowered_module, *inputs)``."""
 CONSTANT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 STATE_WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
+SHARED_STATE = "shared_state"
+"""Metadata key of the placeholders of a buffer that several methods use and one writes: the host keeps it."""
 MUTATIONS = (*STATE_WRITES, OutputKind.USER_INPUT_MUTATION)
 
 
@@ -99,10 +102,12 @@ def written_values(program: ExportedProgram) -> dict[Node, Node]:
 def constant_placeholders(program: ExportedProgram) -> set[Node]:
     """The placeholders of parameters, buffers and constants whose values never change.
 
-    Those that the program writes, and parameters that its caller trains, are left out.
+    Those that the program writes, parameters that its caller trains, and buffers that another method writes
+    (``SHARED_STATE``) are left out.
     """
     written = written_targets(program).union(trained_targets(program))
-    return {n for n, s in placeholders(program) if s.kind in CONSTANT_KINDS and s.target not in written}
+    constant = [n for n, s in placeholders(program) if s.kind in CONSTANT_KINDS and s.target not in written]
+    return {node for node in constant if SHARED_STATE not in node.meta}
 
 
 def user_inputs(program: ExportedProgram) -> list[Node]:

@@ -17,7 +17,6 @@ from ..errors import InputError
 from ..exported.example_inputs import distinct_inputs, expect_distinct
 from ..exported.tracing import TRACING, unlogged
 from ..exported.training import reads_mode
-from ..exported_program import user_inputs
 from ..source import Source as SourceLine
 from ..source import innermost, source_of
 
@@ -64,7 +63,7 @@ def sources_by_method(program: Any, inputs: Any, kwargs: Any, shapes: Any) -> di
 def export_method(method: str, source: Source) -> ExportedProgram:
     """The program of a method, exported if ``source`` has a module.
 
-    Raises InputError for what cannot be lowered, such as a module in training mode or a program without inputs.
+    Raises InputError for what cannot be lowered, such as a module in training mode.
     """
     program = source.program
     if isinstance(program, torch.nn.Module):
@@ -74,9 +73,6 @@ def export_method(method: str, source: Source) -> ExportedProgram:
         text = f"method {method}: an nn.Module or an ExportedProgram is wanted, not {kind}"
         hint = f"make one of it: {program.__name__}(...)" if isinstance(program, type) else None
         raise InputError("input-invalid", text, hint=hint)
-    if not user_inputs(program):
-        text = f"method {method} takes no inputs: there is nothing to compute at run time"
-        raise InputError("input-invalid", text, hint="give the module an input, or compute its constant result once")
     _expect_no_data_assigned(program)
     expect_distinct(program)
     return program
@@ -106,7 +102,7 @@ def _export_module(module: torch.nn.Module, inputs: Any, kwargs: Any, shapes: An
         text = f"module {in_training[0]} is in training mode"
         hint = "give the ExportedProgram that it comes from" if is_exported else "call .eval() on the model first"
         raise InputError("training-mode", text, hint=hint)
-    if inputs is None and not kwargs:
+    if inputs is None and not kwargs and inspect.signature(module.forward).parameters:
         hint = "delegraph.lower(module, (x, ...)): a tuple of tensors of the right shapes and dtypes"
         raise InputError("input-invalid", f"{kind} is a module: example_inputs are needed", hint=hint)
     args = arguments_of(inputs)

@@ -56,7 +56,7 @@ from .order import order, random_notes
 from .partition import Plan, Work
 from .plan import ask, check_settings, make_plan
 from .snapshot import Snapshot
-from .state import shared_state_notes
+from .state import mark_shared_state
 
 
 class Round(NamedTuple):
@@ -177,7 +177,7 @@ def _normalize(lowering: Lowering) -> None:
             lowering.changed[method] = text
             forget_guards(program)
         lowering.programs[method] = program
-    lowering.notes += shared_state_notes(lowering.programs)
+    lowering.notes += mark_shared_state(lowering.programs)
 
 
 def _border(program: ExportedProgram) -> dict[str, str]:

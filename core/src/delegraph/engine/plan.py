@@ -14,7 +14,7 @@ from ..discovery.attribution import AtWork
 from ..discovery.own import provided
 from ..errors import PluginFailed, PluginUnavailable
 from ..exported.call_names import is_operator
-from ..exported_program import constant_placeholders, output_values, written_values
+from ..exported_program import SHARED_STATE, constant_placeholders, output_values, written_values
 from ..partitioner.contract import Partitioner, PartitionResult, Refusal
 from ..partitioner.validate import check_result
 from .compile_cached import Lookups
@@ -166,7 +166,7 @@ def _tags(program: ExportedProgram, valid: Mapping[str, Any], subject: str) -> T
     tags: Tags = {}
     for node in program.graph.nodes:
         node_tags = _tags_of(node, tags, subject)
-        if not node_tags or ON_HOST in node.meta:
+        if not node_tags or ON_HOST in node.meta or SHARED_STATE in node.meta:
             continue
         if node.op == "output":
             raise broken(f"{subject}: output node {node.name} should not be tagged")

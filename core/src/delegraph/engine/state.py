@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
 
+import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..exported.functionalize.aliases import storages
 from ..exported_program import (
     CONSTANT_KINDS,
+    SHARED_STATE,
     STATE_WRITES,
     constant_tensor,
     output_values,
@@ -46,26 +49,52 @@ def give_state(program: ExportedProgram, tags: Tags, partitions: Mapping[str, Pa
             partition.constants.append(buffer)
 
 
-def shared_state_notes(programs: Mapping[str, ExportedProgram]) -> Iterator[str]:
-    """A note for each tensor that one method writes and another one uses.
+def mark_shared_state(programs: Mapping[str, ExportedProgram]) -> Iterator[str]:
+    """Mark the placeholders of tensors that one method writes and another one uses; yields a note for each tensor.
 
-    Each lowered method has its own copy of the tensor, so no method sees what another one writes.
+    The host keeps such a tensor in all of these methods, so that a file can have it in one place for all. Methods use
+    the same tensor, or equal ones of one name. In this process each method has its own copy.
     """
     if len(programs) == 1:
         return
-    users: dict[int, dict[str, str]] = {}  # storage -> method -> the tensor's name in that method
-    writers: dict[int, dict[str, None]] = {}  # storage -> the methods that write it, in order
+    uses: list[_Use] = []
     for method, program in programs.items():
         written = written_targets(program)
-        for spec in (s for _, s in placeholders(program) if s.kind in CONSTANT_KINDS):
-            for storage in storages(constant_tensor(program, spec)):
-                users.setdefault(storage, {})[method] = str(spec.target)
-                if spec.target in written:
-                    writers.setdefault(storage, {})[method] = None
-    for storage, by in writers.items():
-        if len(users[storage]) > 1:
-            name, all_users = next(iter(users[storage].values())), ", ".join(users[storage])
-            yield f"{name} is used by {all_users} and written by {', '.join(by)}: no method sees what another writes"
+        for node, spec in placeholders(program):
+            if spec.kind in CONSTANT_KINDS:
+                target = str(spec.target)
+                uses.append(_Use(method, node, target, constant_tensor(program, spec), target in written))
+    marked: set[Node] = set()
+    for writer in uses:
+        if writer.is_written and writer.node not in marked:
+            same = [use for use in uses if use.is_same(writer)]
+            users = dict.fromkeys(use.method for use in same)
+            if len(users) > 1:
+                marked.update(use.node for use in same)
+                writers = dict.fromkeys(use.method for use in same if use.is_written)
+                text = f"{writer.target} is used by {', '.join(users)} and written by {', '.join(writers)}:"
+                yield f"{text} no method sees what another writes"
+    for node in marked:
+        node.meta[SHARED_STATE] = True
+
+
+class _Use(NamedTuple):
+    """A parameter, buffer or constant of a method."""
+
+    method: str
+    node: Node
+    target: str
+    tensor: torch.Tensor
+    is_written: bool
+
+    def is_same(self, other: _Use) -> bool:
+        """Whether both are one tensor, share memory, or have the same name and content."""
+        if self.node is other.node or not set(storages(self.tensor)).isdisjoint(storages(other.tensor)):
+            return True
+        if self.target != other.target or self.method == other.method:
+            return False
+        one, another = self.tensor.detach(), other.tensor.detach()
+        return (one.dtype, one.shape) == (another.dtype, another.shape) and torch.equal(one, another)
 
 
 def returned_values(program: ExportedProgram, kept: Collection[Node]) -> set[Node]:

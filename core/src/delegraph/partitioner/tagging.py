@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..exported_program import constant_placeholders, written_values
+from ..exported_program import SHARED_STATE, constant_placeholders, written_values
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -27,9 +27,11 @@ def tag_mutated_buffer(program: ExportedProgram) -> None:
     """Tag each written buffer for the partition that has all its readers and computes its last value, if there is one.
 
     The delegate then keeps the buffer between calls. Any other written buffer stays with the host, which passes it to
-    delegates and stores what they return.
+    delegates and stores what they return. So does a buffer that several methods use (``SHARED_STATE``).
     """
     for buffer, last in written_values(program).items():
+        if SHARED_STATE in buffer.meta:
+            continue
         tags = {tags_of(node) for node in (last, *buffer.users)}
         # all nodes that read or compute the buffer have equal tags; if that is one tag, the buffer gets it
         if last.op != "placeholder" and len(tags) == 1:

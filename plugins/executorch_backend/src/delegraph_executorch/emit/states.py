@@ -100,7 +100,7 @@ def _expect_none_in_delegates(method: str, program: ExportedProgram, writers: Ma
         for name in sorted(held & writers.keys()):
             text = f"a delegate of {module.backend_id} in method {method} has the buffer {name} in itself, "
             text += f"and does not see what method {writers[name]} writes"
-            hint = "let the method write the buffer too, in a way that the host keeps it; or pass it as an input"
+            hint = "lower both methods in one call: a buffer that they share then stays outside of delegates"
             raise Unsupported("unsupported", text, hint=hint)
 
 
