@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 
 from ..memory.storage import Place
 from .assembler import Assembler
+from .complex_formulas import MAKERS
 from .context import Context, Delegates
 from .in_place import InPlace
 from .sizes import Ranges, upper_bounds
@@ -99,18 +100,28 @@ class Body:
     def _emit_or_fold(self, node: Node) -> Result:
         """A call that cannot be emitted is a constant of the file if it needs nothing but constants.
 
-        However large it is: a larger file is better than none.
+        However large it is: a larger file is better than none. The same holds for calls that make complex numbers,
+        which no kernel does directly.
         """
+        if node.target in MAKERS and (folded := self._fold(node)) is not None:
+            return folded
         try:
             return self._emit_node(node)
         except Unsupported:
-            found = ConstantValues(self._constant, largest=None).results(node)
-            if found is None or not _is_as_recorded(found, node.meta["val"]):
+            folded = self._fold(node)
+            if folded is None:
                 raise
-            several = isinstance(found, (tuple, list))
-            items: list[Item] = [constant_tensor(v.contiguous()) for v in (found if several else [found])]
-            self.folded[node] = items if several else items[0]
-            return self.folded[node]
+            return folded
+
+    def _fold(self, node: Node) -> Result | None:
+        """What a call of constants returns, as constants of the file; None if it needs anything else."""
+        found = ConstantValues(self._constant, largest=None).results(node)
+        if found is None or not _is_as_recorded(found, node.meta["val"]):
+            return None
+        several = isinstance(found, (tuple, list))
+        items: list[Item] = [constant_tensor(v.contiguous()) for v in (found if several else [found])]
+        self.folded[node] = items if several else items[0]
+        return self.folded[node]
 
     def _constant(self, node: Node) -> torch.Tensor | None:
         """The content of a placeholder or an attribute, unless it is in a data file, which may change."""

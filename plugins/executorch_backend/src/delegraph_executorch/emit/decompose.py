@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from delegraph.exported import erase, find_checks
 from delegraph.source import source_of
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, _ShapeEnvGuardError
@@ -49,7 +50,8 @@ def decompose(node: Node) -> tuple[GraphModule | None, list[Node]]:
         return None, []
     no_new_guards = nullcontext() if mode.shape_env is None else mode.shape_env.error_on_new_guards()
     try:
-        with mode, torch.no_grad(), no_new_guards:  # it has to be right for every size
+        # no new guards: it has to be right for every size; no cache, which asks for the storage's size of a view
+        with mode, torch.no_grad(), no_new_guards, _no_cache(mode):
             module = make_fx(call)(*vals)
             erase(module.graph, find_checks(module.graph))  # no runtime has kernels for them
     except _ShapeEnvGuardError as e:
@@ -62,6 +64,16 @@ def decompose(node: Node) -> tuple[GraphModule | None, list[Node]]:
         text = f"PyTorch's decomposition of {node.target} gives other element types here than the operator"
         raise Unsupported("unsupported", text, node, source_of(node))
     return module, inputs
+
+
+@contextmanager
+def _no_cache(mode: FakeTensorMode) -> Iterator[None]:
+    enabled = mode.cache_enabled
+    mode.cache_enabled = False
+    try:
+        yield
+    finally:
+        mode.cache_enabled = enabled
 
 
 def _types(values: Any) -> list[torch.dtype]:

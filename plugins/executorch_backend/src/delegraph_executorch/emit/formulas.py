@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
 
+from .complex_formulas import COMPLEX_FORMULAS, IF_COMPLEX, only_complex
+
 aten = torch.ops.aten
 SORTED = 1 << 22
 """Comparisons that sorting may take: it compares all pairs along its dimension, since no kernel sorts stably."""
@@ -40,13 +42,40 @@ def fmod(self: Tensor, other: Any) -> Tensor:
     return moved
 
 
-def div_of_integers(self: Tensor, other: Any, *, rounding_mode: str | None) -> Tensor:
-    """Towards zero: one more than the floor where that is negative and not exact."""
-    if rounding_mode != "trunc" or torch.result_type(self, other).is_floating_point:
-        raise NotImplementedError("only divisions of integers towards zero are put together from others")
-    floor = torch.div(self, other, rounding_mode="floor")
+def rounded_division(self: Tensor, other: Any, *, rounding_mode: str | None) -> Tensor:
+    """Towards zero, of integers: one more than the floor where that is negative and not exact."""
+    if torch.result_type(self, other).is_floating_point:
+        if rounding_mode != "floor":
+            raise NotImplementedError("only floors of floats are put together from others")
+        return _floor_of_floats(self, other)
+    if rounding_mode is None:
+        raise NotImplementedError("only rounded divisions of integers are put together from others")
+    floor = _floor(self, other, functools.partial(torch.div, rounding_mode="floor"))
+    if rounding_mode == "floor":
+        return floor
     quotient: Tensor = floor + ((floor < 0) & (floor * other != self)).to(floor.dtype)
     return quotient
+
+
+def _floor_of_floats(self: Tensor, other: Any) -> Tensor:
+    """By zero it is the quotient itself, which is NaN of zero by zero."""
+    if not isinstance(other, Tensor):
+        return self / other if other == 0 else torch.div(self, other, rounding_mode="floor")
+    return torch.where(other == 0, self / other, torch.div(self, other, rounding_mode="floor"))
+
+
+def floor_divide(self: Tensor, other: Any) -> Tensor:
+    if torch.result_type(self, other).is_floating_point:
+        return torch.div(self, other, rounding_mode="floor")
+    return _floor(self, other, torch.floor_divide)
+
+
+def _floor(self: Tensor, other: Any, divide: Callable[[Any, Any], Tensor]) -> Tensor:
+    """The floor of a division of integers: a negation by -1, since kernels end the process at the least integer."""
+    if not isinstance(other, Tensor):
+        return divide(self, other) if other != -1 else -self
+    by_others = divide(self, torch.where(other == -1, 1, other))
+    return torch.where(other == -1, (-self).to(by_others.dtype), by_others)
 
 
 def _rest(self: Tensor, other: Any) -> Tensor:
@@ -97,6 +126,11 @@ def promoted(target: Any) -> Callable[..., Any]:
         return twin(cast, other, alpha) if twin is packet.Scalar else twin(cast, other, alpha=alpha)
 
     return call
+
+
+def sign(self: Tensor) -> Tensor:
+    """0 of NaN, as of zero."""
+    return (self > 0).to(self.dtype) - (self < 0).to(self.dtype)
 
 
 def exp2(self: Tensor) -> Tensor:
@@ -221,6 +255,11 @@ def put(self: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -
 
 
 def addbmm(self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    """The sum over all batches; that of float16 and bfloat16 is rounded once."""
+    if self.dtype in _HALVES:
+        wide = addbmm(self.float(), batch1.float(), batch2.float(), beta=beta, alpha=alpha)
+        return wide.to(self.dtype)
+
     def scale(tensor: Tensor, factor: Any) -> Tensor:
         factor = factor if self.is_floating_point() else int(factor)
         return tensor if factor == 1 else tensor * factor
@@ -320,12 +359,36 @@ def shift(target: Any) -> Callable[..., Any]:
     return call
 
 
+def left_shift(self: Tensor, other: Any) -> Tensor:
+    """0 by counts below zero and from the width of the type on."""
+    bits = self.dtype.itemsize * 8
+    if not isinstance(other, Tensor):
+        return torch.bitwise_left_shift(self, other) if 0 <= other < bits else torch.zeros_like(self)
+    outside = (other < 0) | (other >= bits)
+    shifted = torch.bitwise_left_shift(self, torch.where(outside, 0, other))
+    return torch.where(outside, 0, shifted)
+
+
+def right_shift(self: Tensor, other: Any) -> Tensor:
+    """The sign of each number by counts below zero and from the width of the type on."""
+    bits = self.dtype.itemsize * 8
+    if not isinstance(other, Tensor):
+        return torch.bitwise_right_shift(self, other) if 0 <= other < bits else _signs(self)
+    outside = (other < 0) | (other >= bits)
+    shifted = torch.bitwise_right_shift(self, torch.where(outside, 0, other))
+    return torch.where(outside, _signs(self), shifted)
+
+
+def _signs(self: Tensor) -> Tensor:
+    return -((self < 0).to(self.dtype))
+
+
 FORMULAS: dict[Any, Callable[..., Any]] = {
     aten.remainder.Scalar: remainder,
     aten.remainder.Tensor: remainder,
     **{target: promoted(target) for p in (aten.add, aten.sub) for target in (p.Scalar, p.Tensor)},
-    aten.div.Scalar_mode: div_of_integers,
-    aten.div.Tensor_mode: div_of_integers,
+    aten.div.Scalar_mode: rounded_division,
+    aten.div.Tensor_mode: rounded_division,
     aten.fmod.Scalar: fmod,
     aten.fmod.Tensor: fmod,
     **{target.default: whole for target in (aten.ceil, aten.floor, aten.trunc)},
@@ -347,9 +410,13 @@ FORMULAS: dict[Any, Callable[..., Any]] = {
     aten.pow.Tensor_Scalar: pow_of_tensor,
     aten.cat.default: cat_of_nothing,
     aten.constant_pad_nd.default: crop_and_pad,
+    **{t: left_shift for t in (aten.bitwise_left_shift.Tensor, aten.bitwise_left_shift.Tensor_Scalar)},
+    **{t: right_shift for t in (aten.bitwise_right_shift.Tensor, aten.bitwise_right_shift.Tensor_Scalar)},
     **{target: shift(aten.bitwise_left_shift) for target in (aten.__lshift__.Scalar, aten.__lshift__.Tensor)},
     **{target: shift(aten.bitwise_right_shift) for target in (aten.__rshift__.Scalar, aten.__rshift__.Tensor)},
     **{target: product_over_nothing for target in (aten.mm.default, aten.bmm.default)},
+    aten.sign.default: sign,
+    aten.floor_divide.default: floor_divide,
     aten.unbind.int: unbind,
     aten.exp2.default: exp2,
     aten.signbit.default: signbit,
@@ -376,3 +443,12 @@ FORMULAS: dict[Any, Callable[..., Any]] = {
     aten.scatter_reduce.two: scatter_reduce,
     torch.ops.prims.convert_element_type.default: convert_element_type,
 }
+FORMULAS |= COMPLEX_FORMULAS
+
+
+def _for_real(target: Any) -> Callable[..., Any] | None:
+    """What computes an operator of real numbers: its formula, or PyTorch's decomposition."""
+    return FORMULAS.get(target) or decomposition_table.get(target)
+
+
+FORMULAS |= {target: only_complex(formula, _for_real(target)) for target, formula in IF_COMPLEX.items()}

@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from ..kernels import Kernel, find_kernel, why_not
+from ..kernels import Kernel, find_kernel, loses_values, why_not
 from ..program.scalar_types import TORCH_NAMES
 from ..program.tables import BoolList, DoubleList, IntList, OptionalTensorList, TensorList
 from .body import Body, Item, Result, unsupported
@@ -61,7 +61,11 @@ def call_kernel(body: Body, node: Node) -> Result:
     if kernel is None:
         return _emit_decomposed(body, node, f"{runtime} has no kernel that computes {node.target}")
     given = _arguments(target, node)
-    why = why_not(str(kernel), map_arg(given, lambda n: n.meta.get("val")), _listed(node.meta["val"]))
+    values = map_arg(given, lambda n: n.meta.get("val"))
+    results_of = _listed(node.meta["val"])
+    why = why_not(str(kernel), values, results_of)
+    if why is None and target not in body.decomposing:  # a formula keeps away what its operator's kernel computes wrong
+        why = loses_values(str(kernel), values, results_of)
     if why is not None:
         text = f"the kernel {kernel} of {runtime} does not compute this {node.target}: {why}"
         return _emit_decomposed(body, node, text)

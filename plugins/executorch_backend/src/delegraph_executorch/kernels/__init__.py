@@ -2,7 +2,7 @@
 
 from ..program.quantized_library import QUANTIZED_LIBRARY
 from .kernel_set import KernelSet, kernel_set, stock_kernels
-from .limits import why_not
+from .limits import loses_values, why_not
 from .select import Kernel, find_kernel, kernel_name
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "find_kernel",
     "kernel_name",
     "kernel_set",
+    "loses_values",
     "stock_kernels",
     "why_not",
 ]

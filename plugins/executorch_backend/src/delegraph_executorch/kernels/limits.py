@@ -21,6 +21,10 @@ _FLOATS_EXACTLY = frozenset(
     {"aten::ceil.out", "aten::floor.out", "aten::trunc.out", "aten::fmod.Scalar_out", "aten::fmod.Tensor_out"}
 )
 _DIVISIONS = frozenset({"aten::div.out_mode", "aten::div.Scalar_mode_out"})
+_FLOORS = frozenset({*_DIVISIONS, "aten::floor_divide.out"})
+_SHIFTS = frozenset(
+    f"aten::bitwise_{side}_shift.{kind}_out" for side in ("left", "right") for kind in ("Tensor", "Tensor_Scalar")
+)
 _HALVES = frozenset({torch.float16, torch.bfloat16})
 _SUM_IN_16_BITS = frozenset(
     {
@@ -38,15 +42,48 @@ _SUM_IN_16_BITS = frozenset(
 )
 """Of float16 and bfloat16, where eager sums in float32 and rounds once: the sum of 5,000 ones is 4,096, or 256."""
 _POWERS = frozenset({"aten::pow.Tensor_Scalar_out", "aten::pow.Tensor_Tensor_out", "aten::pow.Scalar_out"})
-_COMPLEX = frozenset({"aten::_fft_r2c.out", "aten::_fft_c2r.out", "aten::view_as_real_copy.out"})
-"""Kernels that take or give complex numbers."""
+_COMPLEX = frozenset(
+    {
+        "aten::_conj_physical.out",
+        "aten::_fft_c2r.out",
+        "aten::_fft_r2c.out",
+        "aten::abs.out",
+        "aten::add.out",
+        "aten::as_strided_copy.out",
+        "aten::bmm.out",
+        "aten::cat.out",
+        "aten::clone.out",
+        "aten::diagonal_copy.out",
+        "aten::div.out",
+        "aten::expand_copy.out",
+        "aten::index.Tensor_out",
+        "aten::index_select.out",
+        "aten::mul.out",
+        "aten::narrow_copy.out",
+        "aten::permute_copy.out",
+        "aten::reflection_pad1d.out",
+        "aten::reflection_pad2d.out",
+        "aten::repeat.out",
+        "aten::replication_pad2d.out",
+        "aten::select_copy.int_out",
+        "aten::slice_copy.Tensor_out",
+        "aten::sub.out",
+        "aten::sum.IntList_out",
+        "aten::view_as_real_copy.out",
+    }
+)
+"""Kernels that take or give complex numbers; each was run with them (tests/kernels/test_element_types.py)."""
+_COMPLEX_OF_ONE_SHAPE = frozenset({"aten::add.out", "aten::sub.out", "aten::mul.out", "aten::div.out"})
+"""Those that neither promote nor broadcast complex numbers."""
 
 
 def why_not(kernel: str, given: Arguments, results: Sequence[Any]) -> str | None:
     """Why a kernel does not compute a call, or None."""
     tensors = [v for v in [*_flat(given.values()), *results] if isinstance(v, torch.Tensor)]
-    if kernel not in _COMPLEX and any(t.dtype.is_complex for t in tensors):
-        return "it knows no complex numbers"
+    if any(t.dtype.is_complex for t in tensors):
+        unfit = _why_not_complex(kernel, given, results)
+        if unfit is not None:
+            return unfit
     of_types = _TYPES.get(kernel)
     if of_types is not None:
         argument, refused = of_types
@@ -69,6 +106,36 @@ def why_not(kernel: str, given: Arguments, results: Sequence[Any]) -> str | None
         return "of integers it is computed in floating point, which does not wrap around"
     check = _CHECKS.get(kernel)
     return check(given) if check is not None else None
+
+
+def loses_values(kernel: str, given: Arguments, results: Sequence[Any]) -> str | None:
+    """Which values a kernel may meet that it computes wrong, or None. The formula of its operator keeps them away."""
+    floats = results[0].dtype.is_floating_point if results and isinstance(results[0], torch.Tensor) else False
+    other = given.get("other")
+    if kernel == "aten::sign.out" and floats:
+        return "of NaN it gives NaN, not 0"
+    floors = given.get("rounding_mode", "floor") == "floor"
+    if kernel in _FLOORS and floats and floors and (isinstance(other, torch.Tensor) or other == 0):
+        return "of zero by zero it gives an infinity, not NaN"
+    if kernel in _FLOORS and not floats and (isinstance(other, torch.Tensor) or other == -1):
+        return "it ends the process where the least integer is divided by -1"
+    if kernel in _SHIFTS:
+        bits = results[0].itemsize * 8
+        if not isinstance(other, int) or not 0 <= other < bits:
+            return f"it shifts by counts below 0 or from {bits} on as the machine does, and PyTorch shifts all bits out"
+    return None
+
+
+def _why_not_complex(kernel: str, given: Arguments, results: Sequence[Any]) -> str | None:
+    if kernel not in _COMPLEX:
+        return "it knows no complex numbers"
+    if kernel in _COMPLEX_OF_ONE_SHAPE:
+        operands = [t for t in (given["self"], given["other"]) if isinstance(t, torch.Tensor)]
+        known = {(t.dtype, tuple(t.shape)) for t in (*operands, *results)}
+        return None if len(operands) == 2 and len(known) == 1 else "its complex operands need one type and one shape"
+    if kernel == "aten::index.Tensor_out" and any(i is not None and i.dtype == torch.bool for i in given["indices"]):
+        return "it selects no complex numbers by truth values"
+    return None
 
 
 def _flat(values: Any) -> list[Any]:
@@ -115,6 +182,10 @@ def _sums(left: torch.Tensor) -> str | None:
     return "it needs something to sum" if isinstance(inner, int) and inner == 0 else None
 
 
+def _keeps_nan(given: Arguments) -> str | None:
+    return None if given["beta"] else "with beta=0 it adds NaN and infinities of its first operand times zero"
+
+
 def _channels(given: Arguments) -> str | None:
     return None if given["input"].dim() > 1 else "its input needs two dimensions"
 
@@ -141,7 +212,7 @@ _CHECKS: dict[str, Callable[[Arguments], str | None]] = {
     **dict.fromkeys((f"aten::_native_batch_norm_legit{end}.out" for end in ("", "_no_training")), _channels),
     "aten::mm.out": lambda given: _sums(given["self"]),
     "aten::bmm.out": lambda given: _sums(given["self"]),
-    "aten::addmm.out": lambda given: _sums(given["mat1"]),
+    "aten::addmm.out": lambda given: _sums(given["mat1"]) or _keeps_nan(given),
     "aten::linear.out": lambda given: _sums(given["input"]),
     "aten::cat.out": _has_elements,
     "aten::unbind_copy.int_out": _fixed_sizes,

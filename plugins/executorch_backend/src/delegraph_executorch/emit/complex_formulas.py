@@ -1,0 +1,228 @@
+"""Operators on complex numbers as formulas of the kernels that know them.
+
+Few kernels take complex numbers (``kernels.limits``), and only the Fourier transforms make them. All other kernels are
+called with the real and the imaginary parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import decomposition_table
+
+aten = torch.ops.aten
+Formula = Callable[..., Any]
+_broadcast_shapes: Any = torch.broadcast_shapes
+
+
+def complex_from(real: Tensor, imaginary: Tensor) -> Tensor:
+    """Join two parts of one shape.
+
+    The transform of ``[a, 0, 0, b]`` is ``a + ib`` at place 1, without rounding: it is ``(a - 0) + i(b - 0)``.
+    """
+    zero = torch.zeros_like(real)
+    four = torch.stack([real, zero, zero, imaginary], -1)
+    result: Tensor = aten._fft_r2c.default(four, [real.dim()], 0, True).select(-1, 1)
+    return result
+
+
+def is_complex(value: Any) -> bool:
+    """Whether it is a complex tensor or number."""
+    return isinstance(value, complex) or (isinstance(value, Tensor) and value.is_complex())
+
+
+def only_complex(formula: Formula, otherwise: Formula | None = None) -> Formula:
+    """The formula for complex arguments. Others get ``otherwise``, or are refused."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if any(map(is_complex, _flat([*args, *kwargs.values()]))):
+            return formula(*args, **kwargs)
+        if otherwise is None:
+            raise NotImplementedError("only complex numbers are put together from others")
+        return otherwise(*args, **kwargs)
+
+    return call
+
+
+def _flat(values: Sequence[Any]) -> list[Any]:
+    return [v for value in values for v in (value if isinstance(value, (tuple, list)) else [value])]
+
+
+def _parts(value: Any) -> tuple[Any, Any]:
+    if isinstance(value, Tensor):
+        both = torch.view_as_real(value)
+        return both.select(-1, 0), both.select(-1, 1)
+    return value.real, value.imag
+
+
+def _as_complex(value: Any, like: Tensor) -> Tensor:
+    """A tensor or a number as a tensor of the complex type of ``like``."""
+    if is_complex(value) and isinstance(value, Tensor):
+        if value.dtype != like.dtype:
+            raise NotImplementedError("complex numbers of two types are not put together")
+        return value
+    wanted = like.dtype.to_real()
+    if isinstance(value, Tensor):
+        real = value.to(wanted)
+        return complex_from(real, torch.zeros_like(real))
+    parts = [torch.full([], float(part), dtype=wanted) for part in _parts(value)]
+    return complex_from(*parts)
+
+
+def arithmetic(target: Any) -> Formula:
+    """add, sub, mul and div with both operands complex and of the shape of the result, as their kernels need them."""
+
+    def call(self: Any, other: Any, alpha: Any = 1) -> Tensor:
+        like = self if is_complex(self) else other
+        if not isinstance(like, Tensor):
+            raise NotImplementedError("a real tensor and a complex number are not put together from others")
+        operands = [_as_complex(value, like) for value in (self, other)]
+        known = [value.shape for value in (self, other) if isinstance(value, Tensor)]
+        shape = _broadcast_shapes(*known)
+        left, right = (value.expand(shape) for value in operands)
+        result: Tensor = target(left, right) if alpha == 1 else target(left, right, alpha=alpha)
+        return result
+
+    return call
+
+
+def by_parts(target: Any) -> Formula:
+    """An operator that only moves elements, applied to the real and to the imaginary parts."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        tensors = [is_complex(value) for value in args]
+        pairs = [_parts(v) if found else (v, v) for v, found in zip(args, tensors, strict=True)]
+        real = target(*(pair[0] for pair in pairs), **kwargs)
+        imaginary = target(*(pair[1] for pair in pairs), **kwargs)
+        if isinstance(real, Tensor):
+            return complex_from(real, imaginary)
+        return [complex_from(a, b) for a, b in zip(real, imaginary, strict=True)]
+
+    return call
+
+
+def view_as_complex(self: Tensor) -> Tensor:
+    return complex_from(self.select(-1, 0), self.select(-1, 1))
+
+
+def complex_of(real: Tensor, imag: Tensor) -> Tensor:
+    shape = _broadcast_shapes(real.shape, imag.shape)
+    return complex_from(real.expand(shape), imag.expand(shape))
+
+
+def polar(abs: Tensor, angle: Tensor) -> Tensor:
+    return complex_of(abs * angle.cos(), abs * angle.sin())
+
+
+def to_copy(self: Tensor, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
+    """A cast to complex numbers; PyTorch's own decomposition for others."""
+    if dtype is None or not dtype.is_complex:
+        result: Tensor = decomposition_table[aten._to_copy.default](self, dtype=dtype, **kwargs)
+        return result
+    if self.is_complex():
+        raise NotImplementedError("casts from one complex type to another are not put together from others")
+    real = self.to(dtype.to_real())
+    return complex_from(real, torch.zeros_like(real))
+
+
+def full(size: Sequence[Any], fill_value: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    if dtype is None:
+        dtype = torch.complex64
+    if not dtype.is_complex:
+        raise NotImplementedError("only complex numbers are put together from others")
+    parts = [torch.full(size, float(part), dtype=dtype.to_real()) for part in _parts(fill_value)]
+    return complex_from(*parts)
+
+
+def full_like(self: Tensor, fill_value: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    return full(self.shape, fill_value, dtype=dtype or self.dtype)
+
+
+def constant_pad(self: Tensor, pad: Sequence[Any], value: Any = 0) -> Tensor:
+    real, imaginary = _parts(self)
+    fill = _parts(value)
+    return complex_from(
+        aten.constant_pad_nd.default(real, pad, fill[0]), aten.constant_pad_nd.default(imaginary, pad, fill[1])
+    )
+
+
+def where(condition: Tensor, self: Tensor, other: Tensor) -> Tensor:
+    like = self if self.is_complex() else other
+    pairs = [_parts(_as_complex(value, like)) for value in (self, other)]
+    real, imaginary = (torch.where(condition, pairs[0][k], pairs[1][k]) for k in range(2))
+    return complex_from(real, imaginary)
+
+
+def mm(self: Tensor, mat2: Tensor) -> Tensor:
+    """The kernel of bmm knows complex numbers."""
+    result: Tensor = aten.bmm.default(self.unsqueeze(0), mat2.unsqueeze(0)).squeeze(0)
+    return result
+
+
+def mean(self: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    along = range(self.dim()) if not dim else dim
+    count = 1
+    for axis in along:
+        count *= self.shape[axis]
+    total = self.sum(dim, keepdim=keepdim, dtype=dtype)
+    return total / count
+
+
+def equal(self: Tensor, other: Any) -> Tensor:
+    like = self if self.is_complex() else other
+    left, right = (_parts(_as_complex(value, like)) for value in (self, other))
+    same: Tensor = (left[0] == right[0]) & (left[1] == right[1])
+    return same
+
+
+def angle(self: Tensor) -> Tensor:
+    real, imaginary = _parts(self)
+    return torch.atan2(imaginary, real)
+
+
+def both_sides(self: Tensor, dim: Sequence[int], normalization: int, onesided: bool) -> Tensor:
+    """A spectrum of real numbers whole: its second half mirrors the first one, conjugate."""
+    if onesided or len(dim) != 1:
+        raise NotImplementedError("only a transform along one dimension is put together from others")
+    axis = dim[0] % self.dim()
+    size = self.shape[axis]
+    half: Tensor = aten._fft_r2c.default(self, [axis], normalization, True)
+    if size < 3:
+        return half
+    mirrored = torch.arange((size - 1) // 2, 0, -1)
+    rest = aten._conj_physical.default(half.index_select(axis, mirrored))
+    return torch.cat([half, rest], axis)
+
+
+MAKERS = frozenset({aten.view_as_complex.default, aten.complex.default, aten.polar.default})
+"""Operators that make complex numbers of real ones."""
+COMPLEX_FORMULAS: dict[Any, Formula] = {
+    aten.view_as_complex.default: view_as_complex,
+    aten.complex.default: complex_of,
+    aten.polar.default: polar,
+    aten._to_copy.default: to_copy,
+    aten.full.default: full,
+    aten.full_like.default: full_like,
+    aten._conj.default: lambda self: aten._conj_physical.default(self),
+    aten._neg_view.default: lambda self: aten.neg.default(self),
+    aten.resolve_conj.default: lambda self: self.clone(),
+    aten.resolve_neg.default: lambda self: self.clone(),
+    aten._fft_r2c.default: both_sides,
+}
+"""Operators whose formula is for complex numbers, or makes them."""
+IF_COMPLEX: dict[Any, Formula] = {
+    **{t: arithmetic(p.Tensor) for p in (aten.add, aten.sub, aten.mul, aten.div) for t in (p.Tensor, p.Scalar)},
+    **{target: by_parts(target) for target in (aten.neg.default, aten.flip.default, aten.gather.default)},
+    aten.split_with_sizes.default: by_parts(aten.split_with_sizes.default),
+    aten.constant_pad_nd.default: constant_pad,
+    aten.where.self: where,
+    aten.mm.default: mm,
+    aten.mean.dim: mean,
+    aten.mean.default: mean,
+    aten.eq.Tensor: equal,
+    aten.angle.default: angle,
+}
+"""Operators with another formula, or PyTorch's decomposition, for real numbers."""
