@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from delegraph.errors import InternalError, Unsupported
 
-from ..ir.graph import Graph, Illegal, Operator, Value
-from ..ir.operators import IDENTITY, VARIABLE, VARIABLE_READ, VARIABLE_WRITE
+from ..ir.graph import Folded, Graph, Illegal, Operator, Value
+from ..ir.operators import IDENTITY, RESHAPE, TRANSPOSE, VARIABLE, VARIABLE_READ, VARIABLE_WRITE
 from ..ir.sizes import LARGEST_SIZE
 from ..ir.types import BLOCK_SCALED, DType, Type, stored_types
 from .building import Field, SharingBuilder
@@ -103,7 +104,8 @@ def lay_out(
     for slot in writer.slots:
         address, place = len(structure) - slot.distance, placed[slot.value, slot.part]
         struct.pack_into("<Q" if slot.wide else "<I", structure, address, place.start - (0 if slot.wide else address))
-    return Layout(bytes(structure), list(placed.values()), end, writer.numbers)
+    distinct = list(dict.fromkeys(placed.values()))
+    return Layout(bytes(structure), distinct, end, writer.numbers)
 
 
 def _written(writer: Structure, version: tuple[int, int]) -> tuple[Structure, bytearray]:
@@ -117,16 +119,94 @@ def _in_file_order(slots: list[Slot]) -> list[Slot]:
 def _places(slots: list[Slot], end: int) -> tuple[dict[_Part, Placed], int]:
     """Where constants lie behind a structure of ``end`` bytes, in file order, and where the last one ends.
 
-    A weight that several branches use is there once.
+    A weight is there once, also if several branches use it, or several tensors of other shapes, such as an embedding
+    that is tied to a layer: their fields have the position of the same vector.
     """
     placed: dict[_Part, Placed] = {}
+    of_elements: dict[_Part, Placed] = {}
     for slot in _in_file_order(slots):
-        if (slot.value, slot.part) not in placed:
+        part = slot.value, slot.part
+        if part in placed:
+            continue
+        elements = _with_the_elements_of(slot.value), slot.part
+        if elements not in of_elements:
             length = 0 if slot.wide else LENGTH_BYTES
             data = _aligned(end + length)
-            placed[slot.value, slot.part] = place = Placed(slot.value, slot.part, data - length, not slot.wide)
+            of_elements[elements] = place = Placed(slot.value, slot.part, data - length, not slot.wide)
             end = data + size_in_file(place.type)
+        placed[part] = of_elements[elements]
     return placed, end
+
+
+def _with_the_elements_of(value: Value) -> Value:
+    """The constant that has the elements of ``value`` in the same order; ``value`` itself is a view of it, or is it."""
+    if value.dtype in BLOCK_SCALED:  # the scales have an order of their own
+        return value
+    views: list[_View] = []
+    found = value
+    while isinstance(value.constant, Folded) and isinstance(value.constant.operator, (RESHAPE, TRANSPOSE)):
+        views.append(_View(value.constant.operator, value.shape))
+        value = value.constant.operator.inputs[0]
+        if _keeps_order(value.shape, views):
+            found = value
+    return found
+
+
+class _View(NamedTuple):
+    """An operator that moves elements, and the shape of its result."""
+
+    operator: RESHAPE | TRANSPOSE
+    shape: Sequence[int]
+
+
+class _Axis(NamedTuple):
+    """An axis of a view: its size, and how many elements lie between two of its elements."""
+
+    size: int
+    stride: int
+
+
+def _keeps_order(shape: Sequence[int], views: Sequence[_View]) -> bool:
+    """Whether ``views`` of a tensor of ``shape``, from the last one on, have its elements in the same order."""
+    axes = _split([_Axis(math.prod(shape), 1)], shape)
+    for view in reversed(views):
+        if axes is None:
+            return False
+        if isinstance(view.operator, TRANSPOSE):
+            axes = [axes[axis] for axis in view.operator.perms]
+        else:
+            axes = _split(axes, view.shape)
+    return axes is not None and _merged(axes) in ([], [_Axis(math.prod(shape), 1)])
+
+
+def _merged(axes: Sequence[_Axis]) -> list[_Axis]:
+    """The axes of a view without those of size 1, neighbours as one axis where their elements follow each other."""
+    merged: list[_Axis] = []
+    for axis in axes:
+        if axis.size == 1:
+            continue
+        if merged and merged[-1].stride == axis.size * axis.stride:
+            axis = _Axis(merged.pop().size * axis.size, axis.stride)
+        merged.append(axis)
+    return merged
+
+
+def _split(axes: Sequence[_Axis], shape: Sequence[int]) -> list[_Axis] | None:
+    """The axes of a view after RESHAPE to ``shape``; None if an axis would have several strides."""
+    rest = _merged(axes)
+    split = []
+    size, stride = 1, 0
+    for wanted in shape:
+        if wanted == 1:
+            split.append(_Axis(1, 0))
+            continue
+        if size == 1 and rest:
+            size, stride = rest.pop(0)
+        if wanted == 0 or size % wanted:
+            return None
+        size //= wanted
+        split.append(_Axis(wanted, stride * size))
+    return split
 
 
 def _aligned(position: int) -> int:
