@@ -13,7 +13,7 @@ import pytest
 import torch
 from delegraph_quantize import quantize
 from delegraph_tosa.borders import integer_borders
-from delegraph_tosa.quantizer import TOSAQuantizer
+from delegraph_tosa.quantizer import Precision, TOSAQuantizer
 from delegraph_tosa.spec import TosaSpec
 from torch import Tensor, nn
 
@@ -47,7 +47,8 @@ def loaded(file: Path, x: Tensor) -> Tensor:
 
 def integers_of(pool: nn.Module, x: Tensor, bits: int) -> tuple[Any, Any]:
     """The quantized program lowered for integers, with floats at its borders and without."""
-    program = quantize(pool.eval(), [(x,)], quantizer=TOSAQuantizer(bits=bits) if bits != 8 else TOSAQuantizer())
+    precision = Precision(activations=torch.int8 if bits == 8 else torch.int16)
+    program = quantize(pool.eval(), [(x,)], quantizer=TOSAQuantizer(precision))
     spec = "TOSA-1.0+INT" if bits == 8 else "TOSA-1.0+INT+int16"
     options = {"tosa": {"spec": spec}}
     whole = delegraph.lower(program, backends=["tosa"], options=options)
@@ -114,6 +115,12 @@ SETTINGS = [
         ({}, {"count_include_pad": False}, {"divisor_override": 5}),
     )
 ]
+
+
+@pytest.mark.parametrize("name", ["ceil-and-padding", "adaptive", "largest"])
+def test_int16_pools_load_everywhere(name, tmp_path):
+    pool, shape = POOLS[name]
+    check_integers(pool, shape, tmp_path, 16)
 
 
 @pytest.mark.slow

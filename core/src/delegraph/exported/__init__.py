@@ -3,7 +3,7 @@
 The names below are public; the modules are not.
 """
 
-from .call_names import EXPORTED, LEFT, WITHIN, count_operators, is_operator, operator_name, unpacked
+from .call_names import EXPORTED, INDEXED, LEFT, WITHIN, count_operators, is_operator, operator_name, unpacked
 from .call_spec import VARYING, expect_within, is_fixed, wrong_input
 from .checks import erase, find_checks
 from .constant_values import ConstantValues
@@ -23,6 +23,7 @@ from .types import ExampleInputs, Program, Transform
 __all__ = [
     "CORE_CALLS",
     "EXPORTED",
+    "INDEXED",
     "LEFT",
     "RECURRENT",
     "TRACING",

@@ -32,6 +32,7 @@ aten = torch.ops.aten
 #   Reports do not count these as operators.
 # - ``WITHIN``: a partitioner's mark on an input of the program. ``call_spec`` checks it in each call, and program files
 #   keep it.
+# - ``INDEXED``: a partitioner's mark on an input of the program that has indices. ``call_spec`` checks it as well.
 # Beside them, ``graph_module.meta`` of a partition's program has "method" and "partition" (engine/extract.py), which
 # are for the backend.
 LEFT = "left_to_host"
@@ -40,6 +41,8 @@ EXPORTED = "exported_name"
 """Metadata key of calls: the name of the node in the user's program from which the call comes."""
 WITHIN = "within"
 """Metadata key of an integer input: [lowest, highest], between which the user says that its elements lie."""
+INDEXED = "indexed"
+"""Metadata key of an integer input: [lowest, highest], outside of which eager raises an error for an index."""
 _NO_OPERATORS = {operator.getitem, aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default}
 _NO_OPERATORS |= {aten.sym_storage_offset.default, aten._assert_scalar.default, aten._assert_tensor_metadata.default}
 _NO_OPERATORS |= {aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default}

@@ -19,7 +19,7 @@ from ..exported_program import (
     flat_arguments,
     user_inputs,
 )
-from .call_names import WITHIN
+from .call_names import INDEXED, WITHIN
 from .input_sizes import InputSizes, input_names
 from .size_names import named
 
@@ -80,7 +80,8 @@ class Arguments:
     One object serves all calls of a program. ``_leaves``: the recorded values of the flat arguments. ``_fits``: for
     each of them, a function that tells whether an argument fits. ``_plain``: no argument contains other arguments; then
     a call has ``_count`` positional arguments, and keywords with the keys of ``_names``. ``_ranges``: position of an
-    input -> the lowest and the highest integer that it may hold (``WITHIN``).
+    input -> the lowest and the highest integer that it may hold (``WITHIN``). ``_indices``: the same for inputs whose
+    elements are indices (``INDEXED``).
     """
 
     def __init__(self, program: ExportedProgram) -> None:
@@ -90,8 +91,8 @@ class Arguments:
         self._arguments = signature.forward_arg_names or ()
         self._leaves = [n.meta.get("val") for n in user_inputs(program)]
         self._fits = [_leaf_check(wanted) for wanted in self._leaves]
-        marks = [node.meta.get(WITHIN) for node in user_inputs(program)]
-        self._ranges = {k: (low, high) for k, (low, high) in ((k, m) for k, m in enumerate(marks) if m is not None)}
+        self._ranges = _marked_ranges(program, WITHIN)
+        self._indices = _marked_ranges(program, INDEXED)
         parts = self._spec.children() if self._spec is not None else []
         # The parts are positional arguments and keywords. Plain ones need no walk through nested structures.
         self._plain = len(parts) == 2 and all(leaf.is_leaf() for part in parts for leaf in part.children())
@@ -117,7 +118,17 @@ class Arguments:
             raise sizes.explain(flat, input_names(self._program))
         for position, (low, high) in self._ranges.items():
             expect_within(flat[position], low, high, lambda: input_names(self._program), position)
+        for position, (low, high) in self._indices.items():
+            self._expect_indices(flat[position], low, high, position)
         return flat
+
+    def _expect_indices(self, value: Any, low: int, high: int, position: int) -> None:
+        """Raise InputError if ``value``, a tensor of indices, has an element that eager refuses."""
+        found = outside(value, low, high)
+        if found is not None:
+            name = input_names(self._program)[position]
+            text = f"an index is out of range: input {name} has an element {found}; {low} to {high} are in range"
+            raise InputError("input-invalid", text)
 
     def _wrong(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> InputError:
         """The error for a call whose arguments do not fit.
@@ -152,16 +163,34 @@ def _leaf_check(wanted: Any) -> Callable[[Any], bool]:
     return partial(is_fixed, wanted)
 
 
+def _marked_ranges(program: ExportedProgram, key: str) -> dict[int, tuple[int, int]]:
+    """Position of an input -> the range that its metadata has under ``key``; only for inputs that have it."""
+    ranges = {}
+    for position, node in enumerate(user_inputs(program)):
+        if key in node.meta:
+            low, high = node.meta[key]
+            ranges[position] = (low, high)
+    return ranges
+
+
+def outside(value: Any, low: int, high: int) -> int | None:
+    """Return the extreme element of a tensor of integers that is below ``low`` or above ``high``; None without one."""
+    if not isinstance(value, torch.Tensor) or not value.numel():
+        return None
+    least, most = (int(end) for end in torch.aminmax(value))
+    if least < low:
+        return least
+    return most if most > high else None
+
+
 def expect_within(value: Any, low: int, high: int, names: Callable[[], Sequence[str]], position: int) -> None:
     """Raise InputError if ``value``, a tensor of integers, has an element below ``low`` or above ``high``.
 
     ``names`` returns what the caller calls the flat inputs, ``value`` is the one at ``position``.
     """
-    if not isinstance(value, torch.Tensor) or not value.numel():
-        return
-    least, most = (int(end) for end in torch.aminmax(value))
-    if least < low or most > high:
-        found, name = least if least < low else most, names()[position]
+    found = outside(value, low, high)
+    if found is not None:
+        name = names()[position]
         text = f"input {name} has an element {found}; it was lowered for {low} to {high}"
         hint = "lower the program for a wider range, or without one"
         raise InputError("input-invalid", text, hint=hint)

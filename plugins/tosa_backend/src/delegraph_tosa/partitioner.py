@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from delegraph.errors import OptionError, Unsupported
-from delegraph.exported import WITHIN, input_names, why_factor_undecided
+from delegraph.exported import INDEXED, WITHIN, input_names, why_factor_undecided
 from delegraph.exported_program import CALL_DELEGATE, constant_placeholders, user_inputs, written_values
 from delegraph.partitioner import CapabilityPartitioner, PartitionResult, tag_mutated_buffer
 from torch.export import ExportedProgram
@@ -72,7 +72,16 @@ class TOSASupport:
             self._exact.casts = {}
 
     def _mark_inputs(self, program: ExportedProgram) -> None:
-        """Mark the int64 inputs that fit as the user says, and those that cross in the type that their uses read."""
+        """Mark the inputs that have indices, and how int64 inputs cross: as the user says, or as their uses read them.
+
+        An index in one axis may name an element of the next row in the file, and int64 crosses as int32. So calls are
+        refused for indices for which eager raises.
+        """
+        bounds = bounds_of(program.graph.nodes, indexes_of)
+        for node in user_inputs(program):
+            node.meta.pop(INDEXED, None)
+            if node in bounds and isinstance(node.meta.get("val"), torch.Tensor):
+                node.meta[INDEXED] = [*bounds[node]]
         inputs = [n for n in user_inputs(program) if _is_int64(n.meta.get("val"))]
         called = dict(_called_inputs(program)) if self._within else {}
         for node in inputs:
@@ -80,7 +89,6 @@ class TOSASupport:
             if within is not None:
                 node.meta[WITHIN] = [*within]
         if not self._t.spec.has_int64:
-            bounds = bounds_of(program.graph.nodes, indexes_of)
             written = written_values(program)
             unknown = [n for n in inputs if n not in bounds and WITHIN not in n.meta and n not in written]
             mark_carried(program.graph.nodes, unknown, "FP" in self._t.spec.profiles)

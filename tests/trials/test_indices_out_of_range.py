@@ -1,0 +1,103 @@
+"""Indices out of range: eager raises, and so does each backend, in the process and from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import delegraph
+import pytest
+import torch
+import torch.nn.functional as F
+from delegraph.errors import InputError
+from torch import Tensor, nn
+
+TABLE = torch.arange(12.0).reshape(4, 3)
+ROWS = torch.ones(2, 3)
+HUGE = (2**31, 2**32, 2**32 + 1, -(2**31) - 1, 2**40 + 1)
+"""Indices that are out of range, and that are in range modulo 2**32 in part."""
+
+
+class Program(nn.Module):
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor, i: Tensor) -> Tensor:
+        return self.function(x, i)
+
+
+class Row(NamedTuple):
+    """A program of a table and of two indices, and indices for which eager raises."""
+
+    function: Callable[[Tensor, Tensor], Tensor]
+    wrong: tuple[int, ...]
+
+
+PROGRAMS = {
+    "embedding": Row(lambda x, i: F.embedding(i, x), (-1, 4)),
+    "embedding with a shift": Row(lambda x, i: F.embedding(i + 1, x), (-2, 3)),
+    "embedding bag": Row(lambda x, i: F.embedding_bag(i[None], x), (-1, 4)),
+    "gather rows": Row(lambda x, i: x.gather(0, i[:, None]), (-1, 4)),
+    "gather columns": Row(lambda x, i: x.gather(1, i[:, None]), (-1, 3, 4)),
+    "index_select": Row(lambda x, i: x.index_select(0, i), (-1, 4)),
+    "index_select columns": Row(lambda x, i: x.index_select(1, i), (-1, 3)),
+    "index": Row(lambda x, i: x[i], (-5, 4)),
+    "index of columns": Row(lambda x, i: x[:, i], (-4, 3)),
+    "index of two axes": Row(lambda x, i: x[i, i], (-4, 3)),
+    "index_put": Row(lambda x, i: x.index_put((i,), ROWS), (-5, 4)),
+    "index_put of two axes": Row(lambda x, i: x.index_put((i, i), ROWS[:, 0]), (-4, 3)),
+    "index_add": Row(lambda x, i: x.index_add(0, i, ROWS), (-1, 4)),
+    "index_copy": Row(lambda x, i: x.index_copy(0, i, ROWS), (-1, 4)),
+    "index_fill": Row(lambda x, i: x.index_fill(0, i, 2.0), (-5, 4)),
+    "scatter": Row(lambda x, i: x.scatter(1, i[:, None], 1.0), (-1, 3)),
+    "scatter_add": Row(lambda x, i: x.scatter_add(1, i[:, None], ROWS[:, :1]), (-1, 3)),
+    "take": Row(lambda x, i: x.take(i), (-13, 12)),
+    "one_hot": Row(lambda x, i: F.one_hot(i, 4) + x[:2, :1], (-1, 4)),
+    "label": Row(lambda x, i: F.nll_loss(x[:2], i), (-1, 3)),
+}
+
+
+class Backend(NamedTuple):
+    """A backend, its options, and the type of indices that its files take."""
+
+    name: str
+    options: dict[str, Any]
+    index_type: torch.dtype
+
+
+BACKENDS = (
+    Backend("tosa", {}, torch.int32),
+    Backend("tosa", {"spec": "TOSA-1.0+INT+FP"}, torch.int32),
+)
+
+
+def lower(backend: Backend, name: str) -> tuple[Program, Any]:
+    program = Program(PROGRAMS[name].function)
+    options = {backend.name: backend.options} if backend.options else {}
+    example = (TABLE, torch.tensor([0, 1]))
+    return program, delegraph.lower(program, example, backends=[backend.name], options=options)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("backend", BACKENDS, ids=str)
+def test_an_index_out_of_range_is_an_error(backend, name):
+    program, lowered = lower(backend, name)
+    right = torch.tensor([1, 0])
+    torch.testing.assert_close(lowered(TABLE, right), program(TABLE, right))
+    for wrong in (*PROGRAMS[name].wrong, *HUGE):
+        indices = torch.tensor([1, wrong])
+        with pytest.raises((IndexError, RuntimeError)):
+            program(TABLE, indices)
+        with pytest.raises(InputError, match=rf"input i has an element {wrong};|GATHER: index {wrong} "):
+            lowered(TABLE, indices)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_promised_range_is_checked(name):
+    program = Program(PROGRAMS[name].function)
+    options = {"tosa": {"int32_inputs": ["i"]}}
+    lowered = delegraph.lower(program, (TABLE, torch.tensor([0, 1])), backends=["tosa"], options=options)
+    for wrong in HUGE:
+        with pytest.raises(InputError, match="input i has an element"):
+            lowered(TABLE, torch.tensor([1, wrong]))
