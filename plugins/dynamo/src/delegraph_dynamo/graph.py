@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from ctypes import c_char
 from dataclasses import dataclass
-from operator import attrgetter, itemgetter
-from typing import Any
+from operator import attrgetter, is_, itemgetter
+from typing import Any, NoReturn
 
 import delegraph
 import torch
@@ -18,6 +18,7 @@ from delegraph.exported_program import written_targets
 from torch.export import Dim
 from torch.fx import GraphModule
 from torch.fx.traceback import preserve_node_meta
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .outputs import Results
 
@@ -28,6 +29,7 @@ _MOST_SIZES = 8
 _ELSEWHERE = ("executor", "isolation", "time_limit", "memory_limit")
 """Arguments of ``delegraph.lower`` with which other threads compile."""
 _version = attrgetter("_version")
+_address = torch.Tensor.data_ptr
 _ADDRESS = tuple.__itemsize__
 """Bytes of an address in a tuple."""
 _HEADER = tuple.__basicsize__
@@ -35,18 +37,72 @@ _HEADER = tuple.__basicsize__
 _Key = tuple[bytes, ...]
 
 
+class _Memory:
+    """Where the elements of constants are, and torch's counts of writes to them, at one moment.
+
+    The memory stays allocated as long as this object: no other tensor gets the same address meanwhile.
+    """
+
+    def __init__(self, constants: Sequence[torch.Tensor]) -> None:
+        self._constants = constants
+        self._versions = [*map(_version, constants)]
+        self._wrappers = [t for t in constants if is_traceable_wrapper_subclass(t)]
+        self._inner = [inner for t in self._wrappers for inner in _inner_tensors(t)]
+        self._inner_versions = [*map(_version, self._inner)]
+        self._addressed = [t for t in (*constants, *self._inner) if _has_address(t)]
+        self._addresses = [*map(_address, self._addressed)]
+        self._storages = [t.untyped_storage() for t in self._addressed]
+
+    def is_unchanged(self) -> bool:
+        """Whether all constants have their memory, and no writes to it were counted."""
+        return (
+            [*map(_version, self._constants)] == self._versions
+            and [*map(_address, self._addressed)] == self._addresses
+            and (not self._wrappers or self._has_same_inner_tensors())
+        )
+
+    def _has_same_inner_tensors(self) -> bool:
+        """Whether tensors that wrap others, such as quantized weights, wrap the same ones, without writes."""
+        inner = [inner for t in self._wrappers for inner in _inner_tensors(t)]
+        return (
+            len(inner) == len(self._inner)
+            and all(map(is_, inner, self._inner))
+            and [*map(_version, inner)] == self._inner_versions
+        )
+
+
+def _inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors that ``tensor`` wraps, at any depth."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    return [inner for name in names for inner in _inner_tensors(getattr(tensor, name))]
+
+
+def _has_address(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` has elements in memory of its own; wrappers and sparse tensors have not."""
+    if is_traceable_wrapper_subclass(tensor) or tensor.layout is not torch.strided:
+        return False
+    try:
+        tensor.untyped_storage()
+        tensor.data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return False
+    return True
+
+
 @dataclass(eq=False)
 class _Program:
-    """A lowered program with the constants in it, and torch's counts of writes to these when it was lowered.
+    """A lowered program with the constants in it, and where these were in memory when it was lowered.
 
-    ``key``: the addresses of the constants, which stay theirs as long as the program keeps them. ``versions``: these
-    counts; empty if the user says that nothing is written. ``run``: None if the graph could not be lowered, for the
+    ``key``: the addresses of the constants' Python objects, which stay theirs as long as the program keeps them.
+    ``memory``: None if the user says that nothing is written. ``run``: None if the graph could not be lowered, for the
     reason ``why_not``. ``fixed``: sizes of the inputs -> a program for these alone.
     """
 
     key: _Key
     constants: Sequence[torch.Tensor]
-    versions: list[int]
+    memory: _Memory | None
     lowered: LoweredProgram | None
     why_not: str
     fixed: dict[tuple[Any, ...], _Program]
@@ -59,8 +115,8 @@ class _Program:
             self.run = torch.autocast("cpu", enabled=False)(self.run)
 
     def is_unchanged(self) -> bool:
-        """Whether its constants have the values that they had, as far as torch counts writes."""
-        return not self.versions or [*map(_version, self.constants)] == self.versions
+        """Whether its constants have the values that they had, as far as torch shows."""
+        return self.memory is None or self.memory.is_unchanged()
 
 
 class CompiledGraph:
@@ -116,6 +172,16 @@ class CompiledGraph:
     def __deepcopy__(self, memo: Any) -> CompiledGraph:
         """The graph itself: a copy of a compiled model has its options too, and with them the list of graphs."""
         return self
+
+    def __copy__(self) -> CompiledGraph:
+        """The graph itself, as for a deep copy."""
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        """Raise InputError: a lowered program has what only this process has."""
+        text = f"{self.name}, a graph that torch.compile found, cannot be pickled: its programs are of this process"
+        hint = "clear the list of the option 'graphs' before, or leave the option out; a copy is compiled again"
+        raise InputError("input-invalid", text, hint=hint)
 
     def __call__(self, *args: Any) -> Sequence[Any]:
         """Run the graph on ``args``, the values of its placeholders. Returns its results."""
@@ -181,7 +247,7 @@ class CompiledGraph:
         Raises what ``delegraph.lower`` raises, except InputError if not all has to be delegated: the graph then runs in
         eager PyTorch.
         """
-        versions = [] if self._freezing else [*map(_version, constants)]
+        memory = None if self._freezing else _Memory(constants)
         lowered, why_not = None, self._results.why_not
         if not why_not:
             try:
@@ -190,7 +256,7 @@ class CompiledGraph:
                 if self._choices.get("require_full"):
                     raise
                 why_not = str(error)
-        return _Program(key, constants, versions, lowered, why_not, {})
+        return _Program(key, constants, memory, lowered, why_not, {})
 
     def _lowered(self, inputs: Sequence[Any], constants: Sequence[torch.Tensor], varying: bool) -> LoweredProgram:
         module = _WithConstants(self._graph, dict(zip(self._constants, constants, strict=True))).eval()
