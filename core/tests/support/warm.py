@@ -114,7 +114,8 @@ def start(address: str, seed: str, prepare: str) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if os.path.exists(address):
             return
-        variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        kept = ("PYTHONPATH",)  # where delegraph is, if it is not installed
+        variables = {n: value for n, value in os.environ.items() if n in kept or not n.startswith("PYTHON")}
         with open(f"{address}.log", "wb") as log:  # whoever needed it first waits for the end of its own streams
             server = subprocess.Popen(
                 [sys.executable, "-P", __file__, "serve", address, prepare],

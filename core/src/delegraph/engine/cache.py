@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -21,6 +21,8 @@ from ..io.atomic_write import write_whole
 
 _LIMIT = 10 << 30
 _NAME = re.compile(r"[0-9a-f]{64}\.entry")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+"""The beginning of a URL. One letter before the colon is a drive of Windows."""
 _NO_FILE = "it is no file, but a folder, link, pipe or device"
 
 
@@ -45,6 +47,30 @@ class Store(Protocol):
 
     def write(self, key: str, data: bytes) -> None:
         """Store an entry. Who reads meanwhile may not see a part of it."""
+
+
+class StoreError(Exception):
+    """A store does not answer, or answers with an error. Reports show its text, which must hold no secret."""
+
+
+def kind_and_status(error: BaseException) -> str:
+    """The class of a foreign error, and its status or errno, for reports.
+
+    Its text is left out: it may quote an address with a password or token, in any form.
+    """
+    shown = type(error).__name__
+    response = getattr(error, "response", None)
+    candidates = [getattr(holder, name, None) for holder in (error, response) for name in ("status", "status_code")]
+    if isinstance(response, Mapping):  # of botocore
+        metadata = response.get("ResponseMetadata")
+        candidates.append(metadata.get("HTTPStatusCode") if isinstance(metadata, Mapping) else None)
+    status = next((c for c in candidates if type(c) is int), None)
+    number = getattr(error, "errno", None)
+    if status is not None:
+        return f"{shown} (status {status})"
+    if isinstance(error, OSError) and type(number) is int and number in errno.errorcode:
+        return f"{shown} ({os.strerror(number)})"
+    return shown
 
 
 class Cache:
@@ -72,6 +98,10 @@ class Cache:
             self.folder = user_folder() if folder is None else Path(folder)
         except TypeError as e:
             raise OptionError("option-invalid", f"the folder of a cache is a path, not {folder!r:.80}") from e
+        if _URL.match(os.fspath(self.folder)):
+            text = "the folder of a cache is on this machine, and it is the URL of a remote folder"
+            hint = "Cache(remote=URL), --cache-remote URL or DELEGRAPH_CACHE_REMOTE; the URL is not shown"
+            raise OptionError("option-invalid", text, hint=hint)
         if isinstance(remote, str):
             remote = provided("delegraph_workers:RemoteFolder", "a remote cache")(remote) if remote else None
         self.limit, self.remote = limit, remote

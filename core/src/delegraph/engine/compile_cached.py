@@ -22,7 +22,7 @@ from ..exported.work import Form, canonical, write
 from ..exported_program import user_inputs
 from ..report.facts import pluralize
 from ..work import read_result, write_result
-from .cache import Cache, Store
+from .cache import Cache, Store, StoreError, kind_and_status
 from .cache_key import key_of_result
 from .fingerprint import fingerprint_of
 from .partition import Work
@@ -256,7 +256,9 @@ class Lookups:
             yield
         except Exception as e:
             if store is not self.cache:
-                self.say(f"the remote cache {getattr(store, 'name', type(store).__name__)} is not used: {e}")
+                # other errors are those of the store's libraries: their texts may hold a password
+                why = str(e) if isinstance(e, (StoreError, DelegraphError)) else kind_and_status(e)
+                self.say(f"the remote cache {getattr(store, 'name', type(store).__name__)} is not used: {why}")
                 self._remote = None
             elif isinstance(e, (OSError, DelegraphError)):
                 self.say(f"{failure}: {e.message if isinstance(e, DelegraphError) else e.strerror or e}")

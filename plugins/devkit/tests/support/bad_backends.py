@@ -124,6 +124,7 @@ class GoodPartitioner(CapabilityPartitioner):
 
 
 class GoodRuntime(BackendRuntime):
+    thread_safe = True
     operators: ClassVar = {**OPERATORS, "getitem": lambda values, k: values[k]}
 
     @classmethod
@@ -453,6 +454,64 @@ def crashes_at_symbolic_sizes(node):
     return ... if static(node) else os.abort()
 
 
+class SharesADict(GoodRuntime):
+    """Keeps the values of a call in a dict that all calls share, although it says that threads may."""
+
+    thread_safe = True
+    values: ClassVar = {}
+
+    @classmethod
+    def load(cls, processed_bytes, compile_specs, named_data):
+        loaded = super().load(processed_bytes, compile_specs, named_data)
+
+        def run(*args):
+            for k, value in enumerate(args):
+                cls.values[k] = value.clone() if isinstance(value, torch.Tensor) else value
+            return loaded(*[cls.values[k] for k in range(len(args))])
+
+        return run
+
+
+class SharesAResult(GoodRuntime):
+    """Returns what the last call computed, which may be that of another thread."""
+
+    thread_safe = True
+    results = None
+
+    @classmethod
+    def load(cls, processed_bytes, compile_specs, named_data):
+        loaded = super().load(processed_bytes, compile_specs, named_data)
+
+        def run(*args):
+            cls.results = loaded(*args)
+            torch.ones(8).sum()
+            return cls.results
+
+        return run
+
+
+class RaisesInThreads(GoodRuntime):
+    """Loads in the main thread only."""
+
+    thread_safe = True
+
+    @classmethod
+    def load(cls, processed_bytes, compile_specs, named_data):
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("not in this thread")
+        return super().load(processed_bytes, compile_specs, named_data)
+
+
+class AbortsInThreads(GoodRuntime):
+    thread_safe = True
+
+    @classmethod
+    def load(cls, processed_bytes, compile_specs, named_data):
+        if threading.current_thread() is not threading.main_thread():
+            os.abort()
+        return super().load(processed_bytes, compile_specs, named_data)
+
+
 class CrashesInThreads(BackendDetails):
     thread_safe = True
 
@@ -716,7 +775,6 @@ BAD = {
         "int64_mul_cut": taking(dtype=torch.int64, **{str(aten.mul.Tensor): mul_in_32_bits}),
         "int8_saturates": taking(dtype=torch.int8, **{str(aten.add.Tensor): saturating_add}),
         "uint8_saturates": taking(dtype=torch.uint8, **{str(aten.add.Tensor): saturating_add}),
-        "shares_buffers": variant(runtime=SharesBuffers),
         "ignores_strides": variant(runtime=IgnoresStrides),
         "writes_inputs": variant(runtime=WritesInputs),
         "runtime_raises": variant(runtime=RaisesAtSin),
@@ -734,6 +792,12 @@ BAD = {
     "control_flow": {
         "expects_schemas": variant(partitioner=refusing(expects_schemas)),
         "crashes_in_branches": variant(partitioner=refusing(crashes_in_branches)),
+    },
+    "runtime_thread_safety": {
+        "shares_a_dict": variant(runtime=SharesADict),
+        "shares_a_result": variant(runtime=SharesAResult),
+        "raises_in_threads": variant(runtime=RaisesInThreads),
+        "aborts_in_threads": variant(runtime=AbortsInThreads),
     },
     "thread_safety": {"one_at_a_time": variant(OneAtATime), "crashes_in_threads": variant(CrashesInThreads)},
     "options_validated": {
@@ -773,6 +837,7 @@ BAD = {
 }
 """Check that it breaks, and no other -> name -> what registers it."""
 WORSE = {
+    "shares_buffers": ({"numerics", "runtime_thread_safety"}, variant(runtime=SharesBuffers)),
     "hanging": ({"damaged_blob"}, variant(runtime=Hanging)),
     "arrays": ({"only_tagged_nodes_lowered"}, variant(changed(gives_arrays))),
     "weights": ({"input_program_unmodified", "only_tagged_nodes_lowered"}, variant(changed(writes_weights))),

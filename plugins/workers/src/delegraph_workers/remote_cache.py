@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from delegraph.engine.cache import StoreError, kind_and_status
+
 _PATIENCE = 20.0
 """Seconds for reading or writing one entry."""
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)::?//")
+_SHOWN = re.compile(
+    r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://"
+    r"(?:[^/@?#\s]+@)?"  # user name and password
+    r"(?P<host>[\w.-]*(?::\d+)?)"
+    r"(?P<path>(?:/[^@?#%;]*)?)"
+    r"(?:[?#][^@]*)?"  # query and fragment
+)
+"""A URL of which the parts that may be secret are known."""
+_LOCAL = re.compile(r"[^:@?#%;]*")
+"""A path on this machine."""
 
 
-class Away(Exception):
+class Away(StoreError):
     """The folder does not answer, or answers with an error; the message says which."""
 
 
@@ -26,9 +40,17 @@ class RemoteFolder:
 
     @property
     def name(self) -> str:
-        """The URL for reports, without user name, password and query."""
-        scheme, separator, rest = self.url.partition("://")
-        return f"{scheme}{separator}{rest.rpartition('@')[2].partition('?')[0]}"
+        """The URL for reports: scheme, host and path, without user name, password, query and fragment.
+
+        Of a URL in any other form, only the scheme is shown, because a part of it may be a password.
+        """
+        if _LOCAL.fullmatch(self.url):
+            return self.url
+        parts = _SHOWN.fullmatch(self.url)
+        if parts is not None and "/.." not in parts["path"]:
+            return f"{parts['scheme']}://{parts['host']}{parts['path']}"
+        scheme = _SCHEME.match(self.url)
+        return f"{scheme[1]}://..." if scheme is not None else "at a URL without a scheme"
 
     def read(self, key: str) -> bytes | None:
         """The bytes of an entry; None if there is none. Raises Away."""
@@ -90,5 +112,21 @@ class RemoteFolder:
         except Empty:
             raise Away(f"no answer in {_PATIENCE:g} s") from None
         if failed is not None:
-            raise Away(f"{type(failed).__name__}: {failed}".replace(self.url, self.name)) from failed
+            # not ``from failed``: a traceback would show its text, which may hold the password
+            raise Away(self._why(failed)) from None
         return result
+
+    def _why(self, failed: BaseException) -> str:
+        """The reason of a failure, without the text of a foreign error."""
+        import fsspec
+
+        scheme = _SCHEME.match(self.url)
+        if isinstance(failed, ModuleNotFoundError) and failed.name and failed.name.isidentifier():
+            return f"the package {failed.name} is not installed"
+        if isinstance(failed, ImportError) and scheme is not None:
+            # such as "Install s3fs to access S3", which fsspec has for each scheme
+            known = fsspec.registry.known_implementations.get(scheme[1], {})
+            return str(known.get("err") or kind_and_status(failed))
+        if scheme is not None and scheme[1] not in fsspec.available_protocols():
+            return f"fsspec does not know the scheme {scheme[1]!r}"
+        return kind_and_status(failed)

@@ -1,10 +1,23 @@
-"""Several partitions at once, for backends that say that they can."""
+"""Backends that declare ``thread_safe``: partitions compiled at once, and delegates called at once."""
 
 from __future__ import annotations
 
+import copy
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from unittest import mock
 
 import delegraph
+import torch
+from delegraph.backend import CompileSpec
+from delegraph.host import Verification
+from delegraph.runtime import BackendRuntime, Delegate
 
 from ..backend_under_test import BackendUnderTest
 from ..check import check
@@ -13,9 +26,18 @@ from ..configured_backend import ConfiguredBackend
 from ..failures import CheckFailed, CheckSkipped
 from ..lowering_attempt import HandedOver, handed_over, quiet
 from ..subprocesses import Report
-from ..trial import Kind
+from ..tolerance import tolerance_of
+from ..trial import Kind, is_comparable
 
 _THREADS, _ROUNDS = 4, 3
+_VARIANTS = 5
+"""How many different inputs the threads call a delegate with. No multiple of _THREADS, so that all pairs meet."""
+_CALLS = 60
+"""Calls of a delegate in each thread."""
+_SECONDS = 2.0
+"""How long the threads call one delegate, if it is too slow for _CALLS."""
+_SWITCH_SECONDS = 1e-6
+"""How soon Python may switch to another thread. Its default, 0.005, runs most delegates from begin to end."""
 
 
 @check
@@ -60,3 +82,194 @@ def compile_at_once(backend: ConfiguredBackend, names: list[str], report: Report
     except (Exception, SystemExit) as e:
         return 0, f"preprocess, called for {how}, raised {type(e).__name__}: {e}"
     return len(alone), None
+
+
+# --- the runtime
+
+
+@check
+def runtime_thread_safety(backend: BackendUnderTest) -> Figures:
+    """Delegates of a runtime that declares ``thread_safe`` compute the same in several threads at once as in one."""
+    if not backend.needs_runtime().thread_safe:
+        raise CheckSkipped("the runtime does not declare thread_safe")
+    left_out = backend.left_out(times=2)
+    samples = {one.program.name: one.program for one in backend.lowered if is_comparable(one, backend)}
+    names = [name for name in samples if name not in left_out]
+    answer = backend.run_apart(call_at_once, names)
+    if answer.died:
+        text = f"calling delegates in {_THREADS} threads, the process {answer.died}"
+        raise CheckFailed(text, samples.get(answer.progress), Kind.CRASH.value)
+    found = answer.result or Hammered(wrong=answer.failure, program=answer.progress)
+    if found.wrong:
+        advice = "keep what a call works on in local variables, one buffer for each call, or leave thread_safe False"
+        raise CheckFailed(found.wrong, samples.get(found.program), advice)
+    if not found.delegates:
+        raise CheckSkipped("no delegate of the samples can be told apart by its results")
+    return {"delegates": found.delegates, "calls": found.calls, "threads": _THREADS}
+
+
+class Hammered(NamedTuple):
+    """The delegates that threads called, how often, and what was wrong with which program; "" if nothing was."""
+
+    delegates: int = 0
+    calls: int = 0
+    wrong: str = ""
+    program: str = ""
+
+
+@dataclass
+class _Loaded:
+    """A delegate as its runtime loaded it, with its calls in one thread: their inputs and results."""
+
+    parts: tuple[bytes, list[CompileSpec], dict[str, bytes]]
+    delegate: Delegate
+    calls: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = field(default_factory=list)
+
+
+def call_at_once(backend: ConfiguredBackend, names: list[str], report: Report) -> Hammered:
+    """Run in another process: call each delegate of the samples in one thread, and then in several."""
+    delegates = 0
+    calls = 0
+    for program in (p for p in backend.programs if p.name in names):
+        report(program.name)
+        one = backend.attempt(program)
+        if one is None or one.lowered is None or any(d.module.state for d in one.lowered.delegates):
+            continue
+        limit = tolerance_of(one.exported, backend.tolerance)
+        for loaded in _called_in_one_thread(backend.needs_runtime(), one.lowered, one.inputs):
+            if not _is_told_apart(loaded, limit):
+                continue
+            made, wrong = _call_in_threads(backend.needs_runtime(), loaded, limit)
+            delegates += 1
+            calls += made
+            if wrong:
+                return Hammered(delegates, calls, wrong, program.name)
+    return Hammered(delegates, calls)
+
+
+def _called_in_one_thread(
+    runtime: type[BackendRuntime], lowered: delegraph.LoweredProgram, inputs: Sequence[Any]
+) -> list[_Loaded]:
+    """The delegates of a program, each called with several inputs. Inputs for which a call fails are left out."""
+    made: list[_Loaded] = []
+    load = runtime.load
+
+    def recorded(
+        processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]
+    ) -> Delegate:
+        parts = processed_bytes, list(compile_specs), dict(named_data)
+        loaded = _Loaded(parts, load(processed_bytes, compile_specs, named_data))
+        made.append(loaded)
+
+        def call(*values: Any) -> Any:
+            given = copy.deepcopy(values)
+            results = loaded.delegate(*values)
+            loaded.calls.append((given, copy.deepcopy(tuple(results))))
+            return results
+
+        return call
+
+    with quiet(), mock.patch.object(runtime, "load", recorded):
+        for values in _variants(inputs):
+            try:
+                lowered(*values)
+            except (Exception, SystemExit):  # values that the operator does not take
+                continue
+    return made
+
+
+def _variants(inputs: Sequence[Any]) -> Iterator[list[Any]]:
+    """Inputs of the same types with other values, which are in the domain of most operators."""
+    for k in range(_VARIANTS):
+        yield [_variant(value, k) for value in copy.deepcopy(tuple(inputs))]
+
+
+def _variant(value: Any, k: int) -> Any:
+    """A tensor with its elements moved by ``k`` places; those of floats are also a little smaller."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    moved = value.flatten().roll(k).reshape(value.shape)
+    if value.is_floating_point():
+        moved = moved * (1 - 0.1 * k)
+    laid_out = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+    return laid_out.copy_(moved)
+
+
+def _is_told_apart(loaded: _Loaded, limit: float) -> bool:
+    """Whether different inputs give different results, and the same inputs the same ones."""
+    first, *others = loaded.calls or [((), ())]
+    if not any(_differ(results, first[1], limit) for _, results in others):
+        return False
+    with quiet():
+        for inputs, results in loaded.calls:
+            # compared at once: the next call may overwrite the results
+            if _differ(loaded.delegate(*copy.deepcopy(inputs)), results, limit):
+                return False
+    return True
+
+
+def _differ(results: Sequence[Any], wanted: Sequence[Any], limit: float) -> bool:
+    return not Verification.of(tuple(results), tuple(wanted)).relative_error <= limit
+
+
+def _call_in_threads(runtime: type[BackendRuntime], loaded: _Loaded, limit: float) -> tuple[int, str]:
+    """Call one delegate in all threads, and then one that each thread loads; how many calls, and what is wrong."""
+
+    def load_another() -> Delegate:
+        return runtime.load(*copy.deepcopy(loaded.parts))
+
+    made = 0
+    for how, get in (("one loaded delegate", lambda: loaded.delegate), ("a delegate that each loads", load_another)):
+        done, wrong = _hammer(get, loaded.calls, limit)
+        made += done
+        if wrong:
+            return made, f"{_THREADS} threads called {how}, each with other inputs: {wrong}"
+    return made, ""
+
+
+def _hammer(
+    get: Callable[[], Delegate], calls: Sequence[tuple[tuple[Any, ...], tuple[Any, ...]]], limit: float
+) -> tuple[int, str]:
+    """Let all threads begin at once; the results are compared after the last call, so that none may change."""
+    begin = threading.Barrier(_THREADS)
+    kept: list[list[tuple[int, Any]]] = [[] for _ in range(_THREADS)]
+    errors: list[str] = []
+
+    def work(thread: int) -> None:
+        own_inputs = [copy.deepcopy(inputs) for inputs, _ in calls]
+        begin.wait()
+        stop = time.monotonic() + _SECONDS
+        try:
+            delegate = get()
+            for k in range(_CALLS):
+                which = (thread + k) % len(calls)
+                kept[thread].append((which, delegate(*own_inputs[which])))
+                if time.monotonic() > stop:
+                    return
+        except (Exception, SystemExit) as e:
+            errors.append(f"a call raised {type(e).__name__}: {e}")
+
+    with quiet(), _switching_often():
+        threads = [threading.Thread(target=work, args=(k,)) for k in range(_THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    results = [pair for of_thread in kept for pair in of_thread]
+    wrong = [which for which, found in results if _differ(found, calls[which][1], limit)]
+    if errors:
+        return len(results), errors[0]
+    if wrong:
+        return len(results), f"{len(wrong)} of {len(results)} calls returned other results than in one thread"
+    return len(results), ""
+
+
+@contextmanager
+def _switching_often() -> Iterator[None]:
+    """A block in which Python switches between threads as often as it can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)

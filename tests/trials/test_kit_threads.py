@@ -1,0 +1,39 @@
+"""The conformance kit calls the delegates of a runtime that declares ``thread_safe`` in several threads at once."""
+
+import delegraph_devkit as devkit
+import pytest
+from delegraph_devkit.check import Status
+
+from plugins.devkit.tests.support import bad_backends as backends
+from plugins.devkit.tests.support.kit import under_test
+
+CHECK = devkit.CHECKS["runtime_thread_safety"]
+WRONG = {
+    "shares_a_dict": "calls returned other results than in one thread",
+    "shares_a_result": "calls returned other results than in one thread",
+    "raises_in_threads": "a call raised RuntimeError: not in this thread",
+    "aborts_in_threads": "the process was ended by SIGABRT",
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("attempt", range(2))
+def test_a_runtime_that_is_not_safe_fails_each_time(name, attempt):
+    found = devkit.run_check(CHECK, under_test(backends.BAD[CHECK.name][name]))
+    assert found.status is Status.FAILED and WRONG[name] in found.message
+
+
+def test_buffers_that_calls_share_fail():
+    found = devkit.run_check(CHECK, under_test(backends.register_shares_buffers))
+    assert found.status is Status.FAILED and "of 240 calls" in found.message
+
+
+def test_a_runtime_that_is_safe_passes():
+    found = devkit.run_check(CHECK, under_test(backends.register_good))
+    assert found.status is Status.PASSED, found.message
+    assert found.figures["calls"] > 1000 and found.figures["threads"] == 4
+
+
+def test_a_runtime_that_does_not_declare_it_is_skipped():
+    found = devkit.run_check(CHECK, devkit.BackendUnderTest("compiler-demo", gate=0, randoms=0))
+    assert found.status is Status.SKIPPED and "does not declare thread_safe" in found.message
