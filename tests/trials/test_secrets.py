@@ -6,8 +6,8 @@ import traceback
 import delegraph
 import pytest
 import torch
-from delegraph.engine.cache import kind_and_status
 from delegraph.errors import OptionError
+from delegraph.io.foreign_errors import kind_and_status
 from delegraph_workers.remote_cache import Away, RemoteFolder
 
 SHOWN = [

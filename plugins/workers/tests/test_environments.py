@@ -22,7 +22,7 @@ import torch
 from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult
 from delegraph.discovery.doctor.report import report
 from delegraph.discovery.registry import Registry
-from delegraph.errors import FormatError, InputError, PluginConflict, PluginUnavailable, Unsupported
+from delegraph.errors import DelegraphWarning, FormatError, InputError, PluginConflict, PluginUnavailable, Unsupported
 from delegraph.formats import Quantization, QuantizationParameters
 from delegraph.host import FileFormat
 from delegraph.partitioner import CapabilityPartitioner
@@ -296,16 +296,20 @@ def test_the_command_takes_a_file_of_settings(settings, tmp_path):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("[backends", "delegraph.toml: "),
-        ('[backends."a b"]\npython = "/bin/python"', "'a b'.* names no backend"),
-        ('[[backends]]\npython = "/bin/python"', "backends is a list"),
-        ('[backend.a]\npython = "/bin/python"', "unknown table or key 'backend'"),
-        ('backends = "a"', "backends is a str"),
+        ('[backends."a b"]\npython = "/bin/python"', "'a b'.* is ignored"),
+        ('[[backends]]\npython = "/bin/python"', "backends is ignored, as it is a list"),
+        ('[backend.a]\npython = "/bin/python"', "table or key 'backend' is ignored"),
+        ('backends = "a"', "backends is ignored, as it is a str"),
     ],
 )
-def test_settings_that_are_wrong(text, why, tmp_path):
-    with pytest.raises(config.BadSettings, match=why):
-        config.read_settings(text, tmp_path / "delegraph.toml")
+def test_settings_that_are_wrong_are_ignored_with_a_warning(text, why, tmp_path):
+    with pytest.warns(DelegraphWarning, match=why):
+        assert config.read_settings(text, tmp_path / "delegraph.toml") == []
+
+
+def test_settings_that_are_no_toml_name_the_file(tmp_path):
+    with pytest.raises(config.BadSettings, match="delegraph.toml: "):
+        config.read_settings("[backends", tmp_path / "delegraph.toml")
 
 
 @pytest.mark.parametrize(

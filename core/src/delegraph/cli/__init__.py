@@ -85,7 +85,7 @@ def _carry_out(
         with _reporting_to(page, refused):
             complete(parser)  # does not return
     try:
-        with _stoppable(to_the_end), native.stdout_kept(to_the_end):
+        with _stoppable(to_the_end), native.stdout_kept(to_the_end), terminal.messages_kept():
             code = _finish(words, page, refused)
     except KeyboardInterrupt as e:
         stop = e.args[0] if e.args else signal.SIGINT  # ``_stoppable`` passes the signal as argument
@@ -212,7 +212,7 @@ def _run(words: Sequence[str], page: worker.Page | None, refused: Mapping[worker
     stdout = sys.stdout
     tracebacks = _showing_failures() if "--debug" in _flags(words) else contextlib.nullcontext()
     with (
-        contextlib.redirect_stdout(sys.stderr),
+        terminal.streams_guarded(),
         _readable_warnings(),
         tracebacks,
         watchdog(),

@@ -20,7 +20,7 @@ from ..discovery.registry import Registry, default_registry
 from ..errors import FormatError, InputError, UsageError
 from ..plugin import ModelSpec
 from ..source import Source
-from .outcome import expect_file
+from .outcome import expect_file, working_directory_kept
 
 _FORM = "a function without arguments that returns (module, args), (module, args, kwargs), an ExportedProgram or a dict"
 _KEYS = ("model", "args", "kwargs", "dynamic_shapes", "methods", "transforms")
@@ -304,13 +304,19 @@ def _can_be_called_without_arguments(function: Callable[..., Any]) -> bool:
 
 
 def _guard(run: Callable[[], Any], path: Path) -> Any:
-    """Call ``run`` and return its result. An error becomes an InputError with the line of ``path`` that led to it."""
+    """Call ``run`` and return its result. An error becomes an InputError with the line of ``path`` that led to it.
+
+    The working directory is the same afterwards.
+    """
     try:
-        return run()
+        with working_directory_kept():
+            return run()
     except KeyboardInterrupt:
         raise
     except BaseException as e:  # also SystemExit: a script that exits returns no model
         frames = [f for f in traceback.extract_tb(e.__traceback__) if Path(f.filename).resolve() == path.resolve()]
         last = frames[-1] if frames else None
         line = last and Source(last.filename, last.lineno or 0, last.name, last.line or "")
+        if isinstance(e, InputError):  # such as that of a standard stream that the file closes
+            raise InputError("input-invalid", f"{path} failed: {e.message}", source=line, hint=e.hint) from e
         raise InputError("input-invalid", f"{path} failed: {_in_short(e)}", source=line) from e

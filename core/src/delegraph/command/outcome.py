@@ -162,6 +162,23 @@ def show(text: str) -> None:
         terminal.tell(text, end="")
 
 
+@contextlib.contextmanager
+def working_directory_kept() -> Iterator[None]:
+    """A block after which the working directory is as before, so that paths of the command line keep their meaning.
+
+    Code of a model may change it: its file when it is run, and ``forward`` when it is exported or called.
+    """
+    before = None
+    with contextlib.suppress(OSError):  # it may have been deleted
+        before = os.getcwd()
+    try:
+        yield
+    finally:
+        if before is not None:
+            with contextlib.suppress(OSError):
+                os.chdir(before)
+
+
 INTERVAL = 30.0
 """Seconds between lines of progress if stderr is no terminal, so that a log file stays short."""
 
@@ -171,7 +188,8 @@ def progress(text: str) -> Iterator[None]:
     """A block during which stderr shows ``text``, the seconds elapsed, and the last message of ``delegraph.progress``.
 
     On a terminal this is one line, which is removed at the end. Otherwise a line is written every INTERVAL seconds. The
-    engine logs to ``delegraph.progress``, for example which partition a backend compiles.
+    engine logs to ``delegraph.progress``, for example which partition a backend compiles. The working directory is the
+    same after the block.
     """
     state, over, start = _ProgressHandler(text), threading.Event(), time.monotonic()
     watched = terminal.is_watched()
@@ -191,7 +209,8 @@ def progress(text: str) -> Iterator[None]:
     logger.addHandler(state)
     thread.start()
     try:
-        yield
+        with working_directory_kept():
+            yield
     finally:
         over.set()
         thread.join()

@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import TextIO
+from collections.abc import Iterator
+from typing import Any, NoReturn, TextIO
 
-from ..errors import WriteError
+from ..errors import InputError, WriteError
 from ..io.escape import printable
 
 
@@ -34,11 +35,84 @@ def show(text: str, end: str = "\n") -> None:
             raise WriteError("write-failed", f"cannot write to the standard output: {e.strerror or e}") from e
 
 
+class GuardedStream:
+    """A standard stream that code of models and plugins cannot close; everything else goes to ``stream``.
+
+    Without it, a model that closes ``sys.stdout`` would take the errors of the command with it.
+    """
+
+    def __init__(self, stream: TextIO, name: str) -> None:
+        self._stream = stream
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self._stream, attribute)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stream)
+
+    def __enter__(self) -> GuardedStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> NoReturn:
+        """Raise InputError: the command needs the stream."""
+        hint = "remove that call; print(..., file=FILE) writes elsewhere"
+        raise InputError("input-invalid", f"the model closes {self._name}, which the command writes to", hint=hint)
+
+    def detach(self) -> NoReturn:
+        """Raise InputError: without its buffer the stream is of no use."""
+        self.close()
+
+
+@contextlib.contextmanager
+def streams_guarded() -> Iterator[None]:
+    """A block in which ``sys.stdout`` and ``sys.stderr`` write to stderr, and cannot be closed."""
+    before = sys.stdout, sys.stderr
+    if sys.stderr is not None:
+        guarded: Any = [GuardedStream(sys.stderr, name) for name in ("sys.stdout", "sys.stderr")]
+        sys.stdout, sys.stderr = guarded
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+@contextlib.contextmanager
+def messages_kept() -> Iterator[None]:
+    """A block whose messages reach stderr also if code in it replaces ``sys.stderr``, or closes its descriptor."""
+    global _messages, _descriptor
+    before = _messages, _descriptor
+    _messages = sys.stderr
+    _descriptor = None
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr is closed, or no file, as in tests
+        _descriptor = os.dup(sys.stderr.fileno())
+    try:
+        yield
+    finally:
+        if _descriptor is not None:
+            os.close(_descriptor)
+        _messages, _descriptor = before
+
+
+_messages: TextIO | None = None
+"""Where messages go inside of ``messages_kept``; None outside of it, where they go to ``sys.stderr``."""
+_descriptor: int | None = None
+"""A copy of stderr's descriptor, for messages if the stream was closed."""
+
+
 def tell(text: str, end: str = "\n") -> None:
     """Write a message that is no result to stderr. Errors are ignored, because they could not be shown."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(_safe(text, sys.stderr) + end)
-        sys.stderr.flush()
+    stream = _messages or sys.stderr
+    try:
+        stream.write(_safe(text, stream) + end)
+        stream.flush()
+    except (OSError, ValueError, AttributeError):
+        if _descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.write(_descriptor, (text + end).encode("utf-8", "backslashreplace"))
 
 
 def clear_line() -> None:
@@ -48,7 +122,8 @@ def clear_line() -> None:
 
 def is_watched() -> bool:
     """Whether stderr is a terminal."""
-    return sys.stderr is not None and sys.stderr.isatty()
+    stream = _messages or sys.stderr
+    return stream is not None and not stream.closed and stream.isatty()
 
 
 def occupy_closed_descriptors() -> None:

@@ -110,7 +110,9 @@ class Signature:
             raise InputError("input-invalid", text)
         for position, (arg, wanted, check) in enumerate(zip(args, self.inputs, self._checks, strict=True)):
             if not (check.fits(arg) if check is not None else type(arg) is NUMBERS[wanted[0]]):
-                given = f"{arg.dtype} {tuple(arg.shape)}" if isinstance(arg, torch.Tensor) else f"{arg!r:.40}"
+                given = f"{arg!r:.40}"
+                if isinstance(arg, torch.Tensor):
+                    given = "a nested tensor" if arg.is_nested else f"{arg.dtype} {tuple(arg.shape)}"
                 text = f"input {position}: {wanted[0]} {wanted[1]} is wanted, {given} was given"
                 raise InputError("input-invalid", text)
         arrays = [_array_of(arg) if isinstance(arg, torch.Tensor) else np.asarray(arg) for arg in args]

@@ -20,9 +20,10 @@ from ..backend import BackendDetails, PreprocessResult
 from ..errors import DelegraphError, Unsupported
 from ..exported.work import Form, canonical, write
 from ..exported_program import user_inputs
+from ..io.foreign_errors import StoreError, kind_and_status
 from ..report.facts import pluralize
 from ..work import read_result, write_result
-from .cache import Cache, Store, StoreError, kind_and_status
+from .cache import Cache, Store
 from .cache_key import key_of_result
 from .fingerprint import fingerprint_of
 from .partition import Work

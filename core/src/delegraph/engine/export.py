@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import traceback
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -164,10 +166,14 @@ def in_order_of_forward(module: torch.nn.Module, kwargs: Any) -> Any:
     return {name: kwargs[name] for name in dict.fromkeys([*known, *kwargs])}
 
 
+_DELEGRAPH = str(Path(__file__).parents[1]) + os.sep
+"""The folder of this package."""
+
+
 def _user_line(error: BaseException) -> SourceLine | None:
     """The innermost line of the user's program that torch was tracing when it failed; None if there is none."""
-    # Dynamo keeps the frames of the user's code in ``real_stack``. Frames of this file are left out, and those of code
+    # Dynamo keeps the frames of the user's code in ``real_stack``. Frames of delegraph are left out, and those of code
     # that torch generates, whose file is "<string>".
     frames = [*traceback.extract_tb(error.__traceback__), *getattr(error, "real_stack", ())]
-    tracing = [f for f in frames if f.filename not in (__file__, "<string>")]
+    tracing = [f for f in frames if f.filename != "<string>" and not f.filename.startswith(_DELEGRAPH)]
     return innermost((f.filename, f.lineno or 0, f.name, f.line or "") for f in tracing)

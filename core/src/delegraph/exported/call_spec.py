@@ -5,6 +5,7 @@ Arguments become the flat list that its graph takes, results the structure that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
@@ -53,7 +54,7 @@ class TensorCheck:
         # first the usual case, a torch.Tensor itself: looking at a subclass takes longer
         if kind is not torch.Tensor and not (isinstance(value, torch.Tensor) and _is_plain(kind)):
             return False
-        if value.dtype is not self.dtype or value.layout is not torch.strided:
+        if value.dtype is not self.dtype or value.layout is not torch.strided or value.is_nested:
             return False
         device = value.device.type
         wrong_device = device == "meta" if self.device is None else device != self.device
@@ -157,7 +158,14 @@ def _leaf_check(wanted: Any) -> Callable[[Any], bool]:
         return TensorCheck(wanted.dtype, wanted.shape, wanted.device.type).fits
     if isinstance(wanted, torch.Tensor):
         same = (wanted.layout, wanted.dtype, wanted.shape)
-        return lambda value: isinstance(value, torch.Tensor) and (value.layout, value.dtype, value.shape) == same
+
+        def fits(value: Any) -> bool:
+            """Whether the value is a tensor of the same layout, dtype and shape; a nested one has no shape."""
+            if not isinstance(value, torch.Tensor) or value.is_nested:
+                return False
+            return (value.layout, value.dtype, value.shape) == same
+
+        return fits
     if isinstance(wanted, _SYMBOLS):
         return lambda value: isinstance(value, (int, float, *_SYMBOLS))
     return partial(is_fixed, wanted)
@@ -199,11 +207,18 @@ def expect_within(value: Any, low: int, high: int, names: Callable[[], Sequence[
 def is_fixed(wanted: Any, value: Any) -> bool:
     """Whether an argument, ``value``, is what the export fixed it to, ``wanted``.
 
-    A number, text or None must be equal, and no tensor equals one. Objects of other types are not compared: True.
+    A number, text or None must be equal, and no tensor or array equals one. NaN equals NaN, and 0.0 does not equal
+    -0.0. Objects of other types are not compared: True.
     """
-    if not isinstance(wanted, (int, float, bool, str, type(None))):
+    if not isinstance(wanted, (int, float, complex, str, type(None))):
         return True
-    return not isinstance(value, torch.Tensor) and bool(value == wanted)
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return False
+    if isinstance(wanted, float) and isinstance(value, float):
+        # the program may divide by a zero, whose sign then matters
+        same_sign = math.copysign(1, value) == math.copysign(1, wanted)
+        return (value == wanted and same_sign) or (math.isnan(value) and math.isnan(wanted))
+    return bool(value == wanted)
 
 
 def wrong_input(name: str, wanted: Any, shape: str, value: Any) -> InputError:
@@ -215,8 +230,11 @@ def wrong_input(name: str, wanted: Any, shape: str, value: Any) -> InputError:
     if isinstance(wanted, torch.Tensor):
         device = f" on {wanted.device}" if wanted.device.type != "cpu" else ""
         requirement = f"is to be {wanted.dtype} of shape {shape}{device}"
-    # a frequent mistake: a numpy array in place of a tensor
-    hint = "torch.from_numpy(array)" if isinstance(value, np.ndarray) and isinstance(wanted, torch.Tensor) else None
+    hint = None
+    if isinstance(value, np.ndarray) and isinstance(wanted, torch.Tensor):  # a frequent mistake
+        hint = "torch.from_numpy(array)"
+    elif isinstance(value, torch.Tensor) and value.is_nested:
+        hint = "torch.nested.to_padded_tensor(nested, 0.0) makes a dense tensor of it"
     return InputError("input-invalid", f"input {name} {requirement}; it is {_describe(value)}", hint=hint)
 
 
@@ -224,6 +242,8 @@ def _describe(value: Any) -> str:
     """What an argument is, in words for an error message."""
     if not isinstance(value, torch.Tensor):
         return repr(value) if isinstance(value, (int, float, str, type(None))) else f"of type {type(value).__name__}"
+    if value.is_nested:  # its sizes are no list of numbers
+        return f"a nested tensor of {value.dtype} with {value.dim()} dimensions"
     kind = "" if _is_plain(type(value)) else f"{type(value).__name__} of "
     layout = "" if value.layout is torch.strided else f"{str(value.layout).removeprefix('torch.')} "
     where = "" if value.device.type == "cpu" else f" on {value.device}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
 import operator
 import os
@@ -144,6 +145,7 @@ def serve() -> None:
 
     torch.set_num_threads(1)
     warm_up()
+    gc.freeze()  # else each collection in a fork walks through all of torch's objects, and copies their memory
     prepared: set[str | None] = {None}
     while True:
         try:
@@ -153,6 +155,7 @@ def serve() -> None:
         if prepare not in prepared:
             find_by_name(prepare)()
             prepared.add(prepare)
+            gc.freeze()
         _send(answers, _fork(function, args, seconds))
 
 

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from delegraph.errors import FormatError, InputError
-from delegraph.exported import expect_within
+from delegraph.exported import expect_within, is_fixed
 from delegraph.exported_program import flat_arguments
 from delegraph.io.escape import printable
 from torch.utils import _pytree as pytree
@@ -90,10 +90,8 @@ def expect_input_ranges(plan: ExecutionPlan, flat: Sequence[Any], names: Sequenc
 
 
 def _is_same(given: Any, wanted: Any) -> bool:
-    """Whether a number or text is the one that a program was exported for; NaN is NaN, and an array is neither."""
-    if not isinstance(given, (int, float, str, type(None))):
-        return False
-    return given == wanted or (given != given and wanted != wanted)
+    """Whether a number or text is the one that a program was exported for; no array is."""
+    return isinstance(given, (int, float, str, type(None))) and is_fixed(wanted, given)
 
 
 def input_names(plan: ExecutionPlan) -> list[str]:

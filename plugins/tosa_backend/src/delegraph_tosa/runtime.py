@@ -202,7 +202,7 @@ def _held(array: Array, value: Value) -> Array:
 
 
 def _tensor(position: int, arg: torch.Tensor | Scalar) -> torch.Tensor:
-    if isinstance(arg, torch.Tensor) and arg.device.type == "cpu":
+    if isinstance(arg, torch.Tensor) and arg.device.type == "cpu" and not arg.is_nested:
         return arg
     text = f"input {position}: a tensor on the CPU is wanted, {_described(arg)} was given"
     raise InputError("input-invalid", text, hint="torch.from_numpy(array)" if isinstance(arg, np.ndarray) else None)
@@ -210,6 +210,8 @@ def _tensor(position: int, arg: torch.Tensor | Scalar) -> torch.Tensor:
 
 def _described(arg: object) -> str:
     """What was given in the place of a tensor on the CPU; values only of what is short."""
+    if isinstance(arg, torch.Tensor) and arg.is_nested:
+        return "a nested tensor"
     if isinstance(arg, torch.Tensor):
         return f"a tensor on {arg.device}"
     return repr(arg) if arg is None or isinstance(arg, (bool, int, float)) else f"a {type(arg).__name__}"

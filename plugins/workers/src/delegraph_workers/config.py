@@ -15,15 +15,20 @@ import stat
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from delegraph.errors import DelegraphWarning
+
 from .message import FIRST_SERVICES, PROTOCOL
 
 CONFIG = "DELEGRAPH_CONFIG"
 """The variable that names another file of settings; ``--config FILE`` sets it."""
+LARGEST = 1_000_000
+"""Bytes of a file of settings."""
 SECONDS = 60.0
 """How long an environment may take to say which backend it has."""
 
@@ -74,45 +79,75 @@ def settings() -> list[Setting]:
     """The backends of the file of settings. Raises BadSettings."""
     path = path_of_settings()
     try:
-        status = path.stat()
-        text = path.read_text("utf-8")
+        text = _content(path)
     except FileNotFoundError:
         if os.environ.get(CONFIG):
             raise BadSettings(f"there is no file {path}") from None
         return []
-    except (OSError, UnicodeDecodeError) as e:
-        raise BadSettings(f"{path} cannot be read: {e}") from e
-    if os.name == "posix" and (status.st_mode & stat.S_IWOTH or status.st_uid not in (0, os.geteuid())):
-        raise BadSettings(f"{path} names executables, and others own it or can write to it")
+    except OSError as e:
+        raise BadSettings(f"{path} cannot be read: {e.strerror or e}") from e
     return read_settings(text, path)
 
 
+def _content(path: Path) -> str:
+    """The text of the file of settings. Raises BadSettings for a file that is not read, and OSError."""
+    # without O_NONBLOCK, opening a pipe waits for a writer
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise BadSettings(f"{path} is no regular file; the settings are read from regular files only")
+        if os.name == "posix" and (status.st_mode & stat.S_IWOTH or status.st_uid not in (0, os.geteuid())):
+            raise BadSettings(f"{path} names executables, and others own it or can write to it")
+        with open(descriptor, "rb", closefd=False) as file:
+            data = file.read(LARGEST + 1)
+    finally:
+        os.close(descriptor)
+    if len(data) > LARGEST:
+        raise BadSettings(f"{path} is larger than {LARGEST // 1_000_000} MB; a file of settings is a few lines")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as e:
+        raise BadSettings(f"{path} cannot be read: it is not UTF-8 at byte {e.start}") from e
+
+
 def read_settings(text: str, path: Path) -> list[Setting]:
-    """The backends in the text of a file of settings. Raises BadSettings for what is no table of a backend."""
+    """The backends in the text of a file of settings.
+
+    A table that is wrong disables its backend alone. A table or key that is none of a backend is a warning. Raises
+    BadSettings for a text that is no TOML.
+    """
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         whole = toml.loads(text)
     except (ValueError, RecursionError) as e:
         raise BadSettings(f"{path}: {e}") from e
-    if unknown := sorted(whole.keys() - {"backends"}):
-        raise BadSettings(f"{path} has the unknown table or key {unknown[0]!r}; it has tables [backends.NAME]")
+    for unknown in sorted(whole.keys() - {"backends"}):
+        _ignore(f"{path}: the table or key {unknown!r} is ignored; the file has tables [backends.NAME]")
     tables = whole.get("backends", {})
     if not isinstance(tables, Mapping):
-        raise BadSettings(f"{path}: backends is a {type(tables).__name__}; the file has tables [backends.NAME]")
+        _ignore(f"{path}: backends is ignored, as it is a {type(tables).__name__}; the file has tables [backends.NAME]")
+        return []
     made = []
     for name, table in tables.items():
         if not _NAME.fullmatch(name):
-            raise BadSettings(f"{path}: [backends.{name!r}] names no backend; a name is letters, digits and . _ + -")
+            _ignore(f"{path}: [backends.{name!r}] is ignored; a name is letters, digits and . _ + -")
+            continue
         given = table if isinstance(table, Mapping) else {}
         python, backend = given.get("python"), given.get("backend", name)
         if not isinstance(python, str) or not os.path.isabs(python) or not isinstance(backend, str):
             text = 'the table has python = "/absolute/path/of/a/python", and may have backend = "its name there"'
-            made.append(Setting(name, "", "", text))
+            made.append(Setting(name, "", "", f"{path}: {text}"))
         elif unknown := sorted(given.keys() - {"python", "backend"}):
-            made.append(Setting(name, python, backend, f"the table has the unknown key {unknown[0]!r}"))
+            made.append(Setting(name, python, backend, f"{path}: the table has the unknown key {unknown[0]!r}"))
         else:
             made.append(Setting(name, python, backend))
     return made
+
+
+def _ignore(text: str) -> None:
+    """Warn of a part of the file of settings that is not used."""
+    warnings.warn(text, DelegraphWarning, stacklevel=2)
 
 
 def description_of(setting: Setting) -> dict[str, Any]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import os
+import random
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -32,12 +34,13 @@ from ..trial import Kind, is_comparable
 _THREADS, _ROUNDS = 4, 3
 _VARIANTS = 5
 """How many different inputs the threads call a delegate with. No multiple of _THREADS, so that all pairs meet."""
-_CALLS = 60
-"""Calls of a delegate in each thread."""
+_CALLS, _PAUSED_CALLS = 30, 15
+"""Calls of a delegate in each thread, as fast as it can be, and with pauses."""
 _SECONDS = 2.0
-"""How long the threads call one delegate, if it is too slow for _CALLS."""
-_SWITCH_SECONDS = 1e-6
-"""How soon Python may switch to another thread. Its default, 0.005, runs most delegates from begin to end."""
+"""How long the threads call one delegate, if it is too slow for all calls."""
+_PAUSE_SECONDS = 1e-4
+"""A pause at a line of the runtime. Without pauses, a busy machine runs most calls from begin to end."""
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 @check
@@ -220,17 +223,21 @@ def _call_in_threads(runtime: type[BackendRuntime], loaded: _Loaded, limit: floa
 
     made = 0
     for how, get in (("one loaded delegate", lambda: loaded.delegate), ("a delegate that each loads", load_another)):
-        done, wrong = _hammer(get, loaded.calls, limit)
-        made += done
-        if wrong:
-            return made, f"{_THREADS} threads called {how}, each with other inputs: {wrong}"
+        for pauses in (False, True):
+            done, wrong = _hammer(get, loaded.calls, limit, pauses)
+            made += done
+            if wrong:
+                return made, f"{_THREADS} threads called {how}, each with other inputs: {wrong}"
     return made, ""
 
 
 def _hammer(
-    get: Callable[[], Delegate], calls: Sequence[tuple[tuple[Any, ...], tuple[Any, ...]]], limit: float
+    get: Callable[[], Delegate], calls: Sequence[tuple[tuple[Any, ...], tuple[Any, ...]]], limit: float, pauses: bool
 ) -> tuple[int, str]:
-    """Let all threads begin at once; the results are compared after the last call, so that none may change."""
+    """Let all threads begin at once; the results are compared after the last call, so that none may change.
+
+    ``pauses``: pause at lines of the runtime, so that other threads run between any two of them.
+    """
     begin = threading.Barrier(_THREADS)
     kept: list[list[tuple[int, Any]]] = [[] for _ in range(_THREADS)]
     errors: list[str] = []
@@ -239,17 +246,22 @@ def _hammer(
         own_inputs = [copy.deepcopy(inputs) for inputs, _ in calls]
         begin.wait()
         stop = time.monotonic() + _SECONDS
+        before = sys.gettrace()
         try:
+            if pauses:
+                sys.settrace(_pausing(random.Random(thread)))
             delegate = get()
-            for k in range(_CALLS):
+            for k in range(_PAUSED_CALLS if pauses else _CALLS):
                 which = (thread + k) % len(calls)
                 kept[thread].append((which, delegate(*own_inputs[which])))
                 if time.monotonic() > stop:
                     return
         except (Exception, SystemExit) as e:
             errors.append(f"a call raised {type(e).__name__}: {e}")
+        finally:
+            sys.settrace(before)
 
-    with quiet(), _switching_often():
+    with quiet():
         threads = [threading.Thread(target=work, args=(k,)) for k in range(_THREADS)]
         for thread in threads:
             thread.start()
@@ -264,12 +276,14 @@ def _hammer(
     return len(results), ""
 
 
-@contextmanager
-def _switching_often() -> Iterator[None]:
-    """A block in which Python switches between threads as often as it can."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(_SWITCH_SECONDS)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
+def _pausing(chance: random.Random) -> Callable[..., Any]:
+    """A trace function that pauses at every second line or so, but not inside of torch."""
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        if frame.f_code.co_filename.startswith(_TORCH):
+            return None
+        if event == "line" and chance.random() < 0.5:
+            time.sleep(_PAUSE_SECONDS)
+        return trace
+
+    return trace

@@ -20,6 +20,10 @@ LONGEST = 40
 """Characters of a name: with more, lines of the generated code are longer than its linter wants."""
 RESERVED = ("backend", "delegraph", "example", "host", "src", "tests")
 """Names that mean something else in a package of a backend, or in delegraph."""
+DEVICES = frozenset({"aux", "con", "nul", "prn", *(f"{port}{k}" for port in ("com", "lpt") for k in range(10))})
+"""Names of devices on Windows, where no file or folder can be called so, whatever its suffix."""
+PYTEST = ("conftest", "pytest")
+"""Modules that pytest looks for: a package of that name would be taken for them."""
 _FORM = re.compile(r"[A-Za-z](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
@@ -59,11 +63,15 @@ def why_not(text: str) -> str | None:
     if reason is not None:
         return reason
     package = Names.of(text).package
-    if keyword.iskeyword(package):
-        return f"{package!r} is a word of the Python language, and the package would have that name"
-    if package in sys.stdlib_module_names:
+    # ``test`` is a package of Python that its list leaves out
+    if package in sys.stdlib_module_names or package == "test":
         return f"{package!r} is a module of Python's own library, which the package would hide"
+    if package in PYTEST:
+        return f"{package!r} is a module of pytest, which would take the package for it"
     return None
+
+
+_KEYWORDS = frozenset(map(str.lower, keyword.kwlist))
 
 
 def why_no_backend(text: str) -> str | None:
@@ -72,7 +80,12 @@ def why_no_backend(text: str) -> str | None:
         return "a name has letters, digits, '-', '_' and '.'; it begins with a letter and ends with a letter or digit"
     if len(text) > LONGEST:
         return f"a name has at most {LONGEST} characters; this one has {len(text)}"
-    return f"{canonicalize_name(text)!r} is reserved" if canonicalize_name(text) in RESERVED else None
+    name = canonicalize_name(text)
+    if name in DEVICES:
+        return f"{name!r} is a device on Windows, where no folder can have that name"
+    if name in _KEYWORDS:
+        return f"{name!r} is a word of the Python language, and the package would have that name"
+    return f"{name!r} is reserved" if name in RESERVED else None
 
 
 def taken(names: Names, registry: Registry | None = None) -> str | None:

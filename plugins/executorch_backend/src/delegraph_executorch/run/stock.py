@@ -70,7 +70,9 @@ class StockProgram:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             flat = flatten_call(takes, args, kwargs, names)
-            expect_fixed_inputs(plan, flat, called)
+            for k in expect_fixed_inputs(plan, flat, called):
+                # its equal may be of another type, such as 2 for 2.0, which the runtime refuses
+                flat[k] = getattr(plan.values[plan.inputs[k]].value, "value", None)
             expect_input_ranges(plan, flat, called)
             for k, position in enumerate(plan.inputs[: len(flat)]):
                 flat[k] = _lay_out(flat[k], plan.values[position].value)

@@ -54,7 +54,9 @@ class HostTensor:
 
     def expect_input(self, value: object, name: str) -> torch.Tensor:
         """The caller's tensor for an input. Raises InputError for anything else."""
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor) and value.is_nested:  # it has no sizes
+            given = "a nested tensor"
+        elif isinstance(value, torch.Tensor):
             here = value.device.type == "cpu" and value.layout is torch.strided
             if here and value.dtype == self.dtype and self.fits(value.shape):
                 return value

@@ -1,0 +1,280 @@
+"""The command line: paths keep their meaning, streams stay open, settings fail one by one, and names that work."""
+
+import os
+import subprocess
+import sys
+import warnings
+
+import delegraph
+import pytest
+import torch
+from delegraph.cli import main
+from delegraph.errors import DelegraphWarning, InputError
+from delegraph_devkit import scaffold
+from delegraph_workers import config
+from torch.nested import nested_tensor
+
+ELSEWHERE = """
+import os, torch
+{at_import}
+class Net(torch.nn.Module):
+    def forward(self, x):
+        {in_forward}
+        return x + 1
+def model():
+    {in_function}
+    return Net(), (torch.ones(2),)
+"""
+PLACES = ("at_import", "in_function", "in_forward")
+
+
+def write_model(folder, place, line):
+    """A model file that runs ``line`` when it is imported, when its function is called, or in ``forward``."""
+    lines = dict.fromkeys(PLACES, "pass") | {place: line}
+    path = folder / "model.py"
+    path.write_text(ELSEWHERE.format(**lines))
+    return path
+
+
+@pytest.fixture
+def there(tmp_path, monkeypatch):
+    """The working directory of the command; beside it is the folder to which models change."""
+    folder = tmp_path / "there"
+    folder.mkdir()
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+COMMANDS = {
+    "lower": ["lower", "model.py", "--backend", "tosa", "--verify", "-o", "net.tosa", "--report", "r.json"],
+    "accuracy": ["accuracy", "model.py", "--backend", "tosa", "--report", "r.json"],
+    "compare": ["compare", "model.py", "--backend", "tosa", "--report", "r.json"],
+    "profile": ["profile", "model.py", "--backend", "tosa", "--report", "r.json"],
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_files_are_written_where_the_command_was_started(name, place, there, capsys):
+    write_model(there, place, f"os.chdir({str(there.parent / 'other')!r})")
+    words = COMMANDS[name]
+    assert main(words) == 0, capsys.readouterr().err
+    written = {"r.json", "net.tosa"} & set(words)
+    assert written <= set(os.listdir(there)) and os.listdir(there.parent / "other") == []
+    assert os.getcwd() == str(there)
+
+
+def test_inputs_are_read_where_the_command_was_started(there, capsys):
+    import numpy as np
+
+    write_model(there, "at_import", f"os.chdir({str(there.parent / 'other')!r})")
+    np.savez("in.npz", x=np.zeros(2, np.float32))
+    assert main(["lower", "model.py", "--backend", "tosa", "--input", "in.npz"]) == 0, capsys.readouterr().err
+
+
+def test_quantized_programs_are_written_where_the_command_was_started(there, capsys):
+    import numpy as np
+
+    pytest.importorskip("torchao")
+    write_model(there, "in_function", f"os.chdir({str(there.parent / 'other')!r})")
+    np.savez("data.npz", x=np.zeros((2, 2), np.float32))
+    words = ["quantize", "model.py", "--backend", "tosa", "--calibration", "data.npz", "-o", "q.pt2"]
+    assert main(words) == 0, capsys.readouterr().err
+    assert "q.pt2" in os.listdir(there)
+
+
+CLOSING = ["sys.stdout.close()", "sys.stderr.close()", "sys.stdout.detach()"]
+SURVIVING = [
+    "sys.stdout = None",
+    "sys.stderr = open(os.devnull, 'w')",
+    "sys.__stdout__.close()",
+    "sys.__stderr__.close()",
+    "os.close(2)",
+    "os.close(1)",
+]
+
+
+def command(*words, folder):
+    return subprocess.run([sys.executable, "-m", "delegraph", *words], cwd=folder, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("line", CLOSING)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_model_that_closes_a_stream_gets_an_error(line, place, there, capsys):
+    write_model(there, place, f"import sys; {line}")
+    assert main(["lower", "model.py", "--host-only", "--verify"]) == 1
+    shown = capsys.readouterr().err
+    assert "the model closes sys." in shown and line in shown
+
+
+def test_a_closed_stream_is_an_error_in_a_process_of_its_own(there):
+    write_model(there, "at_import", "import sys; sys.stdout.close()")
+    done = command("lower", "model.py", "--host-only", "--json", folder=there)
+    assert done.returncode == 1 and "the model closes sys.stdout" in done.stderr
+    assert '"code": "input-invalid"' in done.stdout
+
+
+@pytest.mark.parametrize("line", [SURVIVING[0], "sys.__stderr__.close()", "os.close(2)"])
+def test_errors_are_shown_whatever_becomes_of_the_streams(line, there):
+    write_model(there, "at_import", f"import sys; {line}; raise ValueError('this is why')")
+    done = command("lower", "model.py", "--host-only", folder=there)
+    assert done.returncode == 1 and "this is why" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", [line for line in SURVIVING if line != "sys.__stderr__.close()"])
+def test_results_are_shown_whatever_becomes_of_the_streams(line, there):
+    write_model(there, "at_import", f"import sys; {line}")
+    done = command("lower", "model.py", "--host-only", folder=there)
+    assert done.returncode == 0 and "0 of 1 operator delegated" in done.stdout, done.stderr
+
+
+# --- settings
+
+GOOD = f'[backends.good]\npython = "{sys.executable}"\n'
+TABLES = [
+    ("[backends.'a b']\npython = '/usr/bin/python3'\n", "'a b'"),
+    ("[other]\nx = 1\n", "'other'"),
+    ("top = 1\n", "'top'"),
+]
+
+
+@pytest.mark.parametrize(("text", "named"), TABLES)
+def test_a_table_that_is_unknown_is_a_warning_and_the_others_are_used(text, named, tmp_path):
+    path = tmp_path / "delegraph.toml"
+    order = (text, GOOD) if "[" not in text else (GOOD, text)
+    with pytest.warns(DelegraphWarning) as found:
+        assert [s.name for s in config.read_settings("\n".join(order), path)] == ["good"]
+    assert str(path) in str(found[0].message) and named in str(found[0].message)
+
+
+@pytest.mark.parametrize("table", ["python = 3", 'python = "relative"', 'python = "/usr/bin/python3"\nmore = 1'])
+def test_a_table_that_is_wrong_names_the_file(table, tmp_path):
+    path = tmp_path / "delegraph.toml"
+    good, wrong = config.read_settings(f"{GOOD}\n[backends.wrong]\n{table}\n", path)
+    assert good.wrong == "" and str(path) in wrong.wrong
+    with pytest.raises(config.BadSettings, match=str(path)):
+        config.description_of(wrong)
+
+
+@pytest.fixture
+def settings_at(monkeypatch):
+    def name(path):
+        monkeypatch.setenv(config.CONFIG, str(path))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            return config.settings()
+
+    return name
+
+
+def test_settings_are_read_from_regular_files_only(tmp_path, settings_at):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "pipe", tmp_path / "folder", "/dev/zero", "/dev/null"):
+        with pytest.raises(config.BadSettings, match="is no regular file"):
+            settings_at(path)
+
+
+def test_settings_have_at_most_a_megabyte(tmp_path, settings_at):
+    path = tmp_path / "delegraph.toml"
+    path.write_text("#" * 999_999 + "\n")
+    assert settings_at(path) == []
+    path.write_text("#" * 1_000_000 + "\n")
+    with pytest.raises(config.BadSettings, match="larger than 1 MB"):
+        settings_at(path)
+
+
+def test_settings_of_others_are_not_read(tmp_path, settings_at, monkeypatch):
+    path = tmp_path / "delegraph.toml"
+    path.write_text(GOOD)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    os.chown(path, 54321, -1) if os.getuid() == 0 else None
+    with pytest.raises(config.BadSettings, match="others own it"):
+        settings_at(path)
+
+
+def test_settings_that_are_no_text_name_the_file(tmp_path, settings_at):
+    path = tmp_path / "delegraph.toml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(config.BadSettings, match=f"{path} cannot be read: it is not UTF-8 at byte 0"):
+        settings_at(path)
+
+
+# --- arguments of a call
+
+
+class Scaled(torch.nn.Module):
+    def forward(self, x, a):
+        return x * 2 if a != a else x / (a or 1.0)
+
+
+X = torch.ones(3)
+FIXED = [
+    (float("nan"), float("nan"), True),
+    (float("nan"), 1.0, False),
+    (1.0, float("nan"), False),
+    (0.0, 0.0, True),
+    (0.0, -0.0, False),
+    (2.0, 2, True),
+    (2, 3, False),
+    (float("inf"), float("inf"), True),
+    (float("inf"), -float("inf"), False),
+]
+
+
+@pytest.mark.parametrize(("exported", "given", "fits"), FIXED)
+@pytest.mark.parametrize("form", ["memory", "file", "executorch"])
+def test_a_fixed_input_is_compared_with_what_was_exported(exported, given, fits, form, tmp_path):
+    program = delegraph.lower(Scaled(), (X, exported), backends=[])
+    wanted = Scaled()(X, exported)
+    if form != "memory":
+        if form == "executorch":
+            pytest.importorskip("executorch")
+        program.save(tmp_path / "net.pte")
+        program = delegraph.load(tmp_path / "net.pte", runtime=None if form == "file" else form)
+    if fits:
+        assert torch.equal(program(X, given), wanted)
+    else:
+        with pytest.raises(InputError, match="was exported as"):
+            program(X, given)
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.parametrize("form", ["memory", ".pte", ".tosa", "executorch"])
+@pytest.mark.filterwarnings("ignore")
+def test_a_nested_tensor_is_a_wrong_input(layout, form, tmp_path):
+    program = delegraph.lower(torch.nn.ReLU(), (X,), backends=[] if form != ".tosa" else ["tosa"])
+    if form != "memory":
+        path = tmp_path / f"net{'.pte' if form == 'executorch' else form}"
+        if form == "executorch":
+            pytest.importorskip("executorch")
+        program.save(path)
+        program = delegraph.load(path, runtime="executorch" if form == "executorch" else None)
+    with pytest.raises(InputError, match="nested"):
+        program(nested_tensor([torch.ones(2), torch.ones(3)], layout=layout))
+
+
+# --- names of a new backend
+
+
+@pytest.mark.parametrize("name", ["CON", "nul", "Com1", "lpt9", "None", "true", "class", "conftest", "pytest", "json"])
+def test_no_backend_is_called_like_a_device_keyword_or_module(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert scaffold.why_not(name)
+    assert main(["new-backend", name]) == 2
+    assert f"no backend can be called {name!r}" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["my-npu", "console", "nulls", "com10", "nonesuch"])
+def test_names_that_are_near_are_free(name):
+    assert scaffold.why_not(name) is None
+
+
+@pytest.mark.parametrize("name", ["con", "None", "src"])
+def test_a_backend_of_another_package_has_no_such_name_either(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["new-backend", "my-npu", "--backend", name]) == 2
+    assert f"no backend can be called {name!r}" in capsys.readouterr().err
