@@ -185,6 +185,7 @@ def load(
     runtime: str | None = None,
     max_memory: int | None = None,
     max_iterations: int | None = None,
+    allow_native: bool = True,
 ) -> LoadedProgram:
     """Read a saved program. The result and its methods are called like the program that was saved.
 
@@ -194,14 +195,15 @@ def load(
     ``runtime``: a runtime that executes the whole file, such as ``"executorch"`` for ``.pte``. None: each delegate runs
     in its backend's runtime, which loads it at the first call. ``max_memory`` (in bytes) and ``max_iterations``
     (of all loops of a call): limits for files that are not trusted; None: those of the format (``.pte``: 8 GiB and
-    100000).
+    100000). ``allow_native=False``: raise InputError for a file with delegates that are native code, or programs for a
+    compiler in this process (SECURITY.md). The result's ``native_blobs`` names them.
 
     Raises FormatNotFound if no plugin declares the format, OptionError if the format cannot be read or has no such
     limit, FormatError for a damaged file, NoRuntime if a runtime is missing.
     """
     with TRACING:  # a lock: a format may trace, or call torch.export.load
         return FileFormat(path, registry or default_registry()).load(
-            runtime, max_memory=max_memory, max_iterations=max_iterations
+            runtime, allow_native=allow_native, max_memory=max_memory, max_iterations=max_iterations
         )
 
 

@@ -280,7 +280,12 @@ class PartitionerSpec(OfBackend):
 
 @dataclass(frozen=True)
 class RuntimeSpec(OfBackend):
-    """The runtime of ``backend`` on this host; ``target`` is a subclass of ``delegraph.runtime.BackendRuntime``."""
+    """The runtime of ``backend`` on this host; ``target`` is a subclass of ``delegraph.runtime.BackendRuntime``.
+
+    ``native``: the kind of native code that a blob is, such as ``"machine code"``, or ``"a program for X's compiler"``.
+    Declare it if whoever forges a blob may run code or read foreign memory. ``load(allow_native=False)`` refuses files
+    with such blobs, and ``delegraph run`` names them. "" means that the runtime checks all that a blob holds.
+    """
 
     noun = "runtime"
     base = "delegraph.runtime:BackendRuntime"
@@ -289,6 +294,7 @@ class RuntimeSpec(OfBackend):
     backend: str
     target: str
     requires: tuple[str, ...] = ()
+    native: str = ""
 
 
 @dataclass(frozen=True)
@@ -398,6 +404,7 @@ _FORMS = {
     "target": (re.compile(r"[\w.]+:\S+"), "'package.module:Name'"),
     "scheme": (re.compile(r"[a-z][a-z0-9_+-]+"), "a word such as 'timm'"),
     "suffix": (re.compile(r"\.[A-Za-z0-9_.]+"), "a file suffix such as '.tosa'"),
+    "native": (re.compile(r"[^\n]{0,100}"), "a short text such as 'machine code'"),
 }
 """Field of a declaration -> (pattern that its value must match, description of such values for errors)."""
 

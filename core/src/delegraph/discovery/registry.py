@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from importlib_metadata import EntryPoint
 
-from ..errors import DelegraphWarning, NoRuntime, OptionError, PluginBroken, PluginConflict, PluginUnavailable
+from ..errors import (
+    DelegraphError,
+    DelegraphWarning,
+    NoRuntime,
+    OptionError,
+    PluginBroken,
+    PluginConflict,
+    PluginUnavailable,
+)
 from ..plugin import EVENTS, IN_PROCESS, BackendSpec, Declaration, FormatSpec, OptionSpec, QuantizerSpec, RuntimeSpec
 from .attribution import AtWork, working
 from .defaults import DefaultBackends, choose_default, none_usable
@@ -174,6 +182,17 @@ class Registry:
         with AtWork(target, "constructor", registry=self):
             partitioner: Partitioner = target(**values)
         return partitioner
+
+    def native_code(self, name: str) -> str:
+        """Return the kind of native code that blobs of the backend ``name`` are, as its RuntimeSpec declares it.
+
+        "" if they are none, or if no backend of this name is installed: then nothing here runs them.
+        """
+        try:
+            declared = self._index().only(RuntimeSpec, self._index().find(name))
+        except DelegraphError:
+            return ""
+        return "" if declared is None else declared[0].native
 
     def runtime_for(self, name: str) -> type[BackendRuntime]:
         """The class that runs blobs of the backend ``name`` on this host.

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from ..discovery.attribution import AtWork
@@ -78,6 +79,11 @@ class LoadedProgram:
         """Where the time of a call goes: see ``delegraph_analysis.profile_file``. Calls the file's program anew."""
         profile = provided("delegraph_analysis:profile_file", "profile()")
         return profile(self._file, *args, repeats=repeats, method=method or self.only_method, **kwargs)
+
+    @property
+    def native_blobs(self) -> dict[str, str]:
+        """The kind of native code by backend, for the delegates in the file that are native code."""
+        return self._file.native_blobs()
 
     @property
     def only_method(self) -> str:
@@ -155,12 +161,40 @@ class FileFormat:
         write_files(contents, self.path)
         return len(contents[""])
 
-    def load(self, runtime: str | None = None, timer: FileTimer | None = None, **limits: int | None) -> LoadedProgram:
+    def native_blobs(self, runtime: str | None = None) -> dict[str, str]:
+        """Return the kind of native code by backend id, for the delegates that are native code where they run.
+
+        A ``runtime`` that executes the whole file executes all delegates with native code of its own. {} for a format
+        that does not list its delegates.
+        """
+        if not self.defines("blobs"):
+            return {}
+        found = {}
+        for blob in self.blobs(self.path):
+            backend_id = blob.header.backend_id
+            kind = self.registry.native_code(backend_id)
+            if kind or runtime is not None:
+                found[backend_id] = kind or f"a program for {runtime}"
+        return found
+
+    def check_native(self, runtime: str | None = None) -> None:
+        """Raise InputError if the file has delegates that are native code."""
+        for backend_id, kind in self.native_blobs(runtime).items():
+            raise _native_refused(self.path, backend_id, kind)
+
+    def load(
+        self,
+        runtime: str | None = None,
+        timer: FileTimer | None = None,
+        allow_native: bool = True,
+        **limits: int | None,
+    ) -> LoadedProgram:
         """Read the program in the file, for this host or for the ``runtime`` of that name.
 
         ``timer`` gets the times of this host's calls: of delegates, and of all instructions if the format has
-        ``profile``. ``limits``, except those that are None, are passed to the format's ``read``. Raises InputError for
-        a file that cannot be opened, NoRuntime if the runtime does not execute such files, OptionError for a limit that
+        ``profile``. ``limits``, except those that are None, are passed to the format's ``read``. ``allow_native``:
+        whether delegates may be native code. Raises InputError for a file that cannot be opened, or that has native
+        code which is not allowed, NoRuntime if the runtime does not execute such files, OptionError for a limit that
         the format does not have.
         """
         bounds = self._bounds(runtime, limits)
@@ -170,12 +204,15 @@ class FileFormat:
             raise InputError("input-invalid", f"cannot read {self.path}: {e.strerror or e}") from e
         if runtime is not None and self.suffix != self.registry.suffix_for(runtime):
             raise NoRuntime("no-runtime", f"the runtime {runtime!r} does not execute {self.suffix} files")
+        if not allow_native:
+            self.check_native(runtime)
+        load_delegate = partial(self._load_delegate, timer=timer, allow_native=allow_native)
         if runtime:
             methods = self.load_in(runtime, self.path)
         elif timer is not None and self.defines("profile"):
-            methods = self.profile(self.path, partial(self._load_delegate, timer=timer), timer.see)
+            methods = self.profile(self.path, load_delegate, timer.see)
         else:
-            methods = self.read(self.path, partial(self._load_delegate, timer=timer), **bounds)
+            methods = self.read(self.path, load_delegate, **bounds)
         if not isinstance(methods, Mapping) or not methods or not all(map(callable, methods.values())):
             text = f"{self.kind.__name__}.read returned {type(methods).__name__}, not the methods of a program by name"
             raise ContractViolation("contract-violation", text)
@@ -217,6 +254,7 @@ class FileFormat:
         named_data: Mapping[str, bytes] | None = None,
         header: BlobHeader | None = None,
         timer: FileTimer | None = None,
+        allow_native: bool = True,
     ) -> Callable[..., tuple[Any, ...]]:
         """A delegate in the file as a function, loaded at its first call; ``timer`` gets the times of its calls.
 
@@ -226,6 +264,8 @@ class FileFormat:
         # imported late: a file that is only inspected needs no torch
         from .executor import Delegates, LoadedDelegate, StoredDelegate
 
+        if not allow_native and (kind := self.registry.native_code(backend_id)):
+            raise _native_refused(self.path, backend_id, kind)
         where = f"a delegate of {self.path}"
         known = header or BlobHeader(backend_id, len(processed_bytes), bytes(processed_bytes[:BEGINNING]))
         stored = StoredDelegate(backend_id, processed_bytes, list(compile_specs), dict(named_data or {}), where, known)
@@ -234,6 +274,12 @@ class FileFormat:
         from .observe import TimedDelegate
 
         return TimedDelegate(stored, Delegates(self.registry), partial(timer.spent, backend_id))
+
+
+def _native_refused(path: Path, backend_id: str, kind: str) -> InputError:
+    text = f"{path} has native code, which is not allowed: a delegate of {backend_id} is {kind}"
+    hint = "allow it (allow_native=True; delegraph run without --no-native) only if you trust the maker of the file"
+    return InputError("input-invalid", text, hint=hint)
 
 
 @dataclass(frozen=True, eq=False)

@@ -55,7 +55,8 @@ def delegraph_partitioners() -> list[PartitionerSpec]:
 
 @hookimpl
 def delegraph_runtimes() -> list[RuntimeSpec]:
-    return [RuntimeSpec("xnnpack", "delegraph_executorch.bridging.xnnpack:XnnpackRuntime", requires=NEEDS)]
+    runtime = "delegraph_executorch.bridging.xnnpack:XnnpackRuntime"
+    return [RuntimeSpec("xnnpack", runtime, requires=NEEDS, native="a program for XNNPACK, which does not check it")]
 
 
 @hookimpl

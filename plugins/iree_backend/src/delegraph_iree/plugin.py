@@ -47,7 +47,14 @@ def delegraph_partitioners() -> list[PartitionerSpec]:
 
 @hookimpl
 def delegraph_runtimes() -> list[RuntimeSpec]:
-    return [RuntimeSpec("iree", target="delegraph_iree.runtime:IREERuntime", requires=("iree.runtime",))]
+    return [
+        RuntimeSpec(
+            "iree",
+            target="delegraph_iree.runtime:IREERuntime",
+            requires=("iree.runtime",),
+            native="machine code",
+        )
+    ]
 
 
 @hookimpl

@@ -42,4 +42,5 @@ def delegraph_partitioners() -> list[PartitionerSpec]:
 
 @hookimpl
 def delegraph_runtimes() -> list[RuntimeSpec]:
-    return [RuntimeSpec("openvino", "delegraph_openvino.runtime:OpenVINORuntime", requires=("openvino",))]
+    runtime = "delegraph_openvino.runtime:OpenVINORuntime"
+    return [RuntimeSpec("openvino", runtime, requires=("openvino",), native="a program for OpenVINO's compiler")]

@@ -39,7 +39,8 @@ def delegraph_partitioners() -> list[PartitionerSpec]:
 @hookimpl
 def delegraph_runtimes() -> list[RuntimeSpec]:
     needs = ("scenario_runner", "emulation_layer")
-    return [RuntimeSpec("vgf", target="delegraph_vgf.runtime:VgfRuntime", requires=needs)]
+    native = "a program for the Vulkan driver"
+    return [RuntimeSpec("vgf", target="delegraph_vgf.runtime:VgfRuntime", requires=needs, native=native)]
 
 
 @hookimpl

@@ -43,6 +43,7 @@ def describe(name: str) -> dict[str, Any]:
         "version": info.version,
         "options": options,
         "runtime": info.has_runtime,
+        "native": default_registry().native_code(info.full_name),
         "quantizer": info.has_quantizer,
         "formats": [row for suffix in info.formats if (row := _format(suffix)) is not None],
         "prefix": sys.prefix,

@@ -52,8 +52,10 @@ def delegraph_partitioners() -> list[PartitionerSpec]:
 @hookimpl
 def delegraph_runtimes() -> list[RuntimeSpec]:
     home = "delegraph_workers.environments:Runtime_"
-    running = [name for name, (_, told) in described().items() if told.get("runtime")]
-    return [RuntimeSpec(name, f"{home}{identifier(name)}") for name in running]
+    running = {name: told for name, (_, told) in described().items() if told.get("runtime")}
+    return [
+        RuntimeSpec(name, f"{home}{identifier(name)}", native=told.get("native", "")) for name, told in running.items()
+    ]
 
 
 @hookimpl

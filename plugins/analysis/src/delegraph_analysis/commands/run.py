@@ -36,6 +36,7 @@ class Run:
         add("--max-iterations", type=natural_number, metavar="N", help=iterations)
         memory = "memory that a .pte file may state (8 GiB unless given)"
         add("--max-memory", type=natural_number, metavar="BYTES", help=memory)
+        add("--no-native", action="store_true", help="refuse a file with delegates that are native code (SECURITY.md)")
         add("--runtime", metavar="NAME", help="execute a .pte file in this runtime, such as executorch")
 
     @staticmethod
@@ -44,6 +45,9 @@ class Run:
         file_format = FileFormat(args.file, default_registry())
         runs_itself = args.runtime is None and file_format.defines("run")
         bounds = _bounds(file_format, args, runs_itself)
+        if args.no_native:
+            file_format.check_native(args.runtime)
+        native = file_format.native_blobs(args.runtime)
         if runs_itself and args.method is not None:
             raise UsageError("usage-invalid", f"the format of {file_format.suffix} files has no methods to choose from")
         named = {"method": args.method} if "method" in inspect.signature(file_format.kind.sample).parameters else {}
@@ -64,8 +68,9 @@ class Run:
         cells = [[r["name"], r["dtype"], str(r["shape"]), *map(_format_number, list(r.values())[3:])] for r in rows]
         origin = "from files" if args.input else f"random, seed {args.seed}"
         head = ["OUTPUT", "DTYPE", "SHAPE", "MIN", "MAX", "MEAN", "NONFINITE"]
-        content = {"inputs": {"random": not args.input, "seed": args.seed}, "outputs": rows}
-        return Outcome("delegraph.run/1", content, f"inputs: {origin}\n" + table([head, *cells]))
+        content = {"inputs": {"random": not args.input, "seed": args.seed}, "outputs": rows, "native": native}
+        lines = [f"native code: a delegate of {backend_id} is {kind}\n" for backend_id, kind in native.items()]
+        return Outcome("delegraph.run/1", content, f"{''.join(lines)}inputs: {origin}\n" + table([head, *cells]))
 
 
 def _bounds(file_format: FileFormat, args: argparse.Namespace, runs_itself: bool) -> dict[str, int]:
