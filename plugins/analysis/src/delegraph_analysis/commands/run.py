@@ -47,7 +47,7 @@ class Run:
         bounds = _bounds(file_format, args, runs_itself)
         if args.no_native:
             file_format.check_native(args.runtime)
-        native = file_format.native_blobs(args.runtime)
+        native = file_format.native_blobs()
         if runs_itself and args.method is not None:
             raise UsageError("usage-invalid", f"the format of {file_format.suffix} files has no methods to choose from")
         named = {"method": args.method} if "method" in inspect.signature(file_format.kind.sample).parameters else {}
@@ -95,7 +95,7 @@ def _call_method(
     """Run a file by its method: its format only reads it, or has another runtime."""
     from torch.utils import _pytree as pytree
 
-    loaded = file_format.load(runtime, None, **bounds)
+    loaded = file_format.load(runtime, None, True, **bounds)
     called = loaded if method is None else loaded.method(method)
     results = pytree.tree_leaves(called(*as_arguments(file_format, method, inputs)))
     return [(f"output_{k}", _as_array(r)) for k, r in enumerate(results) if r is not None]
