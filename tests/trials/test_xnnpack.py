@@ -204,3 +204,49 @@ def test_programs_of_the_quantizer_of_tosa_load(make, shape):
     exported = torch.export.export(convert_pt2e(prepared), inputs)
     program = delegraph.lower(exported, backends=["xnnpack"])
     torch.testing.assert_close(program(*inputs), exported.module()(*inputs), rtol=0.05, atol=0.05)
+
+
+class Cell(nn.Module):
+    """Steps of a recurrent cell."""
+
+    def __init__(self, cell, steps):
+        super().__init__()
+        self.cell = cell
+        self.steps = steps
+
+    def forward(self, x, *state):
+        for step in range(self.steps):
+            given = state if len(state) == 2 else state[0]
+            result = self.cell(x[:, step], given)
+            state = result if isinstance(result, tuple) else (result,)
+        return state
+
+
+CELL_ROWS = {
+    "LSTM": (lambda: nn.LSTMCell(4, 8), 2, 1, 2),
+    "LSTM without bias": (lambda: nn.LSTMCell(4, 8, bias=False), 2, 1, 2),
+    "LSTM of three steps": (lambda: nn.LSTMCell(4, 8), 2, 3, 4),
+    "GRU": (lambda: nn.GRUCell(4, 8), 1, 1, 2),
+    "GRU of three steps": (lambda: nn.GRUCell(4, 8), 1, 3, 4),
+    "RNN": (lambda: nn.RNNCell(4, 8), 1, 1, 1),
+    "RNN with relu": (lambda: nn.RNNCell(4, 8, nonlinearity="relu"), 1, 1, 1),
+}
+
+
+@pytest.mark.parametrize(("make", "states", "steps", "delegates"), CELL_ROWS.values(), ids=CELL_ROWS)
+def test_recurrent_cells_become_as_few_delegates_as_in_executorch(make, states, steps, delegates, tmp_path):
+    torch.manual_seed(0)
+    module = Cell(make(), steps).eval()
+    inputs = (torch.randn(2, steps, 4), *(torch.randn(2, 8) for _ in range(states)))
+    program = delegraph.lower(module, inputs, backends=["xnnpack"])
+    assert len(program.delegates) == delegates
+    expect_right(program, module, inputs, tmp_path, 1e-5)
+
+
+def test_a_quantized_linear_layer_of_a_cell_is_delegated(tmp_path):
+    torch.manual_seed(0)
+    inputs = (torch.randn(2, 1, 4), torch.randn(2, 8))
+    exported = quantized(Cell(nn.GRUCell(4, 8), 1), inputs, is_per_channel=True)
+    program = delegraph.lower(exported, backends=["xnnpack"])
+    assert len(program.delegates) <= 2
+    expect_right(program, exported.module(), inputs, tmp_path, 0.05)

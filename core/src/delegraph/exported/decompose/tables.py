@@ -52,8 +52,8 @@ def to_core(op: Any) -> Decompose | None:
 
     None if there is none, if ``op`` is core ATen, or if it must stay whole: it writes, or needs data or random numbers.
     """
-    if op in _NORMS:
-        return _NORMS[op]
+    if op in _OWN:
+        return _OWN[op]
     if not _may_be_decomposed(op) or torch.Tag.core in op.tags:
         return None
     # what torch wrote in Python comes before ``decompose``, which calls what a table puts in its place, and so itself
@@ -67,7 +67,7 @@ def core_table(kept: frozenset[Any]) -> Mapping[OpOverload, Decompose]:
 
     It is for a trace that goes down to core ATen at once.
     """
-    operators = (op for op in (*_core_table(), *_NORMS) if op not in kept)
+    operators = (op for op in (*_core_table(), *_OWN) if op not in kept)
     return {op: step for op in operators if (step := to_core(op)) is not None}
 
 
@@ -122,11 +122,51 @@ def _batch_norm(
     raise NotImplementedError("batch norm that writes its running statistics has no functional decomposition")
 
 
-_NORMS: dict[OpOverload, Decompose] = {
+def _lstm_cell(
+    input: Tensor,
+    hx: Sequence[Tensor],
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """One step of an LSTM: the new hidden state and the new cell state."""
+    hidden, cell = hx
+    gates = aten.linear(hidden, w_hh, b_hh) + aten.linear(input, w_ih, b_ih)
+    gate_in, gate_forget, gate_cell, gate_out = gates.chunk(4, 1)
+    new_cell = gate_forget.sigmoid() * cell + gate_in.sigmoid() * gate_cell.tanh()
+    return gate_out.sigmoid() * new_cell.tanh(), new_cell
+
+
+def _gru_cell(
+    input: Tensor,
+    hx: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> Tensor:
+    """One step of a GRU: the new hidden state."""
+    reset_in, update_in, new_in = aten.linear(input, w_ih, b_ih).chunk(3, 1)
+    reset_hidden, update_hidden, new_hidden = aten.linear(hx, w_hh, b_hh).chunk(3, 1)
+    reset = (reset_hidden + reset_in).sigmoid()
+    update = (update_hidden + update_in).sigmoid()
+    new = (new_in + new_hidden * reset).tanh()
+    result: Tensor = (hx - new) * update + new
+    return result
+
+
+_OWN: dict[OpOverload, Decompose] = {
     aten.batch_norm.default: lambda *args: _batch_norm(*args)[0],
     aten.native_batch_norm.default: _batch_norm,
+    aten.lstm_cell.default: _lstm_cell,
+    aten.gru_cell.default: _gru_cell,
 }
-"""Operator -> decomposition, for norms, which torch's tables lack."""
+"""Operator -> decomposition: norms, which torch's tables lack, and cells.
+
+torch's decompositions of cells write the gates in place, each of which is a part of one tensor. Without these writes,
+backends take all of a cell.
+"""
 
 
 def _var(self: Tensor, dim: Sequence[int] | None = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:

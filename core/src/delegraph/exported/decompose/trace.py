@@ -33,6 +33,7 @@ from ..node_sets import reachable
 from ..resizing import why_factor_undecided
 from ..schema import is_random
 from ..tracing import unlogged
+from .any_size import convolution_of_any_size
 from .attention import SEEN_ROWS, is_attention, sees_every_row
 from .tables import RECURRENT, Decompose, core_table, is_composite, to_core
 from .without_trace import strides_of, without_trace
@@ -143,6 +144,10 @@ class Tracer:
         if why_factor_undecided(node) is not None:
             # torch's decomposition steps by the scale factor at all sizes, and eager does not
             return None
+        if any(_is_dynamic(operand.meta.get("val")) for operand in operands(node)):
+            graph = convolution_of_any_size(node, _fake_mode(node))
+            if graph is not None:
+                return Decomposition(graph, single=True)
         table = self._simpler_parts(node)
         # ``table`` is empty or ``SEEN_ROWS``, so its length says which
         key = (at_once, whole, len(table), self.signature(node))
