@@ -7,6 +7,7 @@ import delegraph
 import pytest
 import torch
 from delegraph.backend import BackendDetails, PreprocessResult
+from delegraph.cli import main
 from delegraph.discovery.registry import Registry
 from delegraph.errors import NotFullyDelegated, PluginFailed
 from delegraph.partitioner import CapabilityPartitioner, Partitioner, PartitionResult
@@ -302,7 +303,7 @@ class Dynamic(nn.Module):
         return self.conv(x.relu()).tanh()
 
 
-BATCH_AND_LENGTH = ({0: Dim("batch", min=1, max=8), 2: Dim("length", min=4, max=64)},)
+BATCH_AND_LENGTH = {"x": {0: Dim("batch", min=1, max=8), 2: Dim("length", min=4, max=64)}}
 XNNPACK_ROWS = [
     ("maximum without keepdim", Program(last_values), (2, 3, 4), None),
     ("complex numbers", Program(with_complex_numbers), (2, 8), None),
@@ -314,7 +315,43 @@ XNNPACK_ROWS = [
 def test_xnnpack_keeps_what_compiles(module, shape, sizes):
     pytest.importorskip("executorch")
     x = torch.randn(shape)
-    shapes = None if sizes is None else {name: sizes[0] for name in ["x"]} if isinstance(module, Dynamic) else sizes
-    program = delegraph.lower(module.eval(), (x,), backends=["xnnpack"], dynamic_shapes=shapes)
+    program = delegraph.lower(module.eval(), (x,), backends=["xnnpack"], dynamic_shapes=sizes)
     assert program.delegates
     torch.testing.assert_close(program(x), module(x))
+
+
+def test_xnnpack_leaves_int16_activations_to_the_host():
+    pytest.importorskip("executorch")
+    tosa = pytest.importorskip("delegraph_tosa.quantizer")
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    inputs = (torch.randn(2, 8),)
+    module = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 4)).eval()
+    quantizer = tosa.TOSAQuantizer(tosa.Precision(torch.int16))
+    prepared = prepare_pt2e(torch.export.export(module, inputs).module(), quantizer)
+    prepared(*inputs)
+    exported = torch.export.export(convert_pt2e(prepared), inputs)
+    program = delegraph.lower(exported, backends=["xnnpack"])
+    torch.testing.assert_close(program(*inputs), exported.module()(*inputs), rtol=1e-3, atol=1e-3)
+
+
+MODEL = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.stack([x, x * 2], 3).max(3).values
+
+def model():
+    return Model().eval(), (torch.randn(2, 3, 4),)
+"""
+
+
+@pytest.mark.parametrize("flags", [[], ["--debug"]], ids=["without --debug", "with --debug"])
+def test_the_command_line_shows_the_traceback_with_debug(flags, tmp_path, capfd):
+    pytest.importorskip("executorch")
+    (tmp_path / "net.py").write_text(MODEL)
+    code = main(["lower", f"{tmp_path / 'net.py'}:model", "--backend", "xnnpack", *flags])
+    shown = capfd.readouterr()
+    assert code == 0 and "amax.default only supports keep_dim == True" in shown.out
+    assert ("Traceback" in shown.err) is bool(flags)
