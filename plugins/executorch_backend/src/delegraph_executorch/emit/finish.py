@@ -16,6 +16,8 @@ from .values import Entry, TensorValue
 
 LARGEST = (1 << 31) - 1
 """Elements along a dimension: the file has 32 bits for a size. Offsets and sizes in bytes have 64."""
+_NO_ELEMENTS = bytes(1)
+"""The content of constants without elements."""
 
 
 def finish_values(entries: Sequence[Entry], offsets: Mapping[Storage, int], context: Context) -> list[Value]:
@@ -35,8 +37,9 @@ def _finish_tensor(value: TensorValue, offsets: Mapping[Storage, int], context: 
         context.external_data.add_named_data(value.name, value.constant, alignment=16, external_tag=value.file)
         extra = ExtraTensorInfo(fully_qualified_name=value.name, location=Location.EXTERNAL)
     elif (content := value.constant if value.stored is None else value.stored) is not None:
-        index = 1 + context.constants.add(content)
-    elif value.initial is not None and value.storage.is_planned:
+        # ExecuTorch's runtime loads no file whose constants have no bytes at all: an empty one points to a byte.
+        index = 1 + context.constants.add(_NO_ELEMENTS if 0 in value.sizes else content)
+    elif value.initial is not None and value.storage.is_planned and 0 not in value.sizes:
         index = 1 + context.states.add(value.initial)
     if extra is None and (value.name or value.place):
         extra = ExtraTensorInfo(fully_qualified_name=value.name, location=Location.SEGMENT)

@@ -11,6 +11,7 @@ import torch
 from delegraph.backend import Blob, DataEntry, NamedDataStoreOutput
 from delegraph.errors import OptionError
 from delegraph.exported import erase, find_checks
+from delegraph.exported_program import copy_program
 from delegraph.formats import ProgramContents
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
@@ -27,6 +28,7 @@ from .kernel_calls import CODES
 from .method import DebugHandles, emit_constant_method, emit_method, training_methods
 from .pool import Concatenation, Pool
 from .states import StatePlaces, expect_default_memories, place_states, share_states
+from .tied_weights import use_tied_weights
 
 EXTERNAL_CONSTANTS = "_default_external_constant"
 """The data file of ``external_constants=True``, called as ExecuTorch calls it."""
@@ -145,7 +147,9 @@ def emit_program(program: ProgramContents, options: EmitOptions | None = None) -
         packs_int4=options.pack_int4,
         places=_places_of(program, options),
     )
-    emitted = {name: _emit(program, name, context, options) for name in program.methods}
+    cores = {name: copy_program(_without_checks(program.core_program(name))) for name in program.methods}
+    use_tied_weights(cores.values(), context.kernels)
+    emitted = {name: _emit(program, name, core, context, options) for name, core in cores.items()}
     training = {k: v for m in program.methods for k, v in training_methods(m, program.exported_program(m)).items()}
     values = {**program.constant_methods, **training}
     constant = [emit_constant_method(name, value, context) for name, value in values.items()]
@@ -170,12 +174,12 @@ def emit_program(program: ProgramContents, options: EmitOptions | None = None) -
 
 
 def _emit(
-    program: ProgramContents, name: str, context: Context, options: EmitOptions
+    program: ProgramContents, name: str, core: ExportedProgram, context: Context, options: EmitOptions
 ) -> tuple[ExecutionPlan, DebugHandles]:
     delegates = [d for d in program.delegates if d.method == name]
     return emit_method(
         name,
-        _without_checks(program.core_program(name)),
+        core,
         delegates,
         context,
         _of_method(options.plan_inputs, name, True),

@@ -195,6 +195,11 @@ def _has_elements(given: Arguments) -> str | None:
     return "it sizes results without elements wrong" if all(isinstance(n, int) and n == 0 for n in known) else None
 
 
+def _has_rows(given: Arguments) -> str | None:
+    sizes = given["self"].shape
+    return "it selects nothing of a dimension without elements" if len(sizes) and sizes[given["dim"]] == 0 else None
+
+
 def _fixed_sizes(given: Arguments) -> str | None:
     """It checks the sizes of its results, and does not set them."""
     return None if all(isinstance(s, int) for s in given["self"].shape) else "the sizes of its results cannot vary"
@@ -215,6 +220,7 @@ _CHECKS: dict[str, Callable[[Arguments], str | None]] = {
     "aten::addmm.out": lambda given: _sums(given["mat1"]) or _keeps_nan(given),
     "aten::linear.out": lambda given: _sums(given["input"]),
     "aten::cat.out": _has_elements,
+    "aten::index_select.out": _has_rows,
     "aten::unbind_copy.int_out": _fixed_sizes,
     "aten::constant_pad_nd.out": _pads,
     "aten::convolution.out": _rank_of_convolution,
