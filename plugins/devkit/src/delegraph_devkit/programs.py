@@ -25,6 +25,14 @@ Exported = tuple[ExportedProgram, tuple[Any, ...]]
 """A program and example inputs."""
 
 
+LEAST = 1
+MOST = 8
+BATCH = Dim("n", min=LEAST, max=MOST)
+"""The dynamic size of a batch. A batch of one is where engines that broadcast at run time differ."""
+AUTO_SIZES = (3, 2, 5)
+"""The sizes of calls if torch.export chooses the range, which may begin at 2."""
+
+
 @dataclass(frozen=True)
 class Program:
     """A module with inputs: ``make(n)`` builds it for batches of ``n``.
@@ -55,16 +63,24 @@ class Program:
 
     @cached_property
     def exported_dynamic(self) -> Exported | None:
-        """The same with the first dimension of every input dynamic."""
-        return self._export(dynamic=True)
+        """The same with the first dimension of every input dynamic, from LEAST to MOST if torch can export that."""
+        return self._export(dynamic=True, size=BATCH) or self._export(dynamic=True)
 
-    def _export(self, dynamic: bool) -> Exported | None:
+    @property
+    def borders(self) -> tuple[int, ...]:
+        """The sizes with which to call ``exported_dynamic``: the least, the next, one between, the largest."""
+        ranges = self.exported_dynamic[0].range_constraints.values() if self.exported_dynamic else ()
+        if any(range.upper == MOST for range in ranges):
+            return (LEAST, LEAST + 1, (LEAST + MOST) // 2, MOST)
+        return AUTO_SIZES
+
+    def _export(self, dynamic: bool, size: Any = Dim.AUTO) -> Exported | None:
         with undisturbed():
             try:
                 module, inputs = self.make(3)
                 if isinstance(module, ExportedProgram):
                     return None if dynamic else (module, inputs)
-                shapes = tuple(_dynamic(i) for i in inputs) if dynamic else None
+                shapes = tuple(_dynamic(i, size) for i in inputs) if dynamic else None
                 if shapes is not None and any(p.kind is p.VAR_POSITIONAL for p in _parameters(module)):
                     shapes = (shapes,)
                 return torch.export.export(module, distinct_inputs(inputs, module), dynamic_shapes=shapes), inputs
@@ -81,8 +97,8 @@ def _parameters(module: torch.nn.Module) -> list[Any]:
     return list(inspect.signature(module.forward).parameters.values())
 
 
-def _dynamic(value: Any) -> Any:
-    return {0: Dim.AUTO} if isinstance(value, torch.Tensor) and value.dim() else None
+def _dynamic(value: Any, size: Any) -> Any:
+    return {0: size} if isinstance(value, torch.Tensor) and value.dim() else None
 
 
 @contextmanager
@@ -214,6 +230,27 @@ PROGRAMS: tuple[Program, ...] = (
     ),
 )
 """Small programs of common kinds; every backend is tried on all of them."""
+
+SIZED = (
+    _written(
+        *("selection", "torch.randn(N, 3, 8, 8)", "x = self.a(x)", "return torch.where(x > 0, x, x * 0.1)"),
+        init=("self.a = torch.nn.Conv2d(3, 4, 3)",),
+    ),
+    _written(
+        *("slopes", "torch.randn(N, 3, 8, 8)", "return self.p(self.a(x))"),
+        init=("self.a, self.p = torch.nn.Conv2d(3, 4, 3), torch.nn.PReLU(4)",),
+    ),
+    _written(
+        *("two_results", "torch.randn(N, 8)", "y = self.a(x)", "return y, self.b(torch.relu(y))"),
+        init=("self.a, self.b = torch.nn.Linear(8, 6), torch.nn.Linear(6, 4)",),
+    ),
+    _written("stack", "torch.randn(N, 3, 6)", "return torch.stack([x, x * 2], 3)"),
+    _written(
+        *("column", "torch.randn(N, 3, 6)", "return self.a(x)[..., :1].reshape(-1)"),
+        init=("self.a = torch.nn.Linear(6, 4)",),
+    ),
+)
+"""Programs that are tried with dynamic sizes only."""
 
 NOTHING = (
     _written("returns_its_input", "torch.randn(N, 3)", "return x"),

@@ -30,3 +30,21 @@ def test_a_size_that_the_backend_fixes_is_its_fault():
     one = under_test(backends.BAD["dynamic_shapes"]["reads_sizes"])
     [varying] = try_dynamic(written("varying", FIXED_BY_TORCH.replace("view(3, 8)", "flatten(1)")), one)
     assert varying.faults[0].kind is devkit.trial.Kind.SIZES
+
+
+WRONG_AT_ONE = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+
+model, inputs = Model(), (torch.randn(N, 4),)
+"""
+
+
+def test_the_least_and_the_largest_size_are_tried():
+    program = written("batched", WRONG_AT_ONE, batched=True)
+    assert program.borders == (1, 2, 4, 8)
+    fixed = written("fixed", WRONG_AT_ONE.replace("torch.relu(x)", "torch.relu(x) if len(x) > 1 else x"), batched=True)
+    assert fixed.borders == (3, 2, 5)

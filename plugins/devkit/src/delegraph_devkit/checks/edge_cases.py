@@ -18,7 +18,7 @@ from ..configured_backend import ConfiguredBackend
 from ..control_flow import CONTROL_FLOW
 from ..failures import CheckFailed, CheckSkipped
 from ..lowering_attempt import LoweringAttempt, Phase, operator_name, quiet
-from ..programs import NOTHING, PROGRAMS, Program
+from ..programs import AUTO_SIZES, LEAST, MOST, NOTHING, PROGRAMS, SIZED, Program
 from ..subprocesses import Report
 from ..sweep import Series
 from ..trial import Fault, Kind, Outcome, compare_with_eager, is_comparable, partitioning_fault, try_program
@@ -123,6 +123,7 @@ SUBGRAPHS = Series(f"{__name__}:SUBGRAPHS", lambda backend: iter(CONTROL_FLOW), 
 def dynamic_shapes(backend: BackendUnderTest) -> Figures:
     """Programs whose first dimensions are dynamic are handled, at other sizes too, or refused with a reason."""
     sound = {o.program for o in backend.rehearsal if not o.faults}  # other checks are about the rest
+    sound |= {program.name for program in SIZED}
     outcomes = [o for o in sweep.run(backend, DYNAMIC) if o.program in sound]
     sweep.raise_first([(o, f) for o in outcomes for f in o.faults], backend, DYNAMIC, shown=_as_dynamic)
     if not outcomes:
@@ -143,13 +144,13 @@ def try_dynamic(program: Program, backend: ConfiguredBackend) -> list[Outcome]:
 
 def export_dynamic() -> None:
     """Export the programs that every backend is tried on, with dynamic sizes."""
-    for program in PROGRAMS:
+    for program in (*PROGRAMS, *SIZED):
         program.batched and program.exported_dynamic  # noqa: B018 - kept by the program
 
 
 DYNAMIC = Series(
     f"{__name__}:DYNAMIC",
-    lambda backend: (p for p in backend.programs if p.batched or p.name == "example"),
+    lambda backend: (p for p in (*backend.programs, *SIZED) if p.batched or p.name == "example"),
     try_dynamic,
     export=export_dynamic,
 )
@@ -173,7 +174,7 @@ def _wrong_at_sizes(one: LoweringAttempt, backend: ConfiguredBackend) -> str | N
     """How a delegate fails at the size of the example or at others."""
     if not is_comparable(one, backend):
         return None
-    for size in (3, 2, 5) if one.program.batched else (3,):
+    for size in one.program.borders if one.program.batched else (3,):
         with quiet():
             _, inputs = one.program.make(size)
         _, fault = compare_with_eager(replace(one, inputs=inputs), backend)
@@ -184,9 +185,11 @@ def _wrong_at_sizes(one: LoweringAttempt, backend: ConfiguredBackend) -> str | N
 
 def _as_dynamic(program: Program) -> Program:
     """The program with the lines that export it as it was tried."""
+    has_range = program.borders != AUTO_SIZES
+    size = f"torch.export.Dim('n', min={LEAST}, max={MOST})" if has_range else "torch.export.Dim.AUTO"
     lines = [
-        "# exported with Dim.AUTO for every first dimension",
-        "sizes = [{0: torch.export.Dim.AUTO} if x.dim() else None for x in inputs]",
+        f"n = {size}  # for every first dimension",
+        "sizes = [{0: n} if x.dim() else None for x in inputs]",
         "model = torch.export.export(model, tuple(inputs), dynamic_shapes=sizes)",
     ]
     return replace(program, source="\n".join(["import torch", program.source.rstrip(), *lines]))
