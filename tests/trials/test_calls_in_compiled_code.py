@@ -56,7 +56,7 @@ def program(request: Any, tmp_path: Any) -> Any:
     return forms[request.param] if request.param in forms else loaded.method("forward")
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "delegraph"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow), "delegraph"])
 def test_a_call_breaks_the_graph(program: Any, backend: str) -> None:
     if backend == "delegraph":
         pytest.importorskip("delegraph_dynamo")

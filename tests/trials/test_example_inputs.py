@@ -130,7 +130,7 @@ def fresh(inputs: Any) -> Any:
 
 
 @EACH
-@pytest.mark.parametrize("backend", [None, "tosa"])
+@pytest.mark.parametrize("backend", [None, pytest.param("tosa", marks=pytest.mark.slow)])
 def test_later_calls_take_different_tensors(case: Case, backend: str | None) -> None:
     model = case.model().eval()
     before = pytree.tree_map_only(torch.Tensor, torch.clone, (case.args, case.kwargs))
@@ -232,6 +232,7 @@ def test_quantizing_keeps_inputs_apart() -> None:
     torch.testing.assert_close(lowered(x, y), model(x, y), atol=0.1, rtol=0.1)
 
 
+@pytest.mark.slow
 def test_model_files_of_the_command_line_keep_inputs_apart(tmp_path: Any) -> None:
     (tmp_path / "model.py").write_text(
         "import torch\n"

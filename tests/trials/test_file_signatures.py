@@ -136,6 +136,12 @@ CASES = [
     Case(Views, (ROWS,), names=("a",)),
 ]
 EACH = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+FEW = pytest.mark.parametrize(
+    "case",
+    [case if case.model in (Subtract, Everything) else pytest.param(case, marks=pytest.mark.slow) for case in CASES],
+    ids=lambda case: case.name,
+)
+"""Two of the cases; with ``-m slow`` all others."""
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
@@ -180,7 +186,7 @@ def test_tosa_file_has_the_signature_of_forward(case: Case, tmp_path: Any) -> No
     assert len({tensor.name for tensor in method.outputs}) == len(method.outputs)
 
 
-@EACH
+@FEW
 def test_tosa_0_80_file_has_the_signature_of_forward(case: Case, tmp_path: Any) -> None:
     options = {"tosa": {"spec": "TOSA-0.80+MI"}}
     lowered = delegraph.lower(
@@ -193,7 +199,7 @@ def test_tosa_0_80_file_has_the_signature_of_forward(case: Case, tmp_path: Any) 
     check_file(lowered, case, tmp_path / "model.tosa")
 
 
-@EACH
+@FEW
 def test_vmfb_file_has_the_signature_of_forward(case: Case, tmp_path: Any) -> None:
     pytest.importorskip("iree.compiler")
     lowered = delegraph.lower(case.model(), case.args, example_kwargs=case.kwargs, backends=["iree"])

@@ -13,7 +13,11 @@ from torch import nn
 pytestmark = pytest.mark.filterwarnings("ignore")  # whatever ExecuTorch warns of at import
 
 BACKENDS = [[], ["tosa"], ["xnnpack"], ["openvino"]]
-EACH_BACKEND = pytest.mark.parametrize("backends", BACKENDS, ids=lambda names: names[0] if names else "host")
+EACH_BACKEND = pytest.mark.parametrize(
+    "backends",
+    [names if names in ([], ["tosa"]) else pytest.param(names, marks=pytest.mark.slow) for names in BACKENDS],
+    ids=lambda names: names[0] if names else "host",
+)
 
 
 class Holder(nn.Module):

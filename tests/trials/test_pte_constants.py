@@ -116,7 +116,7 @@ def runtimes() -> list[str | None]:
     return [None, "executorch"]
 
 
-@pytest.mark.parametrize("backends", [[], ["xnnpack"]], ids=["host", "xnnpack"])
+@pytest.mark.parametrize("backends", [[], pytest.param(["xnnpack"], marks=pytest.mark.slow)], ids=["host", "xnnpack"])
 @pytest.mark.parametrize(("model", "bytes_each"), TIED, ids=lambda value: getattr(value, "__name__", ""))
 def test_tied_weight_is_stored_once(model: Any, bytes_each: int, backends: list[str], tmp_path: Any) -> None:
     if backends and model is TransposedParameter:
@@ -211,7 +211,11 @@ class Multiplied(Empty):
 EMPTY = [Joined, Returned, Copied, Chosen, Written, Literals, Sliced, Multiplied]
 
 
-@pytest.mark.parametrize("options", [{}, {"external_constants": "weights"}], ids=["inside", "outside"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, pytest.param({"external_constants": "weights"}, marks=pytest.mark.slow)],
+    ids=["inside", "outside"],
+)
 @pytest.mark.parametrize("model", EMPTY)
 def test_tensors_without_elements(model: Any, options: dict[str, Any], tmp_path: Any) -> None:
     for x in (torch.ones(2, 3), torch.zeros(0, 3)):

@@ -237,7 +237,8 @@ class _Build:
         return new
 
     def _clone(self, value: Node) -> Node:
-        new = self.graph.call_function(torch.ops.aten.clone.default, (value,))
+        name = f"{value.name}_copy"
+        new = self.graph.create_node("call_function", torch.ops.aten.clone.default, (value,), name=name)
         kept = {key: found for key, found in value.meta.items() if key in ("stack_trace", "nn_module_stack")}
         new.meta = {**kept, "val": value.meta["val"], "debug_handle": next(self.handles)}
         return new
