@@ -294,6 +294,10 @@ def with_complex_numbers(x):
     return torch.view_as_real(torch.fft.rfft(x)).relu().sum(-1) + 1
 
 
+def with_a_complex_number(x):
+    return torch.view_as_real(x.relu() * (1 + 2j)).sum(-1).tanh()
+
+
 class Dynamic(nn.Module):
     def __init__(self):
         super().__init__()
@@ -307,6 +311,7 @@ BATCH_AND_LENGTH = {"x": {0: Dim("batch", min=1, max=8), 2: Dim("length", min=4,
 XNNPACK_ROWS = [
     ("maximum without keepdim", Program(last_values), (2, 3, 4), None),
     ("complex numbers", Program(with_complex_numbers), (2, 8), None),
+    ("a complex number", Program(with_a_complex_number), (2, 8), None),
     ("conv1d of any batch and length", Dynamic(), (2, 3, 8), BATCH_AND_LENGTH),
 ]
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from typing import Any, ClassVar
 
 import torch
 from delegraph.backend import CompileSpec
-from delegraph.errors import ContractViolation, Unsupported
+from delegraph.errors import ContractViolation, DelegraphError, Unsupported
 from delegraph.exported_program import constant_placeholders, placeholders, written_values
 from delegraph.io.quiet import quietly
 from delegraph.partitioner import (
@@ -31,6 +33,10 @@ from .edge import MARKS, pieces_of, to_edge_dialect
 from .parts import remember
 from .quantized import computes_channels, mark_quantized
 
+LOG = logging.getLogger("delegraph.failures")
+"""The logger of delegraph for exceptions that become refusals."""
+MOST_ATTEMPTS = 8
+"""How often the other partitioner is asked again to find the calls on which it fails."""
 aten = torch.ops.aten
 _PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
 
@@ -71,12 +77,21 @@ class BridgedPartitioner(Partitioner):
         # What is refused although a piece of it was tagged is hidden from the partitioner, which is then asked again:
         # its partitions would lie before and behind that call otherwise, and leave no order to run them in. So is a
         # clone that leaves a partition beside its original: backends drop clones, and a blob has no result twice.
+        attempts = _Attempts()
         while True:
-            edge = to_edge_dialect(exported_program, reasons)
-            mark_quantized(edge)
-            known = {name: [set(piece.meta) for piece in pieces] for name, pieces in pieces_of(edge).items()}
-            with quietly():
-                result = self.theirs.partition(edge)
+            try:
+                result, known = self._ask(exported_program, reasons)
+            except Exception as error:
+                if isinstance(error, (DelegraphError, MemoryError)):
+                    raise
+                candidates = [n for n in calls if n not in reasons]
+                failing = attempts.failing(candidates, partial(self._asks, exported_program, frozenset(reasons)))
+                if not failing:
+                    raise
+                LOG.info("%s failed", type(self.theirs).__name__, exc_info=error)
+                text = f"ExecuTorch fails on it: {type(error).__name__}: {error}"
+                reasons |= dict.fromkeys(failing, text.partition("\n")[0])
+                continue
             pieces = pieces_of(result.tagged_exported_program)
             tags = {n: next(iter(_tags(pieces.get(_call_of(n).name, ()))), None) for n in calls}
             _tag_dropped(calls, tags, pieces)
@@ -101,6 +116,24 @@ class BridgedPartitioner(Partitioner):
         other = f"{type(self.theirs).__name__} does not take it"
         refusals = [Refusal(n, reasons.get(n, other)) for n in calls if tags[n] is None]
         return PartitionResult(exported_program, specs, refusals=refusals)
+
+    def _ask(self, program: ExportedProgram, hidden: Collection[Node]) -> tuple[Any, dict[str, list[set[str]]]]:
+        """The other partitioner's result without the calls in ``hidden``, and which keys each piece had in its meta."""
+        edge = to_edge_dialect(program, hidden)
+        mark_quantized(edge)
+        known = {name: [set(piece.meta) for piece in pieces] for name, pieces in pieces_of(edge).items()}
+        with quietly():
+            return self.theirs.partition(edge), known
+
+    def _asks(self, program: ExportedProgram, hidden: Collection[Node], more: Collection[Node]) -> bool:
+        """Whether the other partitioner answers without the calls in ``hidden`` and ``more``."""
+        try:
+            self._ask(program, {*hidden, *more})
+        except Exception as error:
+            if isinstance(error, (DelegraphError, MemoryError)):
+                raise
+            return False
+        return True
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
         """Those of the other partitioner; operators that write or alias cannot stay whole in a functional program."""
@@ -132,6 +165,31 @@ class BridgedPartitioner(Partitioner):
     def _keeps_buffers(self, edge: ExportedProgram, own: ExportedProgram) -> bool:
         names = {n.name for n in written_values(own)}
         return any("delegation_tag" in n.meta for n in edge.graph.nodes if n.op == "placeholder" and n.name in names)
+
+
+class _Attempts:
+    """Finds the calls on which the other partitioner, or the conversion to edge dialect, raises an exception."""
+
+    def __init__(self) -> None:
+        self._left = MOST_ATTEMPTS
+
+    def failing(self, calls: Sequence[Node], works_without: Callable[[Sequence[Node]], bool]) -> Sequence[Node]:
+        """The call, or few of them, that must be hidden so that those before them work; none if that is not found.
+
+        ``works_without`` tells whether it works without the calls that it gets.
+        """
+        if not self._left:
+            return ()
+        good = 0
+        bad = len(calls)
+        while bad - good > 1 and self._left:
+            self._left -= 1
+            middle = (good + bad) // 2
+            if works_without(calls[middle:]):
+                good = middle
+            else:
+                bad = middle
+        return calls[good:bad]
 
 
 def _hand_over_constants(edge: ExportedProgram, own: ExportedProgram) -> None:
