@@ -99,6 +99,11 @@ class Reordered(Model):
         return second, first, second - first
 
 
+class Builtins(Model):
+    def forward(self, input: Any, max: Any) -> Any:
+        return max - input
+
+
 class Views(Model):
     def forward(self, a: Any) -> Any:
         return a.view(-1), a.mT, a[0], a
@@ -133,6 +138,7 @@ CASES = [
     Case(Booleans, (torch.tensor([True, False, True]), FIVES), names=("mask", "a")),
     Case(Bytes, (FIVES, torch.tensor([0, 7, 255], dtype=torch.uint8)), names=("a", "bytes_")),
     Case(Reordered, (ONES, FIVES), names=("a", "b")),
+    Case(Builtins, (ONES, FIVES), names=("input", "max")),
     Case(Views, (ROWS,), names=("a",)),
 ]
 EACH = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

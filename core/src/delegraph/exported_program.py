@@ -6,6 +6,7 @@ torch has no public way to build an ExportedProgram from a graph, so ``build_pro
 
 from __future__ import annotations
 
+import builtins
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
@@ -132,10 +133,16 @@ def copy_node(graph: Graph, node: Node, value_of: Callable[[Node], Any]) -> Node
 def placeholder_of(graph: Graph, node: Node) -> Node:
     """Append a placeholder for the value of ``node``, with its metadata, to ``graph`` and return it.
 
-    It gets another name if the node's is a Python builtin, such as ``input``: torch's generated code would use one name
-    for two inputs ``input`` and ``input_1``.
+    It keeps the name of the node if that is free. torch's generated code calls an input with the name of a Python
+    builtin, such as ``input``, ``input_1``; so no other node gets that name.
     """
-    name = graph._graph_namespace.create_name(node.name, None)
+    names = graph._graph_namespace
+    if node.name in names._used_names:
+        name = names.create_name(node.name, None)
+    else:
+        name = node.name
+        if hasattr(builtins, name):
+            names._used_names.add(f"{name}_1")
     return _append(graph, Node(graph, name, "placeholder", name, (), {}, node.type), node.meta)
 
 

@@ -42,7 +42,7 @@ def test_images_cross_as_a_convolution_takes_them(tmp_path, layout):
     assert operators(lowered) == {"CONV2D": 2, "CLAMP": 1}
     lowered.save(tmp_path / "network.tosa")
     loaded = delegraph.load(tmp_path / "network.tosa")
-    assert [str(x) for x in loaded.summary.methods[0].inputs] == ["input_1: float32[1, 6, 5, 3]"]
+    assert [str(x) for x in loaded.summary.methods[0].inputs] == ["input: float32[1, 6, 5, 3]"]
     for found in (lowered(last(image)), lowered(image.permute(LAST)), *loaded(last(image))):
         torch.testing.assert_close(found, last(module(image)), rtol=0, atol=1e-6)
         assert found.is_contiguous()
