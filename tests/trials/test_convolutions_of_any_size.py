@@ -83,7 +83,11 @@ def test_convolutions_of_any_size(name, backends, tmp_path):
     torch.manual_seed(0)
     make, shape, sizes, others = ROWS[name]
     module = make().eval()
-    program = delegraph.lower(module, (torch.randn(shape),), backends=backends, dynamic_shapes=(sizes,))
+    # as torch.export does it by itself, some results could not have one pixel
+    exported = torch.export.export(
+        module, (torch.randn(shape),), dynamic_shapes=(sizes,), prefer_deferred_runtime_asserts_over_guards=True
+    )
+    program = delegraph.lower(exported, backends=backends)
     if backends and name not in ON_THE_HOST:
         assert len(program.delegates) == 1 and program.report.host_operators == 0
     path = tmp_path / "program.pte"
@@ -92,3 +96,14 @@ def test_convolutions_of_any_size(name, backends, tmp_path):
         for one in (shape, *others):
             x = torch.randn(one)
             torch.testing.assert_close(run(x), module(x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_network_that_delegraph_exports_is_delegated_whole(tmp_path):
+    torch.manual_seed(0)
+    module = Network().eval()
+    x = torch.randn(1, 1, 24, 24)
+    program = delegraph.lower(module, (x,), backends=["xnnpack"], dynamic_shapes=(twice(6, 64),))
+    assert len(program.delegates) == 1 and program.report.host_operators == 0
+    program.save(tmp_path / "program.pte")
+    small = torch.randn(1, 1, 12, 12)
+    torch.testing.assert_close(delegraph.load(tmp_path / "program.pte")(small), module(small), rtol=1e-4, atol=1e-4)
