@@ -1,5 +1,7 @@
 """Programs with sizes that are known at a call only, called with the sizes at each border of their range."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import delegraph
 import pytest
 import torch
@@ -137,3 +139,25 @@ def test_all_drivers_of_iree_compute_the_same(name):
 @pytest.mark.parametrize("name", ["conv and where", "column as a list"])
 def test_ranges_may_begin_above_one(name, backend):
     check(backend, name, 3, 20)
+
+
+@pytest.mark.parametrize("driver", ["local-sync", "local-task"])
+def test_threads_call_one_module_with_different_sizes(driver, tmp_path):
+    function, [shape] = PROGRAMS["two results"]
+    program = Program(function).eval()
+    sizes = (({0: Dim("n", min=1, max=7)},),)
+    exported = torch.export.export(program, (torch.randn(3, *shape),), dynamic_shapes=sizes)
+    options = {"iree": {"spec": SPEC, "driver": driver}}
+    lowered = delegraph.lower(exported, backends=["iree"], options=options, require_full=True)
+    lowered.save(tmp_path / "m.pte")
+    callables = [lowered, delegraph.load(tmp_path / "m.pte")]
+    inputs = [torch.randn(count, *shape) for count in (1, 2, 4, 7)]
+    with torch.no_grad():
+        wanted = [program(x) for x in inputs]
+
+    def call(number):
+        place = number % len(inputs)
+        torch.testing.assert_close(callables[number % 3 % 2](inputs[place]), wanted[place])
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(call, range(60)))
