@@ -192,3 +192,103 @@ def test_an_error_of_the_loader_stays_what_it_is():
 
     with pytest.raises(OSError, match="no such picture"):
         quantize(nn.Linear(2, 2).eval(), load(), backend="tosa")
+
+
+CELLS = {
+    "LSTM": lambda bias: nn.LSTMCell(4, 8, bias=bias),
+    "GRU": lambda bias: nn.GRUCell(4, 8, bias=bias),
+    "tanh": lambda bias: nn.RNNCell(4, 8, bias=bias),
+    "relu": lambda bias: nn.RNNCell(4, 8, bias=bias, nonlinearity="relu"),
+}
+
+
+class OneCell(nn.Module):
+    """A cell whose states are arguments and results."""
+
+    def __init__(self, cell):
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x, hidden, cell=None):
+        return self.cell(x[:, 0], hidden if cell is None else (hidden, cell))
+
+
+class Steps(OneCell):
+    """A model that calls a cell for each of three steps."""
+
+    def __init__(self, cell):
+        super().__init__(cell)
+        self.last = nn.Linear(8, 2)
+
+    def forward(self, x, hidden, cell=None):
+        for k in range(3):
+            made = self.cell(x[:, k], hidden if cell is None else (hidden, cell))
+            hidden, cell = made if cell is not None else (made, None)
+        return self.last(hidden)
+
+
+class WithoutState(Steps):
+    """A cell that begins with zeros."""
+
+    def forward(self, x, *states):
+        made = self.cell(x[:, 0])
+        return self.last(made[0] if isinstance(made, tuple) else made)
+
+
+class Vector(OneCell):
+    """A cell that takes a vector, without batch."""
+
+    def forward(self, x, hidden, cell=None):
+        return self.cell(x[0, 0], hidden[0] if cell is None else (hidden[0], cell[0]))
+
+
+def cell_and_inputs(kind, wrapper, bias=True):
+    torch.manual_seed(0)
+    model = wrapper(CELLS[kind](bias)).eval()
+    states = [torch.rand(1, 8) - 0.5 for _ in range(2 if kind == "LSTM" else 1)]
+    batches = [(torch.randn(1, 3, 4), *states) for _ in range(4)]
+    return model, batches
+
+
+def values(result):
+    return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("wrapper", [OneCell, Steps, WithoutState, Vector])
+@pytest.mark.parametrize("kind", CELLS)
+def test_cells_of_recurrent_networks_are_quantized(kind, wrapper, bits):
+    from delegraph_tosa.quantizer import Precision, TOSAQuantizer
+
+    model, batches = cell_and_inputs(kind, wrapper)
+    precision = Precision(activations=torch.int8 if bits == 8 else torch.int16)
+    program = quantize(model, batches, quantizer=TOSAQuantizer(precision))
+    assert not any("_cell.default" in str(node.target) for node in program.graph.nodes)
+    options = {"tosa": {"spec": "TOSA-1.0+INT"}} if bits == 8 else None
+    lowered = delegraph.lower(program, batches[0], backends=["tosa"], options=options)
+    # floats at the borders of the program are left to the host
+    assert lowered.report.host_operators <= len(batches[0]) + 2
+    for batch in batches:
+        quantized = values(program.module()(*batch))
+        for result, wanted in zip(quantized, values(model(*batch)), strict=True):
+            assert decibels(result, wanted) > 22
+        for result, wanted in zip(values(lowered(*batch)), quantized, strict=True):
+            assert decibels(result, wanted) > 40
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_cells_without_bias_are_quantized(kind):
+    model, batches = cell_and_inputs(kind, Steps, bias=False)
+    program = quantize(model, batches, backend="tosa")
+    assert decibels(program.module()(*batches[0]), model(*batches[0])) > 22
+
+
+@pytest.mark.parametrize("backend", ["iree", pytest.param("xnnpack", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", CELLS)
+def test_quantized_cells_on_other_backends(kind, backend):
+    pytest.importorskip({"iree": "iree.compiler", "xnnpack": "executorch.runtime"}[backend])
+    model, batches = cell_and_inputs(kind, OneCell)
+    program = quantize(model, batches, backend="tosa")
+    lowered = delegraph.lower(program, batches[0], backends=[backend])
+    for result, wanted in zip(values(lowered(*batches[0])), values(program.module()(*batches[0])), strict=True):
+        assert decibels(result, wanted) > 30

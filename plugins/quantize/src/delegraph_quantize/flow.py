@@ -22,6 +22,7 @@ from torch.fx import GraphModule, Node
 from .batch_norms import fold_grouped_transposed, keep_batch_norms, unshare_weights
 from .borders import agree
 from .calibration import Batch, FailsWithObservers, Progress, calibrate, checked
+from .cells import CELLS
 from .integers import NumbersOfIntegers, leave_integers
 from .unscaled import bodies
 
@@ -269,7 +270,7 @@ def _retarget(module: GraphModule, old: Any, new: Any) -> None:
 
 
 def export_whole(program: Program, inputs: Batch, dynamic_shapes: Any = None) -> ExportedProgram:
-    """The program whose calls are quantized: recurrent layers are written out, step by step.
+    """The program whose calls are quantized: recurrent layers are written out, step by step, and their cells as well.
 
     A layer of them is one call for torch, inside of which a quantizer could say nothing. A program that writes its
     buffers becomes functional: torchao takes what it reads of them for constants otherwise.
@@ -277,8 +278,10 @@ def export_whole(program: Program, inputs: Batch, dynamic_shapes: Any = None) ->
     exported = export(program, inputs.args, example_kwargs=inputs.kwargs or None, dynamic_shapes=dynamic_shapes)[
         "forward"
     ]
-    targets = {node.target for node in exported.graph.nodes if isinstance(node.target, OpOverload)}
+    graphs = [body.graph for body in bodies(exported.graph_module)]
+    targets = {node.target for graph in graphs for node in graph.nodes if isinstance(node.target, OpOverload)}
     table: Any = {op: to_core(op) for op in targets if op._schema.name in RECURRENT}
+    table |= {op: CELLS[op] for op in targets if op in CELLS}
     if not table and not any(map(_writes_buffer, exported.graph.nodes, repeat(exported))):
         return exported
     with TRACING, quietly():
