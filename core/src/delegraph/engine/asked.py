@@ -18,6 +18,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 from ..errors import DelegraphError
+from ..exported.call_names import WITHIN
 from ..exported.gc_pause import pause_collection
 from ..exported.tracing import TRACING, unlogged
 from ..exported_program import (
@@ -71,11 +72,7 @@ class Asked:
         program, partitioner, not_compiled = self._kept[method, backend]
         with self._lock, TRACING, unlogged(), pause_collection():
             try:
-                changed = (
-                    _fixed_sizes(program)
-                    if reason.unless == "static"
-                    else _with_cast(program, reason.of, reason.unless)
-                )
+                changed = _changed(program, reason)
                 answer = Decomposer(watched=False).ask(changed, partitioner)
             except (_Impossible, DelegraphError):
                 return None  # the report then leaves out how many more operators would be taken
@@ -84,6 +81,32 @@ class Asked:
 
 class _Impossible(Exception):
     """The program cannot be changed as ``Reason.unless`` says."""
+
+
+def _changed(program: ExportedProgram, reason: Reason) -> ExportedProgram:
+    """A copy of ``program`` that is changed as ``reason.unless`` says."""
+    if reason.unless == "static":
+        return _fixed_sizes(program)
+    if isinstance(reason.unless, tuple):
+        return _with_range(program, reason.of, reason.unless)
+    return _with_cast(program, reason.of, reason.unless)
+
+
+def _with_range(program: ExportedProgram, of: Node | None, range: tuple[int, int]) -> ExportedProgram:
+    """A copy of ``program`` as if the user had said that the elements of the input ``of`` lie in ``range``.
+
+    Raises _Impossible if ``of`` is no input of this program.
+    """
+    if of is None or of.op != "placeholder":
+        raise _Impossible("only inputs have a range")
+    graph, copies = Graph(owning_module=program.graph_module), dict[Node, Any]()
+    for node in program.graph.nodes:
+        if node.op != "output":
+            copies[node] = copy_node(graph, node, copies.__getitem__)
+    if of not in copies:
+        raise _Impossible("the value is not in the program that was partitioned")
+    copies[of].meta[WITHIN] = [*range]
+    return _program_of_copies(program, graph, copies)
 
 
 def _fixed_sizes(program: ExportedProgram) -> ExportedProgram:

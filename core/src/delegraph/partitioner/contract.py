@@ -37,7 +37,7 @@ class DelegationSpec(_DelegationSpec):
         return super().__new__(cls, backend_id, specs)
 
 
-Unless = Union["torch.dtype", Literal["static"]]
+Unless = Union["torch.dtype", Literal["static"], "tuple[int, int]"]
 """The change that would let a backend take a node: a value in this dtype, or fixed sizes ("static")."""
 
 
@@ -47,21 +47,35 @@ class Reason(str):
     ``hint``: what the user can do about it, in the program, its inputs or an option. ``cause``: a key that users do not
     see. Refusals with the same cause are one row of the report, whatever their texts; refusals without a cause are one
     row if operator and text are the same. ``of``: the operand that the reason is about; if that is refused for the same
-    cause, both are in one row. ``unless``: the dtype that ``of`` would have to have, or ``"static"`` for fixed sizes.
-    The report then asks the backend again, and says how many more operators it would take.
+    cause, both are in one row. ``unless``: the dtype that ``of`` would have to have, or ``"static"`` for fixed sizes,
+    or the lowest and the highest integer of ``of``, an input. The report then asks the backend again, and says how many
+    more operators it would take. ``instead``: another hint with another ``unless``. The report gives the hint with
+    which the backend takes the most operators, the first of several.
     """
 
     hint: str
     cause: str
     of: Node | None
     unless: Unless | None
+    instead: Reason | None
 
     def __new__(
-        cls, text: str, *, hint: str = "", cause: str = "", of: Node | None = None, unless: Unless | None = None
+        cls,
+        text: str,
+        *,
+        hint: str = "",
+        cause: str = "",
+        of: Node | None = None,
+        unless: Unless | None = None,
+        instead: Reason | None = None,
     ) -> Reason:
         """The text ``text`` with the fields that the class describes."""
         reason = super().__new__(cls, text)
-        reason.hint, reason.cause, reason.of, reason.unless = str(hint), str(cause), of, unless
+        reason.hint = str(hint)
+        reason.cause = str(cause)
+        reason.of = of
+        reason.unless = unless
+        reason.instead = instead
         return reason
 
 

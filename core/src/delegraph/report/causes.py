@@ -61,8 +61,10 @@ def find_causes(method: str, left: Sequence[LeftOperator], origin: ReportOrigin,
         ordered = sorted(groups.values(), key=lambda group: (bool(group[0].root.behind), -len(group)))
         for k, group in enumerate(ordered):
             # computing this takes long, so it is left out for all causes but the first few
-            frees = _count_freed(method, backend, group[0].root.reason, left, origin) if k < ASKED else None
-            causes.append(_cause(method, backend, group, frees, notation))
+            reason, frees = group[0].root.reason, None
+            if k < ASKED:
+                reason, frees = _with_best_hint(method, backend, reason, left, origin)
+            causes.append(_cause(method, backend, group, reason, frees, notation))
     return causes
 
 
@@ -127,14 +129,30 @@ def _root_of(reason: Reason, follows_from_another: bool) -> _Root:
     return _Root((reason.cause, name), reason, behind=name if follows_from_another else "")
 
 
-def _cause(method: str, backend: str, group: Sequence[_Member], frees: int | None, notation: Notation) -> Cause:
+def _with_best_hint(
+    method: str, backend: str, reason: str, left: Sequence[LeftOperator], origin: ReportOrigin
+) -> tuple[str, int | None]:
+    """The reason with the hint that frees the most operators (``Reason.instead``), and how many; None if not known."""
+    best, most = reason, _count_freed(method, backend, reason, left, origin)
+    other = getattr(reason, "instead", None)
+    while other is not None and most != len(left):
+        frees = _count_freed(method, backend, other, left, origin)
+        if frees is not None and (most is None or frees > most):
+            best, most = other, frees
+        other = other.instead
+    return best, most
+
+
+def _cause(
+    method: str, backend: str, group: Sequence[_Member], reason: str, frees: int | None, notation: Notation
+) -> Cause:
     """The row of the cause that all members of ``group`` share.
 
-    ``frees``: how many operators the backend would take without this cause; None if not known. ``notation``: writes
-    reason and hint with the user's names of sizes.
+    ``reason``: that of the root, with the hint to give. ``frees``: how many operators the backend would take without
+    this cause; None if not known. ``notation``: writes reason and hint with the user's names of sizes.
     """
     root = group[0].root  # all members have equal root keys
-    hint = root.reason.hint if isinstance(root.reason, Reason) else ""
+    hint = reason.hint if isinstance(reason, Reason) else ""
     handles = tuple(member.operator.node.meta.get("debug_handle", 0) for member in group)
     text, rows = notation.text(root.reason), _rows(method, backend, group, notation)
     return Cause(method, backend, text, notation.text(hint), root.behind, rows, frees, handles)

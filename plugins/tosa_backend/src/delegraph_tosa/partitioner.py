@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from delegraph.errors import OptionError, Unsupported
-from delegraph.exported import INDEXED, WITHIN, input_names, why_factor_undecided
+from delegraph.exported import INDEXED, WITHIN, input_names, to_core, why_factor_undecided
 from delegraph.exported_program import CALL_DELEGATE, constant_placeholders, user_inputs, written_values
 from delegraph.partitioner import CapabilityPartitioner, PartitionResult, tag_mutated_buffer
 from torch.export import ExportedProgram
@@ -28,7 +28,7 @@ from .lowering.ranges.bounds import bounds_of
 from .lowering.ranges.carried import CARRIED, mark_carried
 from .lowering.ranges.ranges import INT32, Range, inside
 from .lowering.registry import Result, indexes_of, is_empty, is_unpacking
-from .lowering.torch_values.hints import at_border, dynamic, int64_result, no_dtype, untold_size
+from .lowering.torch_values.hints import at_border, dynamic, int64_result, no_dtype, no_rule_for_integers, untold_size
 from .lowering.torch_values.sizes import is_dynamic_tensor, shape_of_tensor, sizes_in
 from .lowering.torch_values.types import type_of
 from .options import Options
@@ -103,6 +103,8 @@ class TOSASupport:
         if why is None:
             self._accepted.add(node)
             return None
+        if to_core(node.target) is not None and _has_floats(node):
+            why = no_rule_for_integers(self._t.spec, why)
         return at_border(self._t.spec, node, why)
 
     def is_constant(self, node: Node) -> bool:
@@ -361,6 +363,12 @@ def _is_variable(val: Any, spec: TosaSpec) -> bool:
     except Unsupported:
         return False
     return spec.why_not(VARIABLE((initial,), variable="")) is None
+
+
+def _has_floats(node: Node) -> bool:
+    """Whether a call returns floats."""
+    results = pytree.tree_leaves(node.meta.get("val"))
+    return any(isinstance(result, torch.Tensor) and result.dtype.is_floating_point for result in results)
 
 
 def _is_int64(val: Any) -> bool:

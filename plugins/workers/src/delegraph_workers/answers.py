@@ -5,7 +5,7 @@ The key has the form of the whole program, and its names, because reasons and ta
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -87,16 +87,23 @@ def _rows(program: ExportedProgram, before: list[set[str]], result: PartitionRes
     refusals = []
     for refusal in result.refusals:
         reason = refusal.reason
-        details = None
-        if isinstance(reason, Reason):
-            # None, "static", or the name of a dtype
-            unless = reason.unless if reason.unless in (None, "static") else str(reason.unless)[6:]
-            details = [reason.hint, reason.cause, number[reason.of], unless]
+        details = _details(reason, number) if isinstance(reason, Reason) else None
         refusals.append([number[refusal.node], str(reason), refusal.final, details])
     metas = []
     for node, keys in zip(nodes, before, strict=True):
         metas.append([plain(node.meta.get(_TAG)), marks_of(node, keys)])
     return [tags, types, refusals, metas]
+
+
+def _details(reason: Reason, number: Mapping[Any, Any]) -> list[Any]:
+    """The fields of a reason as JSON. ``number``: node -> its number."""
+    unless: Any = reason.unless
+    if isinstance(unless, tuple):
+        unless = [*unless]
+    elif unless not in (None, "static"):
+        unless = str(unless)[6:]  # the name of a dtype
+    instead = None if reason.instead is None else [str(reason.instead), _details(reason.instead, number)]
+    return [reason.hint, reason.cause, number[reason.of], unless, instead]
 
 
 def marks_of(node: Node, before: set[str]) -> dict[str, Any]:
@@ -145,6 +152,12 @@ def _reason(text: str, more: Any, nodes: list[Node]) -> str:
     """
     if more is None:
         return text
-    hint, cause, of, unless = more
-    dtype = unless if unless in (None, "static") else DTYPES[unless]
-    return Reason(text, hint=hint, cause=cause, of=None if of is None else nodes[of], unless=dtype)
+    hint, cause, of, unless, other = more
+    if isinstance(unless, list):
+        low, high = unless
+        changed: Any = (low, high)
+    else:
+        changed = unless if unless in (None, "static") else DTYPES[unless]
+    node = None if of is None else nodes[of]
+    instead: Any = None if other is None else _reason(other[0], other[1], nodes)
+    return Reason(text, hint=hint, cause=cause, of=node, unless=changed, instead=instead)

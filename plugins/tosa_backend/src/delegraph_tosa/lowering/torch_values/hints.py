@@ -18,7 +18,11 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from ...spec import TosaSpec
 from ...spec.target import ways_of
 
+_SMALL = (1 << 15) - 1
+"""The end of a range for which most of what is computed from an input fits into 32 bits."""
+NO_RULE = "no TOSA lowering for this operator"
 _MEANT = "TOSA wants every shape beforehand"
+_QUANTIZE = "quantize the model (delegraph.quantize, or --quantize FILE): the target computes with integers alone"
 _CHOOSES = "quantized_decomposed::choose_qparams"
 """The beginning of the names of operators that compute a scale from the data at run time."""
 _INSTEAD: dict[torch.dtype, tuple[str, torch.dtype]] = {
@@ -71,7 +75,14 @@ def int64_value(node: Node, why: str) -> Reason:
         cast = f'say so, options={{"tosa": {{"int32_inputs": ["{node.name}"]}}}} ("{node.name}=0..1" for a mask that is'
         cast += f" computed with), or let {node.name} be int32 from the start; a mask can be bool"
     text, hint = f"the input {node.name}: {why}", f"if its values fit into 32 bits, {cast}"
-    return Reason(text, hint=hint, cause="int64", of=node, unless=torch.int32)
+    if node.op != "placeholder":
+        return Reason(text, hint=hint, cause="int64", of=node, unless=torch.int32)
+    reason = Reason(text, hint=f"let {node.name} be int32 from the start", cause="int64", of=node, unless=torch.int32)
+    for low, high, what in ((0, 1, "if it is a mask"), (0, _SMALL, "if its values lie in a small range")):
+        promise = f'options={{"tosa": {{"int32_inputs": ["{node.name}={low}..{high}"]}}}}'
+        advice = f"{what}, say so: {promise}, with the range that it has"
+        reason = Reason(text, hint=advice, cause="int64", of=node, unless=(low, high), instead=reason)
+    return Reason(text, hint=hint, cause="int64", of=node, unless=(-(1 << 31), (1 << 31) - 1), instead=reason)
 
 
 def _give_other_dtype(input: str, other: torch.dtype, cast: str) -> str:
@@ -143,7 +154,7 @@ def within(what: str, why: str) -> str:
     """
     if not isinstance(why, Reason):
         return f"{what}: {why}"
-    return Reason(f"{what}: {why}", hint=why.hint, cause=why.cause, unless=why.unless)
+    return Reason(f"{what}: {why}", hint=why.hint, cause=why.cause, unless=why.unless, instead=why.instead)
 
 
 def number_crosses(text: str) -> Reason:
@@ -203,8 +214,7 @@ def other_target(spec: TosaSpec, text: str, ways: list[frozenset[str]]) -> Reaso
     if not ways or any(names <= spec.names for names in ways):
         return text
     if all("PRO-FP" in names for names in ways):  # a target for integers, and a model of floats
-        hint = "quantize the model (delegraph.quantize, or --quantize FILE): the target computes with integers alone"
-        return Reason(text, hint=hint, cause="floats for integers")
+        return Reason(text, hint=_QUANTIZE, cause="floats for integers")
     wider = spec.with_names(min(ways, key=lambda names: (len(names - spec.names), sorted(names))))
     needs = ways_of(ways, spec.version)
     return Reason(text, hint=f"if your device has it, lower for spec={wider}", cause=f"target {needs}")
@@ -250,8 +260,11 @@ def at_border(spec: TosaSpec, node: Node, why: str) -> str:
     name = node.target._schema.name if isinstance(node.target, torch._ops.OpOverload) else ""
     arrives = name == "quantized_decomposed::quantize_per_tensor" and node.all_input_nodes[0].op == "placeholder"
     leaves = name == "quantized_decomposed::dequantize_per_tensor" and all(u.op == "output" for u in node.users)
-    if "FP" in spec.profiles or not (arrives or leaves):
+    if "FP" in spec.profiles:
         return why
+    if not (arrives or leaves):
+        needs_floats = "needs PRO-FP" in why and not isinstance(why, Reason)
+        return Reason(why, hint=_QUANTIZE, cause="floats for integers") if needs_floats else why
     hint = "a program that takes and returns integers: transforms=[delegraph_tosa.borders.integer_borders]"
     return Reason(why, hint=hint, cause="quantized border")
 
@@ -271,4 +284,14 @@ def no_rule(target: Any) -> Reason:
         hint = "keep it a tensor: torch.where or torch.cond instead of Python's if, tensors instead of numbers"
         return Reason("it makes a number of Python of the data", hint=hint)
     hint = "write it with operators that docs/op-support.md lists, or add a backend that takes it"
-    return Reason("no TOSA lowering for this operator", hint=hint)
+    return Reason(NO_RULE, hint=hint)
+
+
+def no_rule_for_integers(spec: TosaSpec, why: str) -> str:
+    """``why``, or the hint to quantize if it is an operator of floats without a rule, and ``spec`` has integers alone.
+
+    Such an operator is decomposed, and its parts are refused because they compute with floats.
+    """
+    if "FP" in spec.profiles or NO_RULE not in why:
+        return why
+    return Reason("it computes with floats; the target has integers alone", hint=_QUANTIZE, cause="floats for integers")
