@@ -358,6 +358,9 @@ class Step(NamedTuple):
         return Step(self.operator + 1)
 
 
+FIRST = Step()
+
+
 def serve(backend: str, operators: Sequence[str], part: int, parts: int, start: Step) -> None:
     """Try cases behind a step; each step is announced by a line, and its result is a line."""
     warnings.simplefilter("ignore")
@@ -405,28 +408,31 @@ def _serve_case(case: Case, here: Step, backend: str, folder: Path, start: Step)
             continue
         for number, (values, inputs) in enumerate(case.values.items()):
             step = here._replace(route=place, values=number)
-            if step > start and _is_determined(case.module, inputs):
+            if step <= start:
+                continue
+            yield [step, "", "", ""]  # eager itself may end the process
+            if _is_determined(case.module, inputs):
                 signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
                 yield [step, case.name, name, values]
                 yield asdict(Result(case.name, name, values, *classify(prepared.run, case.module, inputs)))
 
 
 def sweep(
-    backend: str, operators: Sequence[str] = (), part: int = 0, parts: int = 1, start: Step = Step()
+    backend: str, operators: Sequence[str] = (), part: int = 0, parts: int = 1, start: Step = FIRST
 ) -> Iterator[Result]:
     """The results of all cases, or of each ``parts``-th one, on a backend; a new process follows one that ended."""
     while True:
         told = ["--serve", json.dumps([part, parts, start]), "--backend", backend, *operators]
         command = [sys.executable, "-W", "ignore", __file__, *told]
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         last = None
-        for text in child.stdout or ():
-            line = json.loads(text)
-            if isinstance(line, list):
-                last = line
-            else:
-                yield Result(**line)
-        if child.wait() == 0:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as child:
+            for text in child.stdout or ():
+                line = json.loads(text)
+                if isinstance(line, list):
+                    last = line
+                else:
+                    yield Result(**line)
+        if child.returncode == 0:
             return
         if last is None:
             raise RuntimeError(f"the process ended with {child.returncode} before its first step")
@@ -490,7 +496,7 @@ def main() -> None:
             counts[result.route][result.kind] += 1
             every.append(result)
             if result.kind == "different":
-                print(" | ".join([*result.key, result.why])[:300], flush=True)
+                print(": ".join([*result.key, result.why])[:300], flush=True)
             if arguments.json:
                 with arguments.json.open("a") as file:
                     file.write(json.dumps(asdict(result)) + "\n")

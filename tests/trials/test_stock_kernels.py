@@ -47,6 +47,7 @@ PROGRAMS = {
     "right shift of bytes": (torch.bitwise_right_shift, BYTES, COUNTS.clamp(0, 9).to(torch.uint8)),
     "left shift by a number": (lambda a: a << 3, INTEGERS),
     "right shift by a large number": (lambda a: a >> 40, INTEGERS),
+    "narrow_copy": (lambda x: torch.narrow_copy(x, 1, -3, 2), ROWS),
     "a decomposed operator of a view": (lambda x: torch.hypot(x, x[:, :1]), ROWS[:, 1:]),
 }
 

@@ -336,6 +336,13 @@ def cat_of_nothing(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return torch.empty(shape, dtype=functools.reduce(torch.promote_types, [t.dtype for t in tensors]))
 
 
+def narrow_copy(self: Tensor, dim: int, start: Any, length: Any) -> Tensor:
+    if isinstance(start, int) and start < 0:
+        start += self.shape[dim]
+    result: Tensor = aten.slice.Tensor(self, dim, start, start + length)
+    return result.clone()
+
+
 def unbind(self: Tensor, dim: int = 0) -> list[Tensor]:
     return [self.select(dim, k) for k in range(self.shape[dim])]
 
@@ -417,6 +424,7 @@ FORMULAS: dict[Any, Callable[..., Any]] = {
     **{target: product_over_nothing for target in (aten.mm.default, aten.bmm.default)},
     aten.sign.default: sign,
     aten.floor_divide.default: floor_divide,
+    aten.narrow_copy.default: narrow_copy,
     aten.unbind.int: unbind,
     aten.exp2.default: exp2,
     aten.signbit.default: signbit,
