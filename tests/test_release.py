@@ -57,11 +57,13 @@ def test_workflows_name_their_actions_by_commit_and_give_no_rights_away():
             assert (ROOT / script).exists(), script
 
 
-def test_what_the_next_release_says_is_of_a_known_type():
-    types = re.findall(r'^directory = "(\w+)"\nname', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    files = [p.name for p in (ROOT / "changes").iterdir() if p.name not in ("README.md", "template.md.jinja")]
-    assert types == ["added", "changed", "fixed", "removed"]
-    assert [name for name in files if not re.fullmatch(rf"[\w-]+\.({'|'.join(types)})\.md", name)] == []
+def test_the_changelog_is_one_page_of_single_lines():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert "\n## 0.1.0\n" in text
+    release = text.partition("\n## 0.1.0\n")[2].partition("\n## ")[0]
+    entries = [line for line in release.splitlines() if not line.startswith("#")]
+    assert [line for line in entries if line.startswith((" ", "*"))] == []
+    assert 0 < len([line for line in entries if line.startswith("- ")]) <= 40
 
 
 @pytest.mark.slow
