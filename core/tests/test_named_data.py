@@ -102,7 +102,7 @@ def test_named_data_of_the_wrong_kind_changes_nothing(arguments, text):
 def test_a_file_size_that_is_refused_changes_nothing(cap):
     store = NamedDataStore()
     store.add_named_data("a", b"x")
-    with pytest.raises(NamedDataError, match="external files have a positive whole number of bytes"):
+    with pytest.raises(NamedDataError, match="max_data_bytes is a positive integer"):
         store.externalize_pte_data(cap, "f")
     assert list(store.get_named_data_store_output().pte_data) == ["a"]
 
@@ -117,7 +117,7 @@ def test_external_files_never_overwrite_one_another():
     store.add_named_data("a", b"1234567890")
     store.add_named_data("b", b"other")
     before = copy.deepcopy(store.get_named_data_store_output())
-    with pytest.raises(NamedDataError, match=f"'b' would go to {taken}, and an external file of that name is there"):
+    with pytest.raises(NamedDataError, match=f"'b' would go to {taken}, which exists already"):
         store.externalize_pte_data(10, "f")
     assert store.get_named_data_store_output() == before
     store.add_named_data("first", b"x", external_tag=taken)

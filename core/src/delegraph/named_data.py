@@ -138,16 +138,19 @@ class NamedDataStore:
         its keys. Keys with the same buffer get the same file. Raises NamedDataError for wrong arguments, if a buffer is
         larger than the limit, or if an external file of that name exists already.
         """
-        if not _is_positive(max_data_bytes) or not isinstance(tag_prefix, str) or not tag_prefix:
-            text = "external files have a positive whole number of bytes and a name, not "
-            raise NamedDataError("contract-violation", text + f"{max_data_bytes!r} and {tag_prefix!r}")
+        if not _is_positive(max_data_bytes):
+            text = f"max_data_bytes is a positive integer, not {max_data_bytes!r}"
+            raise NamedDataError("contract-violation", text)
+        if not isinstance(tag_prefix, str) or not tag_prefix:
+            text = f"tag_prefix is {tag_prefix!r}; the prefix must be nonempty text"
+            raise NamedDataError("contract-violation", text)
         files: dict[str, list[str]] = {}  # name of a new file -> its keys
         for keys in _shards(self._output, max_data_bytes):
             digest = hashlib.sha256(chr(0).join(keys).encode()).hexdigest()
             files[f"{tag_prefix}_{digest}"] = keys
         for tag, keys in files.items():
             if tag in self._output.external_data:
-                raise _error(keys[0], f"would go to {tag}, and an external file of that name is there already")
+                raise _error(keys[0], f"would go to {tag}, which exists already: an external data tag collision")
         for tag, keys in files.items():
             self._output.external_data[tag] = {k: self._output.pte_data.pop(k) for k in keys}
             self._home.update(dict.fromkeys(keys, tag))
@@ -261,7 +264,7 @@ def _shards(output: NamedDataStoreOutput, limit: int) -> list[list[str]]:
     for index, keys in keys_of_buffer.items():
         size = len(output.buffers[index])
         if size > limit:
-            raise _error(keys[0], f"has {size} bytes, more than the {limit} of an external file")
+            raise _error(keys[0], f"has {size} bytes, which exceeds external data shard cap {limit}")
         if size > room or not shards:
             shards.append([])
             room = limit

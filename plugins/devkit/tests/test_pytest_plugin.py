@@ -51,4 +51,4 @@ def test_without_a_name(tmp_path):
     assert done.returncode == 1 and "no backend is named: delegraph_backend = NAME" in done.stdout
     (tmp_path / "pytest.ini").write_text("[pytest]\ndelegraph_backend = no-such-one\n")
     done = run(tmp_path, "-k", "agrees")
-    assert "no installed plugin offers a backend 'no-such-one'" in done.stdout
+    assert "Backend no-such-one was not found" in done.stdout

@@ -379,7 +379,7 @@ class Index:
         # backends with a conflict are suggested, too: their full names can be used
         usable = [e for e in self.entries if e.fault is None or e.fault.status is Status.CONFLICT]
         guess = suggestion(name, [word for e in usable for word in (e.spec.name, e.spec.backend_id, e.full_name)])
-        text = f"no installed plugin offers a backend {name!r}{guess} (installed: {', '.join(names) or 'none'}{failed})"
+        text = f"Backend {name} was not found{guess} (installed: {', '.join(names) or 'none'}{failed})"
         ours = names_of_backends()
         near = None if guess else nearest(name, ours)
         if near is None or near in names:

@@ -57,7 +57,7 @@ def test_the_command_line_takes_an_example(installed, capsys, tmp_path):
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["nothing"], "no installed plugin offers a backend 'nothing'"),
+        (["nothing"], "Backend nothing was not found"),
         (["good", "--operator", "no_such"], "torch's table of operators has no 'no_such'"),
         (["good", "--only", "luck"], "there is no check 'luck'; checks: light_declaration"),
         (["good", "--option", "size=1"], "has no option 'size'"),

@@ -128,9 +128,11 @@ class EdgeProgramManager(MethodPrograms):
     def to_executorch(self, config: Mapping[str, Any] | None = None) -> ExecutorchProgramManager:
         """The program as a ``.pte`` file; ``config`` has options of that format.
 
-        Raises FormatNotFound, with the name of the distribution to install, if no plugin offers ``.pte`` files.
+        The file has its methods in the order of their names, as ExecuTorch's. Raises FormatNotFound, with the name of
+        the distribution to install, if no plugin offers ``.pte`` files.
         """
-        return ExecutorchProgramManager(self, FileFormat("program.pte", default_registry()), config or {})
+        in_order = self._next({method: self._programs[method] for method in sorted(self._programs)})
+        return ExecutorchProgramManager(in_order, FileFormat("program.pte", default_registry()), config or {})
 
     def save(self, path: str | os.PathLike[str], **options: Any) -> None:
         """Write the program in the format of the path's suffix, with options of that format, as ``lower`` does."""

@@ -512,6 +512,11 @@ class NamedDataStore(backend.NamedDataStore):
     def external_data(self) -> dict[str, Any]:
         return self.get_named_data_store_output().external_data
 
+    @property
+    def key_to_buffer_idx(self) -> dict[str, int]:
+        entries = [self.pte_data, *self.external_data.values()]
+        return {key: entry.buffer_index for by_key in entries for key, entry in by_key.items()}
+
 
 class TensorLayout:
     """Ours, made with ExecuTorch's number of an element type; it is in C order always."""
