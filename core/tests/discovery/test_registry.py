@@ -81,7 +81,9 @@ def test_backends_are_sorted_and_described(site):
 
 def test_a_wrong_name_gets_a_suggestion_and_what_is_installed(hermetic):
     hermetic.register(Chip)
-    with pytest.raises(BackendNotFound, match=r"Backend chipp was not found; did you mean 'chip'\? \(installed: chip\)"):
+    with pytest.raises(
+        BackendNotFound, match=r"Backend chipp was not found; did you mean 'chip'\? \(installed: chip\)"
+    ):
         hermetic.get_backend("chipp")
     with pytest.raises(NotImplementedError):
         hermetic.get_backend("nothing like it")

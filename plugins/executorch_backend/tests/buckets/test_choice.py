@@ -106,7 +106,7 @@ def test_keyword_arguments_numbers_and_two_axes(registry):
         program(**{**given, "scale": 3.0})
     with pytest.raises(
         InputError,
-        match="the call has 1 by position and mask by name; the buckets have nothing by position and m",
+        match="the call has 1 by position and mask by name; the buckets have nothing by position and scores",
     ):
         program(given["scores"], mask=given["mask"])
 

@@ -140,3 +140,25 @@ def test_a_table_of_other_shapes(saved, tmp_path):
     program.program.save(tmp_path / "other.pte", {KEY: larger.to_bytes()})
     with pytest.raises(FormatError, match="method forward_[28] has other shapes"):
         buckets.load(tmp_path / "other.pte")
+
+
+class Difference(nn.Module):
+    """[N, L] - [N, L]: arguments whose names are not in the order of the alphabet."""
+
+    def forward(self, upper, lower):
+        return upper - lower
+
+
+def test_keyword_arguments_are_taken_in_any_order(tmp_path):
+    def example(rows):
+        return {"lower": torch.randn(rows, 3), "upper": torch.randn(rows, 3)}
+
+    program = buckets.lower_buckets(Difference(), [example(2), example(4)], padding=0, backends=[])
+    given = example(3)
+    expected = given["upper"] - given["lower"]
+    assert torch.equal(program(**given), expected)
+    assert torch.equal(program(upper=given["upper"], lower=given["lower"]), expected)
+    program.save(tmp_path / "a.pte")
+    loaded = buckets.load(tmp_path / "a.pte")
+    assert torch.equal(loaded(**given), expected)
+    assert torch.equal(loaded(upper=given["upper"], lower=given["lower"]), expected)

@@ -25,7 +25,7 @@ class Call(NamedTuple):
 
     @classmethod
     def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-        """Of the arguments of a call."""
+        """Return the arguments of a call, those by keyword sorted by name."""
         return cls(*pytree.tree_flatten((tuple(args), dict(sorted(kwargs.items())))))
 
     def sizes(self, axes: Sequence[Axis]) -> tuple[int, ...]:
@@ -37,12 +37,23 @@ class Call(NamedTuple):
         args, kwargs = pytree.tree_unflatten(self.leaves, self.spec)
         return args, kwargs
 
+    def keywords(self) -> list[str]:
+        """Names of the keyword arguments, in the order of their leaves."""
+        return list(self.spec.child(1).context)
+
+    def in_order(self, keywords: Sequence[str]) -> Call:
+        """The call with its keyword arguments in that order; itself if it has others."""
+        args, kwargs = self.arguments()
+        if kwargs.keys() != set(keywords):
+            return self
+        return Call(*pytree.tree_flatten((args, {name: kwargs[name] for name in keywords})))
+
 
 class BucketChoice:
     """Takes the smallest method that holds the inputs of a call, pads them, and cuts what it returns.
 
-    ``calls``: the inputs of each method. ``results``: the shapes of what each returns. ``padding``: what fills up
-    inputs that are smaller, or None.
+    ``calls``: the inputs of each method, in its order. ``results``: the shapes of the results of each method.
+    ``padding``: the number that fills up smaller inputs, or None.
     """
 
     def __init__(
@@ -51,6 +62,7 @@ class BucketChoice:
         self.padding, self._axes = padding, bucket_axes(calls)
         self._calls = dict(sorted(calls.items(), key=lambda item: math.prod(item[1].sizes(self._axes))))
         self._results = {name: list(results[name]) for name in self._calls}
+        self._keywords = next(iter(self._calls.values())).keywords()
 
     @property
     def methods(self) -> list[str]:
@@ -61,7 +73,7 @@ class BucketChoice:
         self, method: Callable[[str], Callable[..., Any]], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         """Call what ``method`` gives for the name that the inputs choose. Raises InputError if no method holds them."""
-        call = Call.of(args, kwargs)
+        call = Call.of(args, kwargs).in_order(self._keywords)
         name = self.choose(call)
         bucket = self._calls[name]
         if call.sizes(self._axes) == bucket.sizes(self._axes):
@@ -74,6 +86,7 @@ class BucketChoice:
 
     def choose(self, call: Call) -> str:
         """The name of the method for a call. Raises InputError if none holds it."""
+        call = call.in_order(self._keywords)
         for name, bucket in self._calls.items():
             if _holds(bucket, call, self._axes, self.padding is not None):
                 return name

@@ -173,7 +173,7 @@ def choose_by_size(program: LoweredProgram, calls: Mapping[str, Call], padding: 
     Raises InputError if the methods write what they would have to share.
     """
     _expect_nothing_written(program)
-    taken = {name: Call(_as_taken(program, name, call.leaves), call.spec) for name, call in calls.items()}
+    taken = {name: _as_taken(program, name, call) for name, call in calls.items()}
     return BucketChoice(taken, {name: _result_shapes(program, name) for name in calls}, padding)
 
 
@@ -206,10 +206,16 @@ def _call_of(bucket: Bucket) -> Call:
     return Call.of((bucket,) if isinstance(bucket, torch.Tensor) else bucket, {})
 
 
-def _as_taken(program: LoweredProgram, method: str, leaves: Sequence[Any]) -> list[Any]:
-    """The inputs of a bucket with the types and shapes of the method, which a transform may have changed."""
-    vals = [node.meta.get("val") for node in user_inputs(program.exported_program(method))]
-    return [val if isinstance(val, torch.Tensor) else leaf for leaf, val in zip(leaves, vals, strict=True)]
+def _as_taken(program: LoweredProgram, method: str, call: Call) -> Call:
+    """The inputs of a bucket in the order of the method, with its types and shapes.
+
+    Export puts keyword arguments in the order of forward's parameters. A transform may have changed types and shapes.
+    """
+    exported = program.exported_program(method)
+    call = call.in_order(exported.call_spec.in_spec.child(1).context)
+    vals = [node.meta.get("val") for node in user_inputs(exported)]
+    leaves = [val if isinstance(val, torch.Tensor) else leaf for leaf, val in zip(call.leaves, vals, strict=True)]
+    return Call(leaves, call.spec)
 
 
 def _result_shapes(program: LoweredProgram, method: str) -> list[tuple[int, ...]]:
