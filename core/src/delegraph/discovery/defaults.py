@@ -1,4 +1,4 @@
-"""Chooses the backend of a call that names none (docs/decisions/0014-who-names-no-backend.md)."""
+"""Chooses the backend of a call that names none."""
 
 from __future__ import annotations
 
