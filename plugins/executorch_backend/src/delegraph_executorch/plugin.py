@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delegraph.plugin import BackendSpec, FormatSpec, OptionSpec, PartitionerSpec, RuntimeSpec, hookimpl
+from delegraph.plugin import BackendSpec, FormatSpec, OptionSpec, PartitionerSpec, QuantizerSpec, RuntimeSpec, hookimpl
 
 NEEDS = ("executorch",)
 HINT = 'pip install "delegraph-executorch[runtime]"'
@@ -57,6 +57,13 @@ def delegraph_partitioners() -> list[PartitionerSpec]:
 def delegraph_runtimes() -> list[RuntimeSpec]:
     runtime = "delegraph_executorch.bridging.xnnpack:XnnpackRuntime"
     return [RuntimeSpec("xnnpack", runtime, requires=NEEDS, native="a program for XNNPACK, which does not check it")]
+
+
+@hookimpl
+def delegraph_quantizers() -> list[QuantizerSpec]:
+    target = "delegraph_executorch.bridging.quantizer:make_xnnpack_quantizer"
+    hint = f"{HINT}, and pip install delegraph-quantize"
+    return [QuantizerSpec("xnnpack", target, requires=(*NEEDS, "torchao"), install_hint=hint)]
 
 
 @hookimpl

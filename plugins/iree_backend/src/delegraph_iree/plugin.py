@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delegraph.plugin import BackendSpec, FormatSpec, OptionSpec, PartitionerSpec, RuntimeSpec, hookimpl
+from delegraph.plugin import BackendSpec, FormatSpec, OptionSpec, PartitionerSpec, QuantizerSpec, RuntimeSpec, hookimpl
 from delegraph_tosa.plugin import KNOWN_DIFFERENCES
 from delegraph_tosa.plugin import OPTIONS as TOSA_OPTIONS
 
@@ -55,6 +55,14 @@ def delegraph_runtimes() -> list[RuntimeSpec]:
             native="machine code",
         )
     ]
+
+
+@hookimpl
+def delegraph_quantizers() -> list[QuantizerSpec]:
+    """Declare the quantizer of TOSA, which belongs to another distribution."""
+    needs = ("delegraph_tosa", "torchao")
+    hint = "pip install delegraph-tosa delegraph-quantize"
+    return [QuantizerSpec("iree", "delegraph_tosa.quantizer:TOSAQuantizer", requires=needs, install_hint=hint)]
 
 
 @hookimpl

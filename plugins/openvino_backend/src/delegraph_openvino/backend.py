@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,10 @@ from delegraph.delegates import Signature, calls_in
 from torch.export import ExportedProgram
 
 from .frontend import DTYPES, Draft, reason_of
-from .runtime import MARK, WEIGHT, compile_model, settings_of, why_absent
+from .runtime import MARK, WEIGHT, compile_model, fold_operands, settings_of, why_absent
 
 SMALLEST = 4096
 """Bytes that a constant has at least to be stored beside the blob, where delegates share it: weights, few biases."""
-
-ELEMENTWISE = ("Add", "Subtract", "Multiply", "Divide", "Maximum", "Minimum")
 
 
 class OpenVINOBackend(BackendDetails):
@@ -38,11 +37,14 @@ class OpenVINOBackend(BackendDetails):
         settings = settings_of(compile_specs)
         draft = Draft(edge_program)
         model = draft.convert()
-        _fold_operands(model)
+        _drop_casts(model)
+        fold_operands(model, largest=SMALLEST)
         _name(model)
         if not why_absent(settings["device"]):
+            trial = model.clone()
+            fold_operands(trial)
             try:
-                compile_model(model, settings)
+                compile_model(trial, settings)
             except RuntimeError as e:
                 raise draft.refused(reason_of(e)) from e
         weights = _take_weights(model, draft.constants.values())
@@ -50,25 +52,12 @@ class OpenVINOBackend(BackendDetails):
         return PreprocessResult(blob, draft.debug_handles, weights.get_named_data_store_output())
 
 
-def _fold_operands(model: ov.Model) -> None:
-    """Compute now what elementwise operators read of constants alone: dequantized ones, an LSTM's first state.
-
-    OpenVINO computes them when it compiles, and lets the operator write its result over them: the next call finds it
-    there (openvino 2026.4.1). Weights of products stay quantized. Casts that change no type are taken out.
-    """
-    varying, reads = {node.get_name() for node in model.get_parameters()}, []
+def _drop_casts(model: ov.Model) -> None:
+    """Take out casts that change no type, such as those of weights of norms."""
     for node in model.get_ordered_ops():
-        if node.get_type_name() == "Convert" and node.get_input_element_type(0) == node.get_element_type():
-            node.output(0).replace(node.input_value(0))  # of weights of norms
-        constant = [i for i in node.inputs() if i.get_source_output().get_node().get_name() not in varying]
-        if len(constant) < len(node.inputs()):
-            varying.add(node.get_name())
-            if node.get_type_name() in ELEMENTWISE:
-                reads += [i for i in constant if i.get_source_output().get_node().inputs()]
-    computed = ov.Model([operand.get_source_output() for operand in reads], [])
-    values = ov.compile_model(computed, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})({}) if reads else {}
-    for k, operand in enumerate(reads):
-        operand.replace_source_output(ov.opset13.constant(values[k]).output(0))
+        is_cast = node.get_type_name() == "Convert"
+        if is_cast and node.get_input_element_type(0) == node.get_element_type():
+            node.output(0).replace(node.input_value(0))
 
 
 def _name(model: ov.Model) -> None:
@@ -100,10 +89,15 @@ def _take_weights(model: ov.Model, constants: Iterable[torch.Tensor]) -> NamedDa
 
 
 def _serialize(model: ov.Model, signature: Signature) -> bytes:
-    """The two files of an IR, one behind the other, sealed: OpenVINO's own reader trusts what it reads."""
+    """Return the two files of an IR, one after the other, sealed: OpenVINO's own reader trusts what it reads.
+
+    The XML is compressed to about a tenth. In quantized models it is larger than the weights otherwise.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        xml, constants = Path(folder, "model.xml"), Path(folder, "model.bin")
+        xml = Path(folder, "model.xml")
+        constants = Path(folder, "model.bin")
         ov.serialize(model, xml, constants)
-        size = xml.stat().st_size
-        xml.write_bytes(xml.read_bytes() + constants.read_bytes())
-        return signature.seal(xml, MARK, xml=size)
+        text = xml.read_bytes()
+        packed = zlib.compress(text, 9)
+        xml.write_bytes(packed + constants.read_bytes())
+        return signature.seal(xml, MARK, xml=len(text), packed=len(packed))

@@ -21,12 +21,16 @@ from openvino.frontend.pytorch import ConversionExtension
 from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
 from torch.fx import Node
 
+from .corrections import correct, rules
+
 _NAMES = ("float32 f32", "float16 f16", "bfloat16 bf16", "int8 i8", "uint8 u8", "int16 i16", "int32 i32", "int64 i64")
 TYPES = {getattr(torch, t): getattr(ov.Type, o) for t, o in map(str.split, (*_NAMES, "bool boolean"))}
 """The element types that cross the border, or lie inside."""
 DTYPES = {kind: str(dtype).removeprefix("torch.") for dtype, kind in TYPES.items()}
+PLACE_ROWS = "delegraph.place_rows"
 NO_RULE = "OpenVINO's frontend has no rule for this operator"
 aten, op = torch.ops.aten, ov.opset13
+identity_opset = ov.opset16
 
 
 class Draft(NumberedGraph):
@@ -35,6 +39,14 @@ class Draft(NumberedGraph):
     def write(self, node: Node) -> tuple[Any, Any, Any]:
         """The call as OpenVINO is to have it, where its own way is wrong, or only core ATen has a rule there."""
         # conv2d, batch_norm and such as operators that the frontend knows: then the core decomposes none
+        if ignores_product(node):
+            given = bound_arguments(node)
+            [tensor] = self.operands(given["self"])
+            scaled = self.part(aten.mul.Tensor, tensor, given["beta"])
+            return aten.expand.default, (scaled, list(node.meta["val"].shape)), {}
+        replaced = self._corrected(node) or self._placed(node)
+        if replaced is not None:
+            return replaced
         known = core_call(node)
         target, *arguments = known or (node.target, node.args, node.kwargs)
         args, kwargs = self.operands(*arguments)
@@ -60,6 +72,43 @@ class Draft(NumberedGraph):
             return aten.masked_fill.Scalar, (self.part(target, *args[:3], *more, **kwargs), hidden, 0), {}
         return target, args, kwargs
 
+    def _corrected(self, node: Node) -> Any:
+        """Return the call with which a rule of ``corrections`` takes the place of the frontend's; None if none does."""
+        if getattr(node.target, "namespace", "") != "aten":
+            return None
+        corrected = correct(node, bound_arguments(node), [*TYPES])
+        if corrected is None:
+            return None
+        name, operands = corrected
+        return _Name(name), self.operands(operands)[0], {}
+
+    def _placed(self, node: Node) -> Any:
+        """Return a call that writes rows at constant places for ``slice_scatter`` and ``select_scatter``.
+
+        The frontend fails on a chain of these.
+        """
+        if node.target not in (aten.slice_scatter.default, aten.select_scatter.default):
+            return None
+        given = bound_arguments(node)
+        dim = given["dim"]
+        size = given["self"].meta["val"].shape[dim]
+        if node.target is aten.select_scatter.default:
+            places: Any = [given["index"]]
+        else:
+            places = given["start"], given["end"], given["step"]
+        if not all(isinstance(value, int) or value is None for value in (size, *places)):
+            return None
+        if node.target is aten.select_scatter.default:
+            rows = [places[0] % size]
+        else:
+            rows = [*range(size)][slice(*places)]
+        tensor, values = self.operands(given["self"], given["src"])
+        if node.target is aten.select_scatter.default:
+            values = self.part(aten.unsqueeze.default, values, dim)
+        if not rows:
+            return None
+        return _Name(PLACE_ROWS), (tensor, values, rows, dim % given["self"].meta["val"].dim()), {}
+
     def convert(self) -> ov.Model:
         """OpenVINO's model, of the recorded types and shapes. Raises Unsupported with the reason, and the call."""
         decoder = _Decoder(self)  # the frontend does not keep it alive
@@ -70,6 +119,28 @@ class Draft(NumberedGraph):
         if why := self.signature.why_otherwise([None] * len(self.signature.inputs), map(type_of, model.outputs)):
             raise Unsupported("unsupported", f"OpenVINO's model {why}")
         return model
+
+
+def ignores_product(node: Node) -> bool:
+    """Whether torch adds no product, since alpha is 0: NaN and infinities of the factors are ignored."""
+    if node.target is not aten.addmm.default:
+        return False
+    given = bound_arguments(node)
+    sizes = node.meta["val"].shape
+    return given["alpha"] == 0 and given["beta"] != 0 and all(isinstance(size, int) for size in sizes)
+
+
+class _Name:
+    """An operator of this plugin, as the target of a call: the frontend reads its name, and nothing calls it."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __str__(self) -> str:
+        return self.__name__
+
+    def __call__(self) -> None:
+        raise NotImplementedError(self.__name__)
 
 
 class _Decoder(TorchFXPythonDecoder):  # type: ignore[misc]  # of Any
@@ -101,6 +172,10 @@ def _frontend() -> Any:
     frontend = FrontEndManager().load_by_framework("pytorch")
     for name, rule in RULES.items():
         frontend.add_extension(ConversionExtension(name, partial(rule, "channel" in name)))
+    for name, rule in rules().items():
+        frontend.add_extension(ConversionExtension(name, partial(_convert_operands, rule)))
+    frontend.add_extension(ConversionExtension(PLACE_ROWS, _place_rows))
+    frontend.add_extension(ConversionExtension("aten.clone.default", _copy))
     return frontend
 
 
@@ -146,6 +221,28 @@ def _operands(by_channel: bool, context: Any) -> tuple[Any, Any, Any]:
         rank, axis = len(x.get_partial_shape()), int(context.get_values_from_const_input(3))
         scale, zero = (v.reshape([-1 if k == axis % rank else 1 for k in range(rank)]) for v in (scale, zero))
     return x, scale, zero
+
+
+def _copy(context: Any) -> Any:
+    """Return an operator for a copy.
+
+    The frontend has none. It fails if a program returns both a value and its copy.
+    """
+    return identity_opset.identity(context.get_input(0)).outputs()
+
+
+def _convert_operands(rule: Any, context: Any) -> Any:
+    """Call a rule of ``corrections`` with operands of one type, the place of which among ``TYPES`` is the last."""
+    last = context.get_input_size() - 1
+    kind = [*TYPES.values()][int(context.get_values_from_const_input(last))]
+    return rule(*(op.convert(context.get_input(k), kind) for k in range(last))).outputs()
+
+
+def _place_rows(context: Any) -> Any:
+    """Write values at some places of a dimension of a tensor."""
+    tensor, values = context.get_input(0), context.get_input(1)
+    rows, dim = (np.array(context.get_values_from_const_input(k), np.int32) for k in (2, 3))
+    return op.scatter_update(tensor, rows.reshape(-1), values, dim.reshape(())).outputs()
 
 
 RULES = {

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from delegraph.plugin import BackendSpec, OptionSpec, PartitionerSpec, RuntimeSpec, hookimpl
+from delegraph.plugin import BackendSpec, OptionSpec, PartitionerSpec, QuantizerSpec, RuntimeSpec, hookimpl
 
 ON_NAN = (
-    "aten.relu.default aten.clamp.default aten.hardtanh.default aten.relu6.default aten.exp.default aten.gt.Scalar "
-    "aten.maximum.default aten.minimum.default aten.where.self aten.amax.default aten.amin.default aten.gt.Tensor "
-    "aten._softmax.default aten.softmax.int aten.max_pool2d.default aten.max_pool2d_with_indices.default"
+    "aten.relu.default aten.hardtanh.default aten.relu6.default aten.hardsigmoid.default aten.amax.default "
+    "aten.amin.default aten.max.default aten.min.default aten.max.dim aten.min.dim aten.argmax.default "
+    "aten.argmin.default aten.sort.default aten.sort.stable aten.argsort.default aten.topk.default "
+    "aten._softmax.default aten.softmax.int aten._log_softmax.default aten.log_softmax.int aten.logsumexp.default "
+    "aten.scaled_dot_product_attention.default aten.layer_norm.default aten.linalg_vector_norm.default "
+    "aten.max_pool1d.default aten.max_pool2d.default aten.max_pool3d.default aten.max_pool2d_with_indices.default "
+    "aten.max_pool3d_with_indices.default aten.adaptive_max_pool1d.default aten.adaptive_max_pool2d.default "
+    "aten.adaptive_max_pool3d.default aten.grid_sampler_2d.default aten.bucketize.Tensor"
 )
 """Operators that OpenVINO's CPU computes for numbers; of NaN and infinities it makes something else than eager does."""
+ON_SUBNORMAL = "aten.div.Tensor aten.div.Tensor_mode aten.exp.default aten.sigmoid.default"
+"""Operators whose divisor or result OpenVINO's CPU takes for 0 if it is a subnormal number."""
 
 
 @hookimpl
@@ -30,7 +37,10 @@ def delegraph_backends() -> list[BackendSpec]:
             requires=("openvino",),
             install_hint="pip install openvino==2026.4.1",
             options=options,
-            known_differences=((ON_NAN, "of NaN or infinity is another on OpenVINO's CPU"),),
+            known_differences=(
+                (ON_NAN, "of NaN or infinity is another on OpenVINO's CPU"),
+                (ON_SUBNORMAL, "takes subnormal numbers for 0 on OpenVINO's CPU"),
+            ),
         )
     ]
 
@@ -44,3 +54,11 @@ def delegraph_partitioners() -> list[PartitionerSpec]:
 def delegraph_runtimes() -> list[RuntimeSpec]:
     runtime = "delegraph_openvino.runtime:OpenVINORuntime"
     return [RuntimeSpec("openvino", runtime, requires=("openvino",), native="a program for OpenVINO's compiler")]
+
+
+@hookimpl
+def delegraph_quantizers() -> list[QuantizerSpec]:
+    """Declare the quantizer of TOSA, which belongs to another distribution."""
+    needs = ("delegraph_tosa", "torchao")
+    hint = "pip install delegraph-tosa delegraph-quantize"
+    return [QuantizerSpec("openvino", "delegraph_tosa.quantizer:TOSAQuantizer", requires=needs, install_hint=hint)]

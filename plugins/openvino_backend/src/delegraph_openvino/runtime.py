@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -20,8 +21,11 @@ from delegraph.runtime import BackendRuntime, BlobHeader, Compatibility, Countin
 
 from .frontend import DTYPES, reason_of, type_of
 
-MARK = b"delegraph-openvino-3"
-"""What a blob ends with: XML and small constants of an IR; as a fact is told the size of the XML, "xml"."""
+MARK = b"delegraph-openvino-4"
+"""The end of each blob, which holds the compressed XML and the small constants of an IR.
+
+Two facts are stored with it: the size of the XML, "xml", and its compressed size, "packed".
+"""
 WEIGHT = "openvino/"
 """What the name of a parameter begins with in whose place a weight belongs; it is a key of the named data."""
 CACHE = "DELEGRAPH_OPENVINO_CACHE"
@@ -40,8 +44,12 @@ PROPERTIES = frozenset(
     "NPU_TILES ALLOW_AUTO_BATCHING AUTO_BATCH_TIMEOUT ENABLE_STARTUP_FALLBACK ENABLE_RUNTIME_FALLBACK".split()
 )
 """OpenVINO's properties that a program may set: of how it computes. Others, such as WEIGHTS_PATH, name files."""
+EXACT = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+"""OpenVINO would quantize the inputs of layers with integer weights, an error of one percent (openvino 2026.4.1)."""
 Specs = Sequence[CompileSpec]
 NamedData = Mapping[str, bytes]
+ELEMENTWISE = ("Add", "Subtract", "Multiply", "Divide", "Maximum", "Minimum", "PRelu")
+"""Operators whose result OpenVINO may write over a constant operand."""
 _VIRTUAL = {"AUTO", "MULTI", "HETERO", "BATCH"}
 
 
@@ -55,7 +63,8 @@ def properties_of(settings: Mapping[str, str]) -> dict[str, str]:
     precision, properties = settings["precision"], read_properties("properties", settings["properties"], PROPERTIES)
     if precision not in PRECISIONS:
         raise OptionError("option-invalid", f"option 'precision' is one of {PRECISIONS}, not {precision!r:.40}")
-    return {**({} if precision == "default" else {"INFERENCE_PRECISION_HINT": precision}), **properties}
+    chosen = {} if precision == "default" else {"INFERENCE_PRECISION_HINT": precision, **EXACT}
+    return {**chosen, **properties}
 
 
 @cache
@@ -134,8 +143,8 @@ class OpenVINORuntime(BackendRuntime):
     @staticmethod
     def compatible(header: BlobHeader, compile_specs: Specs, device: str | None = None) -> Compatibility | None:
         """By the device, and by the release that wrote the IR: OpenVINO promises to read those of older releases."""
-        if not header.beginning.startswith(b"<?xml"):
-            return Compatibility("cannot", f"it begins with {header.beginning[:24]!r}, not as an IR in XML does")
+        if not _is_packed_xml(header.beginning):
+            return Compatibility("cannot", f"it begins with {header.beginning[:24]!r}, not with a compressed IR in XML")
         if why := why_absent(device or settings_of(compile_specs)["device"]):
             return Compatibility("cannot", why)
         return Compatibility.by_release(header.fingerprint, f"openvino {ov.get_version()}", reads_older=True)
@@ -152,13 +161,10 @@ Read = tuple[ov.Model, list[Any], Signature]
 def read_model(blob: bytes, named_data: NamedData) -> Read:
     """What a blob holds. Raises FormatError if it is damaged, or is called otherwise than it says."""
     files, signature, facts = Signature.unseal(blob, MARK)
-    size = facts.get("xml")
-    # OpenVINO reads other formats as well, and ONNX names files to read
-    if type(size) is not int or not 0 <= size <= len(files) or bytes(files[:5]) != b"<?xml":
-        raise FormatError("format-invalid", "a blob of OpenVINOBackend that holds no IR in XML")
-    memory = [np.frombuffer(files[size:] or b"\0", np.uint8)]
+    xml, constants = _unpack(files, facts)
+    memory = [np.frombuffer(constants or b"\0", np.uint8)]
     try:
-        model = core().read_model(bytes(files[:size]), ov.Tensor(memory[0], [len(files) - size], ov.Type.u8))
+        model = core().read_model(xml, ov.Tensor(memory[0], [len(constants)], ov.Type.u8))
         for parameter in (p for p in model.get_parameters() if p.get_friendly_name().startswith(WEIGHT)):
             key = parameter.get_friendly_name()
             kind, shape = parameter.get_element_type(), parameter.output(0).get_shape()
@@ -176,7 +182,85 @@ def read_model(blob: bytes, named_data: NamedData) -> Read:
         why = "takes inputs that no call gives"
     if why is not None:  # OpenVINO reads memory as the model says
         raise FormatError("format-invalid", f"an IR that {why}")
+    fold_operands(model)
     return model, memory, signature
+
+
+def _unpack(files: memoryview, facts: Mapping[str, Any]) -> tuple[bytes, memoryview]:
+    """Return the XML and the constants of an IR. Raises FormatError if they are not what ``facts`` say."""
+    size = facts.get("xml")
+    packed = facts.get("packed")
+    if type(size) is not int or type(packed) is not int or not 0 <= packed <= len(files) or size < 0:
+        raise FormatError("format-invalid", "a blob of OpenVINOBackend without the size of its XML")
+    try:
+        reader = zlib.decompressobj()
+        xml = reader.decompress(files[:packed], size + 1)
+    except zlib.error as e:
+        raise FormatError("format-invalid", f"a blob of OpenVINOBackend whose XML cannot be unpacked: {e}") from e
+    # OpenVINO reads other formats as well, and ONNX names files to read
+    if len(xml) != size or not reader.eof or not xml.startswith(b"<?xml"):
+        raise FormatError("format-invalid", "a blob of OpenVINOBackend that holds no IR in XML")
+    return xml, files[packed:]
+
+
+def _is_packed_xml(beginning: bytes) -> bool:
+    """Whether these are the first bytes of compressed XML."""
+    try:
+        return zlib.decompressobj().decompress(beginning, 5) == b"<?xml"
+    except zlib.error:
+        return False
+
+
+def fold_operands(model: ov.Model, largest: int | None = None) -> None:
+    """Compute the constant operands of elementwise operators, such as dequantized ones or the first state of an LSTM.
+
+    OpenVINO would compute them when it compiles, and may let the operator write its result over them. The next call
+    would find that result there (openvino 2026.4.1). Weights of matrix products and convolutions stay quantized.
+
+    ``largest``: the most bytes of an operand that is computed; None for any number. Large operands are computed when a
+    blob is loaded, since a quantized constant takes a quarter of the file.
+    """
+    varying = {node.get_name() for node in model.get_parameters()}
+    operands = list[Any]()
+    for node in model.get_ordered_ops():
+        constant = [i for i in node.inputs() if i.get_source_output().get_node().get_name() not in varying]
+        if len(constant) == len(node.inputs()):
+            continue
+        varying.add(node.get_name())
+        if node.get_type_name() in ELEMENTWISE:
+            operands += [i for i in constant if i.get_source_output().get_node().inputs()]
+        elif node.get_type_name() == "Gather" and _has_scales_within_rows(node.input_value(0).get_node()):
+            operands.append(node.input(0))
+    if largest is not None:
+        operands = [operand for operand in operands if _bytes_of(operand) < largest]
+    if not operands:
+        return
+    computed = ov.Model([operand.get_source_output() for operand in operands], [])
+    compiled = ov.compile_model(computed, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    request = compiled.create_infer_request()
+    request.infer()
+    for k, operand in enumerate(operands):
+        # a tensor keeps its type; as an array of numpy, bfloat16 would become float16
+        value = ov.op.Constant(request.get_output_tensor(k))
+        operand.replace_source_output(value.output(0))
+
+
+def _has_scales_within_rows(table: Any) -> bool:
+    """Whether the elements of one row of a dequantized table have several scales.
+
+    OpenVINO has a kernel for one scale a row: with others it writes beyond its memory (openvino 2026.4.1).
+    """
+    if table.get_type_name() != "Multiply":
+        return False
+    scales = table.input_value(1).get_partial_shape()
+    return scales.rank.is_dynamic or any(size != 1 for size in list(scales)[1:])
+
+
+def _bytes_of(operand: Any) -> int:
+    """Return the bytes of an input of an operator; 0 if its shape is not known."""
+    if operand.get_partial_shape().is_dynamic:
+        return 0
+    return int(np.prod(list(operand.get_shape()))) * int(operand.get_element_type().size)
 
 
 class Loaded:

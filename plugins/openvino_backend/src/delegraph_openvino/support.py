@@ -9,7 +9,7 @@ from delegraph.exported import CORE_CALLS, bound_arguments, why_factor_undecided
 from delegraph.partitioner import Asking, CapabilityPartitioner, ValueCheck, dequantized_parts, is_dequantized
 from torch.fx import Node
 
-from .frontend import NO_RULE, RULES, TYPES, Draft
+from .frontend import NO_RULE, RULES, TYPES, Draft, ignores_product
 from .runtime import PREFIX, properties_of
 
 VALUES = ValueCheck("OpenVINO", TYPES)
@@ -24,7 +24,12 @@ _WRONG = {
     "group_norm native_group_norm": "OpenVINO's compiler crashes where it is multiplied by a tensor",
     "var std var_mean std_mean": "OpenVINO's frontend forgets the correction of a variance",
     "_safe_softmax": "OpenVINO computes NaN where a mask hides a whole row",
-    "erfinv log1p soft_margin_loss": "OpenVINO's formula for it has fewer right digits than float32",
+    "erfinv erfc": "OpenVINO's formula for it has fewer right digits than float32",
+    "logaddexp2 log_sigmoid_forward": "OpenVINO's formula for it is infinite for large numbers",
+    "remainder fmod floor_divide": (
+        "OpenVINO divides, rounds and multiplies back: it loses digits, and is NaN for an infinite divisor"
+    ),
+    "atan2": "OpenVINO computes NaN of two infinities, and ignores the sign of zero",
 }
 WRONG = {name: why for names, why in _WRONG.items() for name in names.split()}
 """What OpenVINO computes otherwise than torch, whatever the arguments."""
@@ -44,6 +49,15 @@ def why_not(node: Node) -> str | None:
     name = getattr(node.target, "__name__", str(node.target)).partition(".")[0]
     if (reason := VALUES(node) or WRONG.get(name)) is not None:
         return reason
+    given = bound_arguments(node) if getattr(node.target, "namespace", "") == "aten" else {}
+    if given.get("rounding_mode") == "floor":
+        return "OpenVINO rounds the quotient, and torch the exact one: rounding_mode='floor' may differ by 1"
+    if name in ("addmm", "baddbmm", "addmv", "addbmm", "addr"):
+        for factor in ("beta", "alpha"):
+            if given[factor] == 0 and not ignores_product(node):
+                return f"OpenVINO multiplies by {factor}=0, which keeps NaN and infinities; torch ignores the operand"
+    if name.startswith("avg_pool") and given["ceil_mode"] and given["count_include_pad"] and any(given["padding"]):
+        return "OpenVINO counts elements beyond the padding with ceil_mode=True, count_include_pad=True"
     if name == "_cdist_forward" and node.args[2] != 2:
         return "OpenVINO takes powers of differences, and not of their sizes"
     if (reason := why_factor_undecided(node) or _why_not_resized(node, name)) is not None:
