@@ -10,6 +10,7 @@ import delegraph
 import numpy as np
 import pytest
 import torch
+import torch.ao.quantization.fx._decomposed  # the operators quantized_decomposed
 from delegraph.errors import PluginUnavailable
 from torch import nn
 

@@ -72,7 +72,7 @@ class Draft(NumberedGraph):
             return aten.masked_fill.Scalar, (self.part(target, *args[:3], *more, **kwargs), hidden, 0), {}
         return target, args, kwargs
 
-    def _corrected(self, node: Node) -> Any:
+    def _corrected(self, node: Node) -> tuple[Any, Any, Any] | None:
         """Return the call with which a rule of ``corrections`` takes the place of the frontend's; None if none does."""
         if getattr(node.target, "namespace", "") != "aten":
             return None
@@ -82,7 +82,7 @@ class Draft(NumberedGraph):
         name, operands = corrected
         return _Name(name), self.operands(operands)[0], {}
 
-    def _placed(self, node: Node) -> Any:
+    def _placed(self, node: Node) -> tuple[Any, Any, Any] | None:
         """Return a call that writes rows at constant places for ``slice_scatter`` and ``select_scatter``.
 
         The frontend fails on a chain of these.
