@@ -65,7 +65,7 @@ def test_the_command_line_quantizes_for_a_backend(backend: str, tmp_path: Path) 
 
     data = ("--backend", backend)
     run("quantize", "m.py:make", *data, "--calibration", "data.npz", "-o", "q.pt2")
-    assert "delegate" in run("lower", "q.pt2", *data, "--verify")
+    assert "delegate" in run("lower", "q.pt2", *data, "--verify", "--tolerance", "0.05")
     assert "delegate" in run("lower", "m.py:make", *data, "--quantize", "data.npz", "-o", "m.pte")
     program = torch.export.load(tmp_path / "q.pt2")
     got = delegraph.load(tmp_path / "m.pte")(images[0])
