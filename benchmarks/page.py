@@ -1,16 +1,20 @@
-"""RESULTS.md and what README and the guides quote, from templates/ and results/.
+"""Write RESULTS.md and the figures that README and the guides quote, from templates/ and results/.
 
     python -m benchmarks page [--check]
 
 A template is Markdown with places in double braces:
 
-    {{index}}                               the questions of the page (headings of the third level), by part
-    {{table QUESTION[/TABLE]}}              the tables of a question or one of them, and the runs of its rows
-    {{table ... | only KEY; KEY | first 9}} some of its rows, by the first column or by all keys with " / " between
-    {{table ... | where COLUMN = CELL}}     those that have that
-    {{table ... | bare}}                    without the runs
-    {{count QUESTION[/TABLE]}}              how many rows it has
-    {{cell QUESTION[/TABLE] | ROW | COLUMN | .1f}}   one figure; the format, of the number that begins it, is optional
+    {{data QUESTION}}                       a link to the file with all tables of a question, and its newest day
+    {{cell TABLE | ROW | COLUMN | .1f}}     one figure; the format, of the number that begins it, is optional
+    {{range TABLE | COLUMN | .1f | ...}}    the least and the largest figure of a column
+    {{count TABLE | ...}}                   the number of rows
+    {{table TABLE | ...}}                   a table
+
+TABLE is QUESTION or QUESTION/NAME. Choices, in place of the dots, are optional:
+
+    only ROW; ROW                           these rows, by the first column or by all keys with " / " between
+    where COLUMN = CELL                     rows with this cell
+    columns COLUMN; COLUMN                  these columns of a table
 
 templates/results.md makes RESULTS.md. A page of the project has blocks between ``<!-- figures: NAME -->`` and
 ``<!-- end of figures -->``, which templates/NAME.md makes.
@@ -20,7 +24,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,24 +33,32 @@ import publishing
 HERE = Path(__file__).parent
 PLACE = re.compile(r"\{\{(.+?)\}\}")
 BLOCK = re.compile(r"(<!-- figures: ([\w-]+) -->\n)(.*?)(<!-- end of figures -->)", re.DOTALL)
+NUMBER = re.compile(r"-?[\d,]*\.?\d+(e[-+]?\d+)?")
 Rows = list[list[Any]]
 
 
 class Template:
-    """Fills templates with what is published in ``results``; ``used`` are the questions whose tables were shown."""
+    """Fills templates with the published figures in ``results``; ``linked`` are the questions with a link."""
 
     def __init__(self, results: Path = publishing.RESULTS) -> None:
         self._results = results
-        self.used: set[str] = set()
+        self.linked: set[str] = set()
 
     def fill(self, text: str) -> str:
-        """The text with figures in its places; ValueError names a place that asks for what is not published."""
-        filled = PLACE.sub(lambda place: self._place(place[0], place[1]), text)
-        return filled.replace("{{}}", _index(filled))
+        """Return the text with figures in its places.
+
+        Raises ValueError with the place if its figure is not published.
+        """
+        return PLACE.sub(lambda place: self._place(place[0], place[1]), text)
 
     def _place(self, place: str, inside: str) -> str:
-        kinds: dict[str, Callable[..., str]]
-        kinds = {"table": self._tables, "cell": self._cell, "count": self._count, "index": lambda _: "{{}}"}
+        kinds: dict[str, Callable[..., str]] = {
+            "data": self._data,
+            "cell": self._cell,
+            "range": self._range,
+            "count": self._count,
+            "table": self._table,
+        }
         words, *rest = (part.strip() for part in inside.split(" | "))
         kind, _, name = words.partition(" ")
         if kind not in kinds:
@@ -56,41 +68,67 @@ class Template:
         except (LookupError, ValueError, TypeError, FileNotFoundError) as e:
             raise ValueError(f"{place}: {e!r}") from e
 
-    def _of(self, name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """The runs and the tables of ``QUESTION[/TABLE]``."""
-        question, _, table = name.partition("/")
-        published = json.loads((self._results / f"{question}.json").read_text("utf-8"))
-        tables = [t for t in published["tables"] if table in ("", t["name"])]
-        if not tables:
-            raise LookupError(f"no table {table!r} in {[t['name'] for t in published['tables']]}")
-        return published["runs"], tables
+    def _published(self, question: str) -> dict[str, Any]:
+        published: dict[str, Any] = json.loads((self._results / f"{question}.json").read_text("utf-8"))
+        return published
 
-    def _tables(self, name: str, *choices: str) -> str:
-        runs, tables = self._of(name)
-        self.used.add(name.partition("/")[0])
-        pieces, chosen = [], []
-        for table in tables:
-            rows = _chosen(table, choices)
-            chosen += [(table, row) for row in rows]
-            pieces.append(publishing.markdown(table["columns"], [row[1:] for row in rows]))
-        return "\n".join([*pieces, *([] if "bare" in choices else [_runs(runs, chosen)])]).rstrip("\n")
+    def _find(self, name: str) -> dict[str, Any]:
+        """Return the table ``QUESTION`` or ``QUESTION/NAME``."""
+        question, _, wanted = name.partition("/")
+        tables = {table["name"]: table for table in self._published(question)["tables"]}
+        if wanted not in tables:
+            raise LookupError(f"no table {wanted!r} in {[*tables]}")
+        table: dict[str, Any] = tables[wanted]
+        return table
 
-    def _count(self, name: str) -> str:
-        return str(sum(len(table["rows"]) for table in self._of(name)[1]))
+    def _data(self, question: str) -> str:
+        day = max(run["date"] for run in self._published(question)["runs"])
+        self.linked.add(question)
+        return f"[{question}](results/{question}.json), {day}"
+
+    def _table(self, name: str, *choices: str) -> str:
+        table = self._find(name)
+        columns = table["columns"]
+        shown = columns
+        wanted_rows = []
+        for choice in choices:
+            if choice.startswith("columns "):
+                shown = choice.removeprefix("columns ").split("; ")
+            else:
+                wanted_rows.append(choice)
+        places = [1 + columns.index(column) for column in shown]
+        rows = [[row[place] for place in places] for row in _chosen(table, wanted_rows)]
+        return publishing.markdown(shown, rows).rstrip("\n")
+
+    def _count(self, name: str, *choices: str) -> str:
+        return str(len(_chosen(self._find(name), choices)))
 
     def _cell(self, name: str, row: str, column: str, form: str = "") -> str:
-        _, [table] = self._of(name)
+        table = self._find(name)
         [found] = _chosen(table, [f"only {row}"])
         cell = found[1 + table["columns"].index(column)]
-        if not form:
-            return str(cell)
-        number = re.match(r"-?[\d,]*\.?\d+(e[-+]?\d+)?", cell)
-        if number is None:
-            raise ValueError(f"no number begins {cell!r}")
-        return format(float(number[0].replace(",", "")), form)
+        return format(_number(cell), form) if form else str(cell)
+
+    def _range(self, name: str, column: str, form: str, *choices: str) -> str:
+        table = self._find(name)
+        place = 1 + table["columns"].index(column)
+        cells = [row[place] for row in _chosen(table, choices)]
+        numbers = [_number(cell) for cell in cells if NUMBER.match(cell)]
+        least = format(min(numbers), form)
+        largest = format(max(numbers), form)
+        return least if least == largest else f"{least} to {largest}"
 
 
-def _chosen(table: dict[str, Any], choices: Any) -> Rows:
+def _number(cell: str) -> float:
+    """Return the number at the beginning of a cell."""
+    found = NUMBER.match(cell)
+    if found is None:
+        raise ValueError(f"no number begins {cell!r}")
+    return float(found[0].replace(",", ""))
+
+
+def _chosen(table: dict[str, Any], choices: Sequence[str]) -> Rows:
+    """Return the rows that all choices leave."""
     rows: Rows = table["rows"]
     for choice in choices:
         kind, _, value = choice.partition(" ")
@@ -101,47 +139,23 @@ def _chosen(table: dict[str, Any], choices: Any) -> Rows:
             if missing:
                 raise LookupError(f"no rows {sorted(missing)}")
             rows = [row for name in wanted for row in rows if name in names[id(row)]]
-        elif kind == "first":
-            rows = rows[: int(value)]
         elif kind == "where":
             column, _, wanted_cell = value.partition(" = ")
             place = 1 + table["columns"].index(column)
             rows = [row for row in rows if row[place] == wanted_cell]
-        elif choice != "bare":
-            raise ValueError(f"{choice!r} is not only, where, first or bare")
+        else:
+            raise ValueError(f"{choice!r} is not only, where or columns")
     return rows
 
 
-def _runs(runs: list[dict[str, Any]], chosen: list[tuple[dict[str, Any], list[Any]]]) -> str:
-    """The runs of rows; where they are several, with the names of the rows, but for those of the run that has most."""
-    by_run: dict[int, list[str]] = {}
-    for table, row in chosen:
-        by_run.setdefault(row[0], []).append(" / ".join(row[1 : 1 + table["keys"]]))
-    ordered = sorted(by_run.items(), key=lambda item: -len(item[1]))
-    lines = []
-    for place, (number, names) in enumerate(ordered):
-        rows = f" (rows {'; '.join(names)})" if place else ""
-        lines.append(f"{publishing.described(runs[number])}{rows}\n")
-    return "\n".join(lines)
-
-
-def _index(text: str) -> str:
-    """The questions by part."""
-    lines = []
-    for level, heading in re.findall(r"^(##|###) (.+)$", text, flags=re.MULTILINE):
-        anchor = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
-        lines.append(("- " if level == "##" else "  - ") + f"[{heading}](#{anchor})")
-    return "\n".join(lines)
-
-
 def written(root: Path = HERE.parent) -> dict[Path, str]:
-    """Page -> what has to stand in it."""
+    """Return each page with its text. Raises ValueError if RESULTS.md has no link to a published question."""
     folder = root / "benchmarks"
     template = Template(folder / "results")
     pages = {folder / "RESULTS.md": template.fill((folder / "templates" / "results.md").read_text("utf-8"))}
-    unused = {path.stem for path in (folder / "results").glob("*.json")} - template.used
-    if unused:
-        raise ValueError(f"templates/results.md shows no table of {', '.join(sorted(unused))}")
+    missing = {path.stem for path in (folder / "results").glob("*.json")} - template.linked
+    if missing:
+        raise ValueError(f"templates/results.md has no {{{{data ...}}}} for {', '.join(sorted(missing))}")
 
     def block(found: re.Match[str]) -> str:
         filled = template.fill((folder / "templates" / f"{found[2]}.md").read_text("utf-8"))
@@ -155,7 +169,7 @@ def written(root: Path = HERE.parent) -> dict[Path, str]:
 
 
 def stale(root: Path = HERE.parent) -> list[Path]:
-    """The pages that have other figures than what is published."""
+    """Return the pages whose figures are not the published ones."""
     return [path for path, text in written(root).items() if not path.exists() or path.read_text("utf-8") != text]
 
 

@@ -57,7 +57,7 @@ def test_each_script_publishes_what_it_prints(path):
         assert questions and "publishing.parser(" in text
         assert not re.search(r"print\(.*\| ", text)
         shown = (FOLDER / "templates/results.md").read_text()
-        assert [q for q in questions if f"{{{{table {q}" not in shown] == []
+        assert [q for q in questions if f"{{{{data {q}}}}}" not in shown] == []
 
 
 def published(*rows, whole=False, before=None, run=RUN, columns=("model", "us")):
@@ -149,8 +149,12 @@ def filled(tmp_path):
         ("cell q | b | us", "-"),
         ("cell q | a / x | us | .0f", "1234"),
         ("count q", "3"),
-        ("table q | only b; a / y | bare", "| model | type | us |\n|---|---:|---:|\n| b | x | - |\n| a | y | 2 |"),
-        ("table q | where type = x | first 1 | bare", "| model | type | us |\n|---|---:|---:|\n| a | x | 1,234.5 s |"),
+        ("count q | where type = x", "2"),
+        ("range q | us | .1f", "2.0 to 1234.5"),
+        ("range q | us | .0f | where type = y", "2"),
+        ("data q", "[q](results/q.json), 2026-11-22"),
+        ("table q | only b; a / y", "| model | type | us |\n|---|---:|---:|\n| b | x | - |\n| a | y | 2 |"),
+        ("table q | where type = y | columns us; model", "| us | model |\n|---|---:|\n| 2 | a |"),
     ],
 )
 def test_places_are_filled(filled, place, text):
@@ -167,6 +171,9 @@ def test_places_are_filled(filled, place, text):
         ("cell r | b | us", "FileNotFound"),
         ("cell q/t | b | us", "no table"),
         ("table q | some", "not only"),
+        ("table q | columns ms", "ms"),
+        ("range q | us | .1f | only b", "empty"),
+        ("data r", "FileNotFound"),
         ("tables q", "a place begins with"),
     ],
 )
@@ -175,25 +182,18 @@ def test_a_place_that_asks_for_what_is_not_there_is_named(filled, place, why):
         filled("{{" + place + "}}")
 
 
-def test_a_table_says_of_which_run_its_rows_are(tmp_path):
+def test_a_link_has_the_day_of_the_newest_run(tmp_path):
     before = published(["a", "1"], ["b", "2"])
     publishing.write(tmp_path / "q.json", published(["b", "3"], before=before, run=LATER))
-    text = page.Template(tmp_path).fill("{{table q}}")
-    assert "2026-11-22; a 1; m\n\n" in text and text.endswith("2026-11-25; a 1; m (rows b)")
-    assert page.Template(tmp_path).fill("{{table q | only b}}").endswith("2026-11-25; a 1; m")
+    assert page.Template(tmp_path).fill("{{data q}}") == "[q](results/q.json), 2026-11-25"
 
 
-def test_the_index_has_the_questions_by_part(filled):
-    text = filled("{{index}}\n\n## Time\n\n### Is it fast, then?\n")
-    assert text.startswith("- [Time](#time)\n  - [Is it fast, then?](#is-it-fast-then)\n\n")
-
-
-def test_a_stale_page_and_a_question_that_no_page_shows_are_found(tmp_path):
+def test_stale_pages_and_questions_without_link_are_found(tmp_path):
     (tmp_path / "docs").mkdir()
     templates = tmp_path / "benchmarks" / "templates"
     templates.mkdir(parents=True)
     publishing.write(tmp_path / "benchmarks/results/q.json", published(["a", "1"]))
-    (templates / "results.md").write_text("{{table q}}\n")
+    (templates / "results.md").write_text("{{data q}}\n")
     (templates / "quote.md").write_text("It takes {{cell q | a | us}} us.\n")
     readme = tmp_path / "README.md"
     readme.write_text("Text.\n<!-- figures: quote -->\nIt takes 2 us.\n<!-- end of figures -->\nMore.\n")
