@@ -51,6 +51,7 @@ from .extract import begin_work
 from .fingerprint import fingerprint_of
 from .give_back import give_back, given_back_row
 from .insert import insert_delegates
+from .known_scalars import fold_scalars
 from .narrow import Narrowed, narrow
 from .order import order, random_notes
 from .partition import Plan, Work
@@ -178,6 +179,10 @@ def _normalize(lowering: Lowering) -> None:
             forget_guards(program)
         lowering.programs[method] = program
     lowering.notes += mark_shared_state(lowering.programs)
+    # after the marks: another method may write the buffer off which a number is read
+    for method, program in lowering.programs.items():
+        if note := str(fold_scalars(program)):
+            lowering.notes.append(f"{method}: {note}")
 
 
 def _border(program: ExportedProgram) -> dict[str, str]:

@@ -156,7 +156,12 @@ def _operand_read_by_shape(node: Node) -> Any:
 
 
 def _is_storable(val: Any, largest: int | None) -> bool:
-    """Whether a recorded value is a dense CPU tensor of fixed size with at most ``largest`` bytes (None: any)."""
+    """Whether a recorded value is a number, or a dense CPU tensor of fixed size with at most ``largest`` bytes.
+
+    None in the place of ``largest`` stands for any number of bytes.
+    """
+    if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return True
     if not isinstance(val, torch.Tensor) or val.layout is not torch.strided or val.device.type != "cpu":
         return False
     if not all(type(size) is int for size in val.shape):
