@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from delegraph.errors import InputError
+from delegraph_tosa.format import TosaFormat
 from torch import Tensor, nn
 
 TABLE = torch.arange(12.0).reshape(4, 3)
@@ -90,6 +91,76 @@ def test_an_index_out_of_range_is_an_error(backend, name):
         with pytest.raises((IndexError, RuntimeError)):
             program(TABLE, indices)
         with pytest.raises(InputError, match=rf"input i has an element {wrong};|GATHER: index {wrong} "):
+            lowered(TABLE, indices)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_tosa_file_refuses_indices_out_of_range(name, tmp_path):
+    program, lowered = lower(BACKENDS[0], name)
+    path = tmp_path / "program.tosa"
+    lowered.save(path)
+    loaded = delegraph.load(path)
+    right = torch.tensor([1, 0], dtype=torch.int32)
+    torch.testing.assert_close(loaded(TABLE, right)[0], program(TABLE, right.long()), check_dtype=False)
+    for wrong in PROGRAMS[name].wrong:
+        indices = torch.tensor([1, wrong], dtype=torch.int32)
+        with pytest.raises(InputError, match=rf"input i has an element {wrong};|GATHER: index {wrong} "):
+            loaded(TABLE, indices)
+        with pytest.raises(InputError, match=rf"input i has an element {wrong};|GATHER: index {wrong} "):
+            TosaFormat.run(path, [TABLE.numpy(), indices.numpy()])
+    for seed in range(3):
+        TosaFormat.run(path, TosaFormat.sample(path, seed))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_pte_file_refuses_indices_out_of_range(name, tmp_path):
+    program, lowered = lower(BACKENDS[0], name)
+    lowered.save(tmp_path / "program.pte")
+    loaded = delegraph.load(tmp_path / "program.pte")
+    right = torch.tensor([1, 0])
+    torch.testing.assert_close(loaded(TABLE, right), program(TABLE, right))
+    for wrong in (*PROGRAMS[name].wrong, *HUGE):
+        with pytest.raises(InputError, match=rf"input i has an element {wrong};|GATHER: index {wrong} "):
+            loaded(TABLE, torch.tensor([1, wrong]))
+
+
+def test_files_keep_no_ranges_without_metadata(tmp_path):
+    example = (TABLE, torch.tensor([0, 1]))
+    lowered = delegraph.lower(
+        Program(PROGRAMS["gather rows"].function),
+        example,
+        backends=["tosa"],
+        options={"tosa": {"metadata": False}},
+    )
+    lowered.save(tmp_path / "program.tosa")
+    assert b"dlgrMETA" not in (tmp_path / "program.tosa").read_bytes()
+
+
+COMPUTED = {
+    "embedding": (lambda x, i: F.embedding(i * i, x), (2, 2**16)),
+    "index": (lambda x, i: x[i * i - 1], (3, 2**16)),
+    "one_hot": (lambda x, i: F.one_hot(i * i, 4) + x[:2, :1], (2, 2**16)),
+    "scatter": (lambda x, i: x.scatter(1, (i * i)[:, None], 1.0), (2, 2**16)),
+    "a view": (lambda x, i: F.embedding((i * i)[None].reshape(-1), x), (2, 2**16)),
+    "two uses": (lambda x, i: F.embedding(i * i, x + 1) + F.embedding((i * i).flip(0), x), (2, 2**16)),
+}
+"""Indices that the host computes, whose squares are out of range; 2**16 squared is 0 modulo 2**32."""
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_indices_that_the_host_computes_are_checked(name):
+    function, wrongs = COMPUTED[name]
+    program = Program(function)
+    lowered = delegraph.lower(program, (TABLE, torch.tensor([0, 1])), backends=["tosa"])
+    assert lowered.delegates
+    assert lowered.report.host_operators
+    right = torch.tensor([1, 0])
+    torch.testing.assert_close(lowered(TABLE, right), program(TABLE, right))
+    for wrong in wrongs:
+        indices = torch.tensor([1, wrong])
+        with pytest.raises((IndexError, RuntimeError)):
+            program(TABLE, indices)
+        with pytest.raises(InputError, match=f"mul.* has an element {wrong * wrong}"):
             lowered(TABLE, indices)
 
 

@@ -3,8 +3,8 @@
 The names below are public; the modules are not.
 """
 
-from .call_names import EXPORTED, INDEXED, LEFT, WITHIN, count_operators, is_operator, operator_name, unpacked
-from .call_spec import VARYING, expect_within, is_fixed, wrong_input
+from .call_names import EXPORTED, INDEXED, LEFT, LOW_BITS, WITHIN, count_operators, is_operator, operator_name, unpacked
+from .call_spec import VARYING, expect_indices, expect_within, is_fixed, wrong_input
 from .checks import erase, find_checks
 from .constant_values import ConstantValues
 from .decompose.tables import RECURRENT, to_core
@@ -25,6 +25,7 @@ __all__ = [
     "EXPORTED",
     "INDEXED",
     "LEFT",
+    "LOW_BITS",
     "RECURRENT",
     "TRACING",
     "VARYING",
@@ -40,6 +41,7 @@ __all__ = [
     "count_operators",
     "distinct_inputs",
     "erase",
+    "expect_indices",
     "expect_within",
     "find_checks",
     "input_names",

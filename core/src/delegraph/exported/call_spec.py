@@ -120,16 +120,8 @@ class Arguments:
         for position, (low, high) in self._ranges.items():
             expect_within(flat[position], low, high, lambda: input_names(self._program), position)
         for position, (low, high) in self._indices.items():
-            self._expect_indices(flat[position], low, high, position)
+            expect_indices(flat[position], low, high, lambda: input_names(self._program), position)
         return flat
-
-    def _expect_indices(self, value: Any, low: int, high: int, position: int) -> None:
-        """Raise InputError if ``value``, a tensor of indices, has an element that eager refuses."""
-        found = outside(value, low, high)
-        if found is not None:
-            name = input_names(self._program)[position]
-            text = f"an index is out of range: input {name} has an element {found}; {low} to {high} are in range"
-            raise InputError("input-invalid", text)
 
     def _wrong(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> InputError:
         """The error for a call whose arguments do not fit.
@@ -189,6 +181,18 @@ def outside(value: Any, low: int, high: int) -> int | None:
     if least < low:
         return least
     return most if most > high else None
+
+
+def expect_indices(value: Any, low: int, high: int, names: Callable[[], Sequence[str]], position: int) -> None:
+    """Raise InputError if ``value``, a tensor of indices, has an element for which eager raises an error.
+
+    Those are the elements below ``low`` or above ``high``. The rest is as in ``expect_within``.
+    """
+    found = outside(value, low, high)
+    if found is not None:
+        name = names()[position]
+        text = f"an index is out of range: input {name} has an element {found}; {low} to {high} are in range"
+        raise InputError("input-invalid", text)
 
 
 def expect_within(value: Any, low: int, high: int, names: Callable[[], Sequence[str]], position: int) -> None:

@@ -13,6 +13,7 @@ from ..delegates.lowered_module import LoweredBackendModule
 from ..exported.layouts import Layout, arrange, subgraph_layouts
 from ..exported_program import CALL_DELEGATE
 from ..source import source_of
+from .borders import expect_narrow, narrows
 from .sizes import expect_rank, expects_rank
 
 RESHAPE = torch.ops.aten.reshape.default
@@ -71,7 +72,7 @@ class GraphCode:
         # node -> the name of its value in the code
         self._names = {node: f"v{k}" for k, node in enumerate(module.graph.nodes)}
         # the globals of the code: objects, subgraphs and delegates by name
-        self._bound: dict[str, Any] = {"arrange": arrange, "expect_rank": expect_rank}
+        self._bound: dict[str, Any] = {"arrange": arrange, "expect_rank": expect_rank, "expect_narrow": expect_narrow}
         self._bound |= {self._names[n]: v for n, v in constants.items()}
         # by their names in the code; ``function`` makes functions of them
         self._subgraphs: dict[str, tuple[Node, GraphCode]] = {}  # with the node that fetches the subgraph
@@ -164,7 +165,8 @@ class GraphCode:
     def _call(self, node: Node) -> str:
         """The Python expression for a call.
 
-        Its result is given the layout that ``_layouts`` has for the node, and a squeeze whose rank matters is checked.
+        Its result is given the layout that ``_layouts`` has for the node. A squeeze whose rank matters is checked, and
+        so are integers that a cast at a border may change.
         """
         if node.target is CALL_DELEGATE:
             module, *inputs = node.args
@@ -176,6 +178,8 @@ class GraphCode:
             text = f"{self._text(module)}({', '.join(arguments)})"
         else:
             arguments = [self._text(a) for a in node.args]
+            if narrows(node):
+                arguments[0] = f"expect_narrow({arguments[0]}, {self._bind(node)})"
             # in a dictionary, because names such as ``from`` are keywords of Python
             arguments += [f"**{{{k!r}: {self._text(v)}}}" for k, v in node.kwargs.items()]
             text = f"{self._bind(RESHAPE if node.target in VIEWS else node.target)}({', '.join(arguments)})"

@@ -15,13 +15,13 @@ from types import MappingProxyType
 from typing import Any
 
 from delegraph.errors import FormatError, InputError
-from delegraph.exported import expect_within, is_fixed
+from delegraph.exported import expect_indices, expect_within, is_fixed
 from delegraph.exported_program import flat_arguments
 from delegraph.io.escape import printable
 from torch.utils import _pytree as pytree
 
+from .program.calling import index_ranges, input_ranges
 from .program.calling import input_names as stated_names
-from .program.calling import input_ranges
 from .program.input_sizes import InputSizes
 from .program.tables import ContainerMetadata, ExecutionPlan
 
@@ -56,16 +56,18 @@ def encode_inputs(
     sizes: InputSizes,
     fixed: Sequence[int] = (),
     within: Mapping[int, Sequence[int]] = MappingProxyType({}),
+    indexed: Mapping[int, Sequence[int]] = MappingProxyType({}),
 ) -> str:
     """The text of the inputs of a method, with the names of its positional arguments where torch recorded them.
 
     ``sizes``: those that are not fixed. ``fixed``: positions of the flat inputs that are numbers or texts which the
     program was exported for. ``within``: position of a flat input -> the lowest and the highest integer that it may
-    hold.
+    hold. ``indexed``: the same for inputs with indices, for which eager raises an error outside of the range.
     """
     stated: dict[str, Any] = {"sizes": sizes.to_json()} if sizes.places else {}
     stated |= {"fixed": list(fixed)} if fixed else {}
     stated |= {"within": [[k, *ends] for k, ends in within.items()]} if within else {}
+    stated |= {"indexed": [[k, *ends] for k, ends in indexed.items()]} if indexed else {}
     if not names and not stated:
         return encode_structure(spec)
     return json.dumps({"structure": _encode(spec), "names": list(names), **stated}, separators=(",", ":"))
@@ -83,10 +85,14 @@ def expect_fixed_inputs(plan: ExecutionPlan, flat: Sequence[Any], names: Sequenc
 
 
 def expect_input_ranges(plan: ExecutionPlan, flat: Sequence[Any], names: Sequence[str]) -> None:
-    """Raise InputError for flat inputs with integers that the file was not lowered for."""
-    for k, (low, high) in input_ranges(plan.container, len(plan.inputs)).items():
+    """Raise InputError for integers that the file was not lowered for, and for indices that eager refuses."""
+    count = len(plan.inputs)
+    for k, (low, high) in input_ranges(plan.container, count).items():
         if k < len(flat):
             expect_within(flat[k], low, high, lambda: names, k)
+    for k, (low, high) in index_ranges(plan.container, count).items():
+        if k < len(flat):
+            expect_indices(flat[k], low, high, lambda: names, k)
 
 
 def _is_same(given: Any, wanted: Any) -> bool:

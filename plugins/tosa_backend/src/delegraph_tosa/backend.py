@@ -9,16 +9,19 @@ from typing import Any
 
 from delegraph.backend import BackendDetails, CompileSpec, DelegateMappingBuilder, PreprocessResult
 from delegraph.errors import DelegraphError, Unsupported, WriteError
+from delegraph.exported_program import user_inputs
 from delegraph.formats import write_whole
 from torch.export import ExportedProgram
 
 from .borders import quantization_of
 from .ir.graph import Graph, Operator
 from .lowering import Origin, Tosa, lower_program
+from .lowering.ranges.bounds import bounds_of
+from .lowering.registry import indexes_of
 from .options import Options, filter_tosa_compile_specs
 from .passes import Layouts, run_passes, sources_of
 from .repeated import with_copied_layers
-from .serialize import TosaFile, cut
+from .serialize import TosaFile, cut, ranges_record
 from .spec import TosaSpec, required, required_target
 from .validate import InvalidGraph, validate
 
@@ -49,11 +52,20 @@ class TOSABackend(BackendDetails):
         options = Options.parse(compile_specs)
         graph = _compiled(edge_program, options)
         quantization = quantization_of(edge_program)
-        trailer = quantization.trailer(graph) if options.metadata else b""
+        trailer = b""
+        if options.metadata:
+            trailer = quantization.trailer(graph) + _ranges_of_indices(edge_program, graph)
         file = TosaFile(graph, options.spec, locations=options.locations, trailer=trailer)
         facts = {"needs": _needs(graph, options.spec), "target": str(options.spec)} | quantization.facts()
         blob, data = cut(file) if options.named_constants else (file, None)
         return PreprocessResult(blob, _debug_handles(file.numbers), data, facts=facts)
+
+
+def _ranges_of_indices(program: ExportedProgram, graph: Graph) -> bytes:
+    """Return the record of the ranges of the inputs that have indices, in the order of the graph's inputs."""
+    bounds = bounds_of(program.graph.nodes, indexes_of)
+    by_name = {node.name: bounds[node] for node in user_inputs(program) if node in bounds}
+    return ranges_record([by_name.get(value.name or "") for value in graph.inputs])
 
 
 def compile_program(program: ExportedProgram, spec: TosaSpec) -> Graph:

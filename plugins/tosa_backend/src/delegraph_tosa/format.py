@@ -27,12 +27,12 @@ from delegraph.formats import (
     join,
 )
 
-from .evaluate import bounded_iterations, evaluate, numbers_of
+from .evaluate import bounded_iterations, check_inputs, check_ranges, evaluate, numbers_of
 from .evaluate.specialize import is_dynamic
 from .ir.graph import Array, Graph, Value
 from .ir.types import BLOCK_SCALED, DType
 from .options import Options
-from .serialize import joined, producer_of, producer_record, quantization, read, read_numbered, target_of
+from .serialize import input_ranges, joined, producer_of, producer_record, quantization, read, read_numbered, target_of
 from .serialize.trailer import Followed
 from .text import render
 from .tools import figures, sample, summarize, verdicts
@@ -217,7 +217,7 @@ class TosaFormat(DelegateFormat):
         data = _content(path)
         graph = read(data)
         with _within_memory(graph):
-            inputs = [] if is_dynamic(graph) else sample(graph, 0)
+            inputs = [] if is_dynamic(graph) else sample(graph, 0, input_ranges(data, graph))
         return verdicts(path, graph, target_of(data, graph), inputs)
 
     @staticmethod
@@ -227,8 +227,9 @@ class TosaFormat(DelegateFormat):
         Raises InvalidGraph for a file that is not legal at any level, Unsupported for what no memory holds.
         """
         graph = _legal_graph(path)
+        ranges = input_ranges(_content(path), graph)
         with _within_memory(graph):
-            return sample(graph, seed)
+            return sample(graph, seed, ranges)
 
     @staticmethod
     def run(path: Path, inputs: Sequence[Array], max_iterations: int = MAX_ITERATIONS) -> list[tuple[str, Array]]:
@@ -240,7 +241,10 @@ class TosaFormat(DelegateFormat):
         ``max_iterations`` iterations of all its loops together, branches counted as well.
         """
         graph = _legal_graph(path)
+        ranges = input_ranges(_content(path), graph)
         with _within_memory(graph), bounded_iterations(max_iterations):
+            check_inputs(graph.inputs, [(x.shape, x.dtype.name) for x in inputs])
+            check_ranges(graph.inputs, inputs, ranges)
             results = evaluate(graph, inputs)
         return [
             (_name(k, v), _readable(r, v.dtype)) for k, (v, r) in enumerate(zip(graph.outputs, results, strict=True))

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,13 @@ from delegraph.errors import InputError, Unsupported
 from delegraph.runtime import BackendRuntime, Delegate, ObservedDelegate, ProfiledDelegate
 
 from .compatible import compatible
-from .evaluate import Program, See, check_inputs
+from .evaluate import Program, See, check_inputs, check_ranges
 from .ir.graph import Array, Graph, Operator, Value
 from .ir.operators import CONCAT, IDENTITY, RESCALE, RESHAPE, REVERSE, SLICE, TILE, TRANSPOSE, VARIABLE
 from .ir.types import ARRAY_DTYPES, BLOCK_SCALED, DType
 from .lowering.torch_values.types import BITS, TORCH_DTYPES, array_of
 from .options import Options
-from .serialize import joined, read, read_numbered
+from .serialize import input_ranges, joined, read, read_numbered
 
 Scalar = int | float | bool
 
@@ -38,7 +39,9 @@ class TOSARuntime(BackendRuntime):
 
         Raises FormatError if it is damaged, Unsupported if it contains an operator that this host does not compute.
         """
-        loaded = LoadedGraph(read(joined(processed_bytes, named_data)))
+        data = joined(processed_bytes, named_data)
+        graph = read(data)
+        loaded = LoadedGraph(graph, input_ranges(data, graph))
         order = Options.parse(compile_specs).input_order if compile_specs else None
         return loaded if order is None else lambda *args: loaded(*[args[position] for position in order])
 
@@ -50,8 +53,9 @@ class TOSARuntime(BackendRuntime):
 
         Not told: operators in graphs of control flow, and types that torch does not have.
         """
-        graph, numbers = read_numbered(joined(processed_bytes, named_data))
-        loaded = LoadedGraph(graph)
+        data = joined(processed_bytes, named_data)
+        graph, numbers = read_numbered(data)
+        loaded = LoadedGraph(graph, input_ranges(data, graph))
         order = Options.parse(compile_specs).input_order if compile_specs else None
 
         def call(*args: torch.Tensor | Scalar) -> tuple[tuple[Any, ...], dict[Any, tuple[torch.Tensor, ...]]]:
@@ -75,8 +79,9 @@ class TOSARuntime(BackendRuntime):
 
         Not told one by one: operators in graphs of control flow, whose time the loop or branch has.
         """
-        graph, numbers = read_numbered(joined(processed_bytes, named_data))
-        loaded = LoadedGraph(graph)
+        data = joined(processed_bytes, named_data)
+        graph, numbers = read_numbered(data)
+        loaded = LoadedGraph(graph, input_ranges(data, graph))
         order = Options.parse(compile_specs).input_order if compile_specs else None
 
         def call(*args: torch.Tensor | Scalar) -> tuple[tuple[Any, ...], dict[Any, dict[str, float]]]:
@@ -104,12 +109,14 @@ class LoadedGraph:
     many threads; with variables, calls run one after the other.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, ranges: Mapping[int, tuple[int, int]] = MappingProxyType({})) -> None:
+        """``ranges``: position of an input with indices -> the range in which they must lie."""
         for value in (*graph.inputs, *graph.outputs):
             if value.dtype in BLOCK_SCALED:
                 why = "crosses the boundary, and torch has no block-scaled tensors: CAST inside of the graph"
                 raise Unsupported("unsupported", f"{value!r} {why}")
         self.program = Program(graph)
+        self._ranges = ranges
         self._turn: AbstractContextManager[Any] = threading.Lock() if _has_variables(graph) else nullcontext()
         self._variables: dict[str, Array] = {}
         self._unsigned = _unsigned(graph)
@@ -123,8 +130,10 @@ class LoadedGraph:
         tensors = [_tensor(position, arg) for position, arg in enumerate(args)]
         wanted = self.program.graph.inputs
         check_inputs(wanted, [(tuple(t.shape), self._held_as(t.dtype, k)) for k, t in enumerate(tensors)])
+        arrays = [_held(array_of(t), v) for t, v in zip(tensors, wanted, strict=True)]
+        check_ranges(wanted, arrays, self._ranges)
         with self._turn:
-            return self._run([_held(array_of(t), v) for t, v in zip(tensors, wanted, strict=True)], see)
+            return self._run(arrays, see)
 
     def _run(self, inputs: Sequence[Array], see: See | None) -> tuple[torch.Tensor, ...]:
         """Variables change if the whole call succeeds, and share no memory with what the caller has."""

@@ -14,7 +14,7 @@ from delegraph.errors import FormatError
 from delegraph.formats import QuantizationParameters
 from delegraph_tosa.borders import integer_borders
 from delegraph_tosa.format import TosaFormat
-from delegraph_tosa.serialize.trailer import MAGIC, SCHEMA, producer_of, producer_record
+from delegraph_tosa.serialize.trailer import MAGIC, RANGES, SCHEMA, producer_of, producer_record
 
 from ..support.quantized_cases import dequantize, quantize
 
@@ -164,6 +164,18 @@ def test_what_is_damaged_is_one_error_where_it_is_read(path, text, message, caps
         _ = loaded.quantization
     assert main(["inspect", str(path)]) == 1
     assert capsys.readouterr().err.count("error [format-invalid]") == 1
+
+
+@pytest.mark.parametrize(
+    "rows", ["[null]", "[[1], null, null]", "[[1, 2.0], null, null]", "[[2, 1], null, null]", "{}"]
+)
+def test_wrong_ranges_are_an_error_where_the_file_is_run(path, rows):
+    behind(path, b'{"schema": "%s", "inputs": %s}' % (RANGES.encode(), rows.encode()))
+    integers = torch.zeros(2, 16, dtype=INT8)
+    with pytest.raises(FormatError, match="damaged TOSA file"):
+        delegraph.load(path)(integers, GIVEN[1], integers)
+    with pytest.raises(FormatError, match="damaged TOSA file"):
+        TosaFormat.sample(path, 0)
 
 
 def test_a_length_that_is_none(path):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from delegraph.errors import Unsupported
-from delegraph.exported import WITHIN
+from delegraph.exported import INDEXED, WITHIN
 from delegraph.exported_program import constant_tensor as tensor_of
 from delegraph.exported_program import output_values, placeholders, trained_targets, user_inputs, written_targets
 from delegraph.formats import DelegateContents
@@ -327,14 +327,19 @@ class _Method:
                 if isinstance(entry, TensorValue) and entry.storage.home is Home.PLANNED:
                     entry.storage.home = Home.GIVEN
 
+    def _ranges(self, mark: str) -> dict[int, Sequence[int]]:
+        """Position of an input -> the range that it is marked with."""
+        return {k: node.meta[mark] for k, node in enumerate(user_inputs(self.program)) if mark in node.meta}
+
     def _container(self) -> ContainerMetadata:
         spec = self.program.call_spec
         signature: Any = self.program.module_call_graph[0].signature
         names = signature.forward_arg_names or ()
         fixed = [k for k, n in enumerate(user_inputs(self.program)) if not isinstance(n.meta.get("val"), _VARYING)]
         sizes = size_relations(self.program)
-        within = {k: n.meta[WITHIN] for k, n in enumerate(user_inputs(self.program)) if WITHIN in n.meta}
-        takes = encode_inputs(spec.in_spec, names, sizes, fixed, within) if spec.in_spec is not None else ""
+        within = self._ranges(WITHIN)
+        indexed = self._ranges(INDEXED)
+        takes = encode_inputs(spec.in_spec, names, sizes, fixed, within, indexed) if spec.in_spec is not None else ""
         used = self.delegates.used.values()
         outputs = encode_outputs(
             spec.out_spec,

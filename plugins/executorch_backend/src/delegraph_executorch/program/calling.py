@@ -72,8 +72,17 @@ def input_names(container: ContainerMetadata | None, count: int) -> list[str]:
 
 def input_ranges(container: ContainerMetadata | None, count: int) -> dict[int, tuple[int, int]]:
     """Position of a flat input -> the lowest and the highest integer that it may hold, as far as the file says it."""
+    return _ranges(container, count, "within")
+
+
+def index_ranges(container: ContainerMetadata | None, count: int) -> dict[int, tuple[int, int]]:
+    """Return the range of each flat input with indices, by its position; outside of it, eager raises an error."""
+    return _ranges(container, count, "indexed")
+
+
+def _ranges(container: ContainerMetadata | None, count: int, key: str) -> dict[int, tuple[int, int]]:
     try:
-        rows = json.loads(container.inputs)["within"] if container is not None else []
+        rows = json.loads(container.inputs)[key] if container is not None else []
         listed = {k: (low, high) for k, low, high in rows}
     except (ValueError, TypeError, KeyError, RecursionError):
         return {}

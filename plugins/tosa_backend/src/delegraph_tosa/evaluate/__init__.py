@@ -5,7 +5,7 @@ from __future__ import annotations
 from .constants import materialize
 from .control import bounded_iterations
 from .kernels import all_kernels, computes, numbers_of, why_not
-from .program import Program, See, check_inputs, evaluate
+from .program import Program, See, check_inputs, check_ranges, evaluate
 
 __all__ = [
     "Program",
@@ -13,6 +13,7 @@ __all__ = [
     "all_kernels",
     "bounded_iterations",
     "check_inputs",
+    "check_ranges",
     "computes",
     "evaluate",
     "materialize",

@@ -136,6 +136,22 @@ def check_inputs(wanted: Sequence[Value], given: Sequence[tuple[tuple[int, ...],
             raise InputError("input-invalid", f"input {position}{name}: {text}")
 
 
+def check_ranges(wanted: Sequence[Value], given: Sequence[Array], ranges: Mapping[int, tuple[int, int]]) -> None:
+    """Raise InputError for an array of ``given`` with an index outside of its range; ``ranges`` are by position."""
+    for position, (low, high) in ranges.items():
+        array = given[position]
+        if array.dtype.kind not in "iu" or not array.size:
+            continue
+        least = int(array.min())
+        most = int(array.max())
+        if low <= least and most <= high:
+            continue
+        name = wanted[position].name or position
+        found = least if least < low else most
+        text = f"an index is out of range: input {name} has an element {found}; {low} to {high} are in range"
+        raise InputError("input-invalid", text)
+
+
 def _last_uses(graph: Graph) -> list[list[Value]]:
     """For each operator the computed values and inputs that are not needed after it."""
     needed = set(graph.outputs) | set(graph.constants())

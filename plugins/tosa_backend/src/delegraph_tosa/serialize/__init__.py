@@ -3,17 +3,19 @@
 from .convert import convert
 from .cut import cut, joined
 from .reader import read, read_numbered, stated_version, target_of
-from .trailer import producer_of, producer_record, quantization
+from .trailer import input_ranges, producer_of, producer_record, quantization, ranges_record
 from .writer import TosaFile
 
 __all__ = [
     "TosaFile",
     "convert",
     "cut",
+    "input_ranges",
     "joined",
     "producer_of",
     "producer_record",
     "quantization",
+    "ranges_record",
     "read",
     "read_numbered",
     "stated_version",

@@ -1,13 +1,15 @@
-"""Records behind the flatbuffer: how its quantized inputs and outputs stand for real numbers, and what made the file.
+"""Records behind the flatbuffer: the scales of inputs and outputs, the ranges of indices, and what made the file.
 
-The schema has no field for either. A flatbuffer is read from its front, so that its readers do not see what follows.
+The schema has no field for these. A flatbuffer is read from its front, so that its readers do not see what follows.
 There are up to ``RECORDS`` records, one behind the other, each of which is found from its end:
 
     JSON (UTF-8), its length (uint32, little-endian), MAGIC
 
 The JSON has an entry ``schema``. With ``SCHEMA`` it has ``inputs`` and ``outputs``: lists, in the order of the
 program's inputs and outputs in the flatbuffer, of ``{"dtype", "scale", "zero_point"}``, or null for what is not
-quantized. With ``PRODUCER`` it has ``producer``, a distribution and its version; a saved file ends with this record.
+quantized. With ``RANGES`` it has ``inputs``: a list in the same order of ``[lowest, highest]``, or null for an input
+without indices. With ``PRODUCER`` it has ``producer``, a distribution and its version; a saved file ends with this
+record.
 """
 
 from __future__ import annotations
@@ -29,9 +31,10 @@ from ..ir.types import DType
 
 MAGIC = b"dlgrMETA"
 SCHEMA = "delegraph-tosa.metadata/1"
+RANGES = "delegraph-tosa.ranges/1"
 PRODUCER = "delegraph-tosa.producer/1"
 RECORDS = 8
-"""Records that are looked for; a file that somebody saved again has no more than two."""
+"""Records that are looked for; a file that was saved again has no more than three."""
 LONGEST = 1 << 22
 """Bytes of JSON that are read: some 60,000 inputs."""
 LONGEST_NAME = 500
@@ -54,6 +57,13 @@ def trailer(inputs: Border, outputs: Border) -> bytes:
     sides = {"inputs": inputs, "outputs": outputs}
     lists = {side: [row and row._asdict() for row in rows] for side, rows in sides.items()}
     return _record({"schema": SCHEMA, **lists})
+
+
+def ranges_record(ranges: Sequence[tuple[int, int] | None]) -> bytes:
+    """Return the record of the ranges in which inputs with indices must lie; nothing if no input has indices."""
+    if not any(ranges):
+        return b""
+    return _record({"schema": RANGES, "inputs": ranges})
 
 
 def producer_record(producer: str) -> bytes:
@@ -111,6 +121,33 @@ def quantization(data: bytes | memoryview, graph: Graph) -> Quantization:
         for side, values in (("inputs", graph.inputs), ("outputs", graph.outputs))
     )
     return Quantization(inputs, outputs)
+
+
+def input_ranges(data: bytes | memoryview, graph: Graph) -> dict[int, tuple[int, int]]:
+    """Return the range of each input that has indices, by its position in ``graph``.
+
+    Outside of the range, an index names another element in the file, or none. Raises FormatError for wrong ranges.
+    """
+    try:
+        held = _read(data, RANGES)
+    except FormatError:  # reading the scales raises it; the program runs without these records
+        return {}
+    if held is None:
+        return {}
+    rows = held.get("inputs")
+    if not isinstance(rows, list) or len(rows) != len(graph.inputs):
+        raise _damaged(f"it does not describe the program's {len(graph.inputs)} inputs")
+    ranges = {}
+    for position, row in enumerate(rows):
+        if row is None:
+            continue
+        if not isinstance(row, list) or [type(end) for end in row] != [int, int]:
+            raise _damaged(f"the range of input {position} is not two integers")
+        low, high = row
+        if not -(1 << 63) <= low <= high < 1 << 63:
+            raise _damaged(f"the range of input {position} is not one of int64")
+        ranges[position] = (low, high)
+    return ranges
 
 
 def _read(data: bytes | memoryview, schema: str) -> Mapping[str, Any] | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import numpy as np
 from delegraph.errors import InputError
 
@@ -16,16 +19,25 @@ _GATHERING = (ops.GATHER, ops.ROW_GATHER, ops.ROW_GATHER_BLOCK_SCALED)
 _MOVING = (ops.IDENTITY, ops.RESHAPE, ops.TRANSPOSE, ops.REVERSE, ops.TILE, ops.SLICE, ops.CONCAT)
 
 
-def sample(graph: Graph, seed: int) -> list[Array]:
+def sample(graph: Graph, seed: int, ranges: Mapping[int, tuple[int, int]] = MappingProxyType({})) -> list[Array]:
     """One array an input: standard normal for floating point, small numbers for integers.
 
     Inputs that choose rows, directly or after they were only moved, have indices of rows; those that SCATTER takes
-    itself name none twice. Sizes that are known at run time only are 2, or 1 if they cannot all be 2.
+    itself name none twice. Sizes that are known at run time only are 2, or 1 if they cannot all be 2. ``ranges``:
+    position of an input with indices -> the range in which they must lie.
     """
     graph = _static(graph)
     rng, rows = np.random.default_rng(seed), _rows(graph)
     distinct = {op.indices for op in graph.operators if isinstance(op, ops.SCATTER)}
-    return [_indices(v, rows[v], v in distinct, rng) if v in rows else _elements(v.type, rng) for v in graph.inputs]
+    arrays = [_indices(v, rows[v], v in distinct, rng) if v in rows else _elements(v.type, rng) for v in graph.inputs]
+    for position, (lowest, high) in ranges.items():
+        array = arrays[position]
+        if array.dtype.kind in "iu":
+            # Negative labels are in the range, but only one of them is valid.
+            low = max(lowest, 0) if high >= 0 else lowest
+            inside = low + (array.astype(np.int64) - low) % (high - low + 1)
+            arrays[position] = inside.astype(array.dtype)
+    return arrays
 
 
 def _static(graph: Graph) -> Graph:
