@@ -327,3 +327,28 @@ def test_rows_are_written_at_their_places(name: str) -> None:
     lowered = lower(lambda m, x, y: PLACES[name](x, y), x, y)
     assert not lowered.report.given_back
     torch.testing.assert_close(lowered(x, y), PLACES[name](x, y))
+
+
+TRUTHS: dict[str, Callable] = {
+    "any": lambda x: (x.any(), x.any(1), x.any(0, keepdim=True)),
+    "all": lambda x: (x.all(), x.all(1)),
+    "cast": lambda x: (x.bool(), torch.logical_not(x)),
+    "pairs": lambda x: (torch.logical_and(x, x.flip(0)), torch.logical_xor(x, x.flip(0))),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.float32, torch.float16, torch.bool], ids=str)
+@pytest.mark.parametrize("name", TRUTHS)
+def test_every_number_but_zero_is_true(name: str, dtype: torch.dtype) -> None:
+    """OpenVINO cast integers by way of 8 bits, and took NaN for 0."""
+    rows = [[0, 256, 2**31 - 1], [65536, 0, -(2**31)], [0, 0, 0]]
+    numbers = torch.tensor(rows, dtype=torch.int64).to(dtype)
+    if dtype.is_floating_point:
+        numbers[0, 0] = NAN
+    lowered = lower(lambda m, x: TRUTHS[name](x), numbers)
+    torch.testing.assert_close(lowered(numbers), TRUTHS[name](numbers), rtol=0, atol=0)
+
+
+def test_log1p_of_an_infinite_short_float_is_infinite() -> None:
+    x = torch.tensor([INF, 65504, 1e-3], dtype=torch.float16)
+    torch.testing.assert_close(lower(lambda m, x: x.log1p(), x)(x), x.log1p())

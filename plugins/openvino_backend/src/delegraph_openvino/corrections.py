@@ -55,7 +55,7 @@ def _log1p(x: Any) -> Any:
     one = _number(1, x)
     y = op.subtract(x, _number(-1, x))
     corrected = op.multiply(op.log(y), op.divide(x, op.subtract(y, one)))
-    is_large = op.less(_number(1e6, x), x)
+    is_large = op.less(_number(1e4, x), x)
     return op.select(op.equal(y, one), x, op.select(is_large, op.log(y), corrected))
 
 
@@ -176,6 +176,14 @@ OPERATORS: Mapping[Any, Rule] = {
 TO_BOOL = "delegraph.is_true"
 """The name under which a cast of floats to bool is written."""
 _CASTS = (aten.to.dtype, aten._to_copy.default)
+_LOGICAL = (
+    aten.logical_not.default,
+    aten.logical_and.default,
+    aten.logical_or.default,
+    aten.logical_xor.default,
+)
+REDUCTIONS = (aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims)
+"""Reductions of truth values, which OpenVINO takes from numbers by way of 8 bits, where NaN is 0."""
 _BOUNDS = {aten.clamp.default: (-math.inf, math.inf)}
 
 
@@ -205,7 +213,8 @@ def correct(node: Node, arguments: Mapping[str, Any], types: list[torch.dtype]) 
         common = torch.promote_types(common, tensor.dtype)
     if not common.is_floating_point and any(isinstance(value, float) for value in arguments.values()):
         common = torch.float32
-    if not common.is_floating_point or common not in types:
+    reads_truth = node.target in _LOGICAL or node.target in _CASTS
+    if common not in types or not (common.is_floating_point or (reads_truth and common is not torch.bool)):
         return None
     place = types.index(common)
     if node.target in _CASTS:

@@ -21,7 +21,7 @@ from openvino.frontend.pytorch import ConversionExtension
 from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
 from torch.fx import Node
 
-from .corrections import correct, rules
+from .corrections import REDUCTIONS, TO_BOOL, correct, rules
 
 _NAMES = ("float32 f32", "float16 f16", "bfloat16 bf16", "int8 i8", "uint8 u8", "int16 i16", "int32 i32", "int64 i64")
 TYPES = {getattr(torch, t): getattr(ov.Type, o) for t, o in map(str.split, (*_NAMES, "bool boolean"))}
@@ -44,6 +44,11 @@ class Draft(NumberedGraph):
             [tensor] = self.operands(given["self"])
             scaled = self.part(aten.mul.Tensor, tensor, given["beta"])
             return aten.expand.default, (scaled, list(node.meta["val"].shape)), {}
+        if node.target in REDUCTIONS and node.args[0].meta["val"].dtype in TYPES:  # type: ignore[union-attr]
+            [tensor], rest = self.operands(node.args[:1], (node.args[1:], node.kwargs))
+            place = [*TYPES].index(node.args[0].meta["val"].dtype)  # type: ignore[union-attr]
+            truth = self.part(_Name(TO_BOOL), tensor, place)
+            return node.target, (truth, *rest[0]), rest[1]
         replaced = self._corrected(node) or self._placed(node)
         if replaced is not None:
             return replaced
