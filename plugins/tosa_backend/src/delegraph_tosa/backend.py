@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from delegraph.backend import BackendDetails, CompileSpec, DelegateMappingBuilder, PreprocessResult
-from delegraph.errors import DelegraphError, Unsupported, WriteError
+from delegraph.errors import DelegraphError, WriteError
 from delegraph.exported_program import user_inputs
 from delegraph.formats import write_whole
 from torch.export import ExportedProgram
@@ -19,11 +18,10 @@ from .lowering import Origin, Tosa, lower_program
 from .lowering.ranges.bounds import bounds_of
 from .lowering.registry import indexes_of
 from .options import Options, filter_tosa_compile_specs
-from .passes import Layouts, run_passes, sources_of
-from .repeated import with_copied_layers
+from .passes import run_passes, sources_of
 from .serialize import TosaFile, cut, ranges_record
 from .spec import TosaSpec, required, required_target
-from .validate import InvalidGraph, validate
+from .validate import validate
 
 __all__ = ["TOSABackend", "compile_program", "filter_tosa_compile_specs"]
 
@@ -70,14 +68,14 @@ def _ranges_of_indices(program: ExportedProgram, graph: Graph) -> bytes:
 
 def compile_program(program: ExportedProgram, spec: TosaSpec) -> Graph:
     """The legal TOSA graph of a functional program: lowered, optimized, validated, every result named."""
-    return _finished(program, Tosa(spec), Options(spec))
+    return _finished(lower_program(program, Tosa(spec)), Options(spec))
 
 
 def _compiled(program: ExportedProgram, options: Options) -> Graph:
     """As ``compile_program``, with the debug file that was asked for; of what there is, if it fails."""
     t = Tosa(options.spec)
     try:
-        graph = _finished(program, t, options)
+        graph = _finished(lower_program(program, t), options)
     except DelegraphError:
         _dump(_partial(t.operators), program, options, "_failed")
         raise
@@ -85,20 +83,11 @@ def _compiled(program: ExportedProgram, options: Options) -> Graph:
     return graph
 
 
-def _finished(program: ExportedProgram, t: Tosa, options: Options) -> Graph:
-    def legal(graph: Graph, layouts: Layouts | None = None) -> Graph:
-        """After the passes. The layers that are copied are validated before; copies have the same types."""
-        graph.inputs = [graph.inputs[position] for position in options.ordered(graph.inputs)]
-        graph = run_passes(graph, options.spec, layouts)
-        validate(graph, options.spec)
-        return graph
-
-    graph = None
-    # else the whole program is refused as well, and says it of the right call
-    with suppress(Unsupported, InvalidGraph):
-        graph = with_copied_layers(program, options.spec, legal)
-    if graph is None:
-        graph = legal(lower_program(program, t))
+def _finished(graph: Graph, options: Options) -> Graph:
+    """Order the inputs of a lowered graph, run the passes, validate the graph and name its results."""
+    graph.inputs = [graph.inputs[position] for position in options.ordered(graph.inputs)]
+    graph = run_passes(graph, options.spec)
+    validate(graph, options.spec)
     _name_results(graph)
     return graph
 

@@ -4,20 +4,15 @@ from .aten import FAMILIES
 from .builder import Tosa
 from .control import branches, repeated  # noqa: F401 - they register what lowers branches and loops
 from .interpret.interpreter import Origin, lower_program
-from .interpret.layers import Constants, Layers, constants_of_layers, layers_of
 from .registry import CONTROL, RULES, has_rule, lowering_of, lowers
 
 __all__ = [
     "CONTROL",
     "FAMILIES",
     "RULES",
-    "Constants",
-    "Layers",
     "Origin",
     "Tosa",
-    "constants_of_layers",
     "has_rule",
-    "layers_of",
     "lower_program",
     "lowering_of",
     "lowers",

@@ -15,12 +15,12 @@ from .fold_affine import fold_affine
 from .fold_pads import fold_pads
 from .narrow_constants import narrow_constants
 from .outputs import name_outputs, separate_outputs
-from .rewriter import Sources, sources_of, with_bodies
-from .sink_transposes import NOT_SEEN, Layouts, sink_transposes
+from .rewriter import sources_of, with_bodies
+from .sink_transposes import sink_transposes
 from .transposed_products import transpose_products
 from .untile_constants import untile_constants
 
-__all__ = ["NOT_SEEN", "PASSES", "Layouts", "Sources", "run_passes", "sources_of"]
+__all__ = ["PASSES", "run_passes", "sources_of"]
 
 PASSES = (
     sink_transposes,  # first: a TRANSPOSE between a convolution and its neighbours hides the patterns of later passes
@@ -36,15 +36,14 @@ PASSES = (
 )
 
 
-def run_passes(graph: Graph, spec: TosaSpec, layouts: Layouts | None = None) -> Graph:
+def run_passes(graph: Graph, spec: TosaSpec) -> Graph:
     """An equivalent graph for ``spec`` with fewer operators; no two of its outputs are the same value.
 
-    Inputs stay the same values; outputs keep their names. ``layouts`` is filled as by ``sink_transposes``.
+    Inputs stay the same values; outputs keep their names.
     """
     outputs_before = graph.outputs
     graph = _with_small_bodies(graph, spec)
-    graph = sink_transposes(graph, spec, layouts)
-    for run in PASSES[1:]:
+    for run in PASSES:
         graph = run(graph, spec)
     if spec.version < (1, 0):
         from .single_windows import stride_single_windows

@@ -6,23 +6,18 @@ from collections import Counter
 from functools import partial
 
 from ..ir import operators as tosa
-from ..ir.graph import Graph, Operator, Value, shape_of
+from ..ir.graph import Graph, Operator, shape_of
 from ..spec import TosaSpec
 from . import axes as ax
-from .axes import Axes, Shape
+from .axes import Shape
 from .layout_rules import LAYOUT, Rule
 from .parallel_heads import join_heads, parallel_heads
 from .repeated_operands import multiply_once
 from .transposed_layers import read_as_it_lies
 from .views import View, Views
 
-Layouts = dict[Value, "Axes | None"]
-"""Value of a graph before this pass -> the axes of what stands for it afterwards, arranged as a view does."""
-NOT_SEEN = None
-"""In place of axes: the value is no result of the graph."""
 
-
-def sink_transposes(graph: Graph, spec: TosaSpec, layouts: Layouts | None = None) -> Graph:
+def sink_transposes(graph: Graph, spec: TosaSpec) -> Graph:
     """Move TRANSPOSE, and RESHAPE that adds or drops axes of size 1, towards the results.
 
     before: TRANSPOSE (0,2,3,1) - CONV2D - TRANSPOSE (0,3,1,2) - CLAMP - TRANSPOSE (0,2,3,1) - CONV2D - TRANSPOSE
@@ -33,7 +28,7 @@ def sink_transposes(graph: Graph, spec: TosaSpec, layouts: Layouts | None = None
     too. For an operator that needs a layout, the view is computed as a value, once for all uses. Linear layers and
     products can often do without that (``parallel_heads``, ``transposed_layers``, ``repeated_operands``). Constants get
     the layout of a view by folded TRANSPOSE and RESHAPE. Values of element types for which the target has no TRANSPOSE
-    stay as they are. ``layouts`` is filled for those results of the graph that are its keys.
+    stay as they are.
     """
     uses = Counter([v for operator in graph.operators for v in operator.inputs] + graph.outputs)
     views = Views(spec, uses)
@@ -44,9 +39,6 @@ def sink_transposes(graph: Graph, spec: TosaSpec, layouts: Layouts | None = None
             _visit(views, operator)
         elif operator is joined[operator][0].layer:
             join_heads(views, joined[operator])
-    if layouts:
-        for value in [v for operator in graph.operators for v in operator.outputs if v in layouts]:
-            layouts[value] = views.view(value).axes
     return views.graph(graph)
 
 

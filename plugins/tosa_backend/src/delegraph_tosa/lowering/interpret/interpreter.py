@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -243,18 +242,6 @@ class Interpreter:
                 raise
             raise Unsupported(error.code, f"{node.target}: {error.message}", node, origin.source) from error
 
-    def stand_in(self, node: Node, other: Node) -> None:
-        """Let ``node``, which is not lowered, have the value of the ``other`` one."""
-        if other in self.values:
-            self.values[node] = self.values[other]
-
-    def expect_computed(self, node: Node) -> None:
-        """Raise Unsupported if a value of ``node`` has more than its type, as one that is computed later has."""
-        values = self.values.get(node)
-        several = values if isinstance(values, tuple) else (values,)
-        if any(type(value) is not Value for value in several if value is not None):
-            raise refused(f"{node.name} is computed where it is read")
-
     def enter(self, nodes: Collection[Node], operand_of: Callable[[Node], Value | int]) -> Interpreter:
         """An interpreter for the ``nodes`` of a subgraph, on the same builder.
 
@@ -335,63 +322,27 @@ class Interpreter:
         return results
 
 
-@dataclass
-class LeftOut:
-    """Calls of a program that are not lowered (``layers``)."""
-
-    stand_ins: Mapping[Node, Node | None] = field(default_factory=dict)
-    """Each of these calls -> the call whose result is read in place of its own; None if nothing reads it."""
-    prove_ranges: bool = True
-    """Whether their uses prove ranges of integers, as those of all calls do."""
-    values: Mapping[Node, Any] = field(default_factory=dict)
-    """What the calls of the program became, once it is lowered."""
-
-    def value(self, node: Node) -> Any:
-        """What ``node`` became."""
-        value = self.values.get(node)
-        if value is None and is_unpacking(node):
-            several = self.values.get(node.args[0])  # type: ignore[arg-type]
-            value = several[node.args[1]] if isinstance(several, tuple) else None  # type: ignore[index]
-        return value
-
-
-def lower_program(
-    program: ExportedProgram,
-    t: Tosa,
-    constant: Callable[[Node], Value | None] | None = None,
-    left_out: LeftOut | None = None,
-) -> Graph:
+def lower_program(program: ExportedProgram, t: Tosa) -> Graph:
     """The TOSA graph of a functional program, before the passes; ``t`` is a new builder for the target.
 
     Its inputs are the user inputs, in order, with the names of their placeholders; results have the names of the
     returned nodes. Parameters, buffers and constants are kept by reference and read when the graph is written. Buffers
     that the program writes are variables: the graph reads them first and writes them last. Raises Unsupported with the
     node and the user's line.
-
-    ``constant`` is what ``constants_of`` returns for the program. Calls that are ``left_out`` are not lowered.
     """
-    left_out = left_out or LeftOut()
-    stand_ins = left_out.stand_ins
     nodes = list(program.graph.nodes)
-    kept = nodes if left_out.prove_ranges else [node for node in nodes if node not in stand_ins]
-    interpreter = Interpreter(t, constant or constants_of(program), kept)
+    interpreter = Interpreter(t, _constants(program), nodes)
     inputs = [_graph_input(interpreter.value_of(node)) for node in user_inputs(program)]
     new_values = written_values(program)  # placeholder of a written buffer -> the node of its new value
     buffers = [(node, spec) for node, spec in placeholders(program) if node in new_values]
     for buffer, spec in buffers:
         interpreter.read_variable(buffer, str(spec.target), constant_tensor(program, spec))
     for node in nodes:
-        if node not in stand_ins:
-            if node.op == "call_function":
-                interpreter.lower(node)
-        elif (other := stand_ins[node]) is not None:
-            interpreter.stand_in(node, other)
-            if any(user not in stand_ins for user in node.users):
-                interpreter.expect_computed(node)
-    left_out.values = interpreter.values
+        if node.op == "call_function":
+            interpreter.lower(node)
     for buffer, spec in buffers:
         interpreter.write_variable(new_values[buffer], str(spec.target))
-    returned = [node for node in returned_nodes(program) if node not in stand_ins]
+    returned = _returned_nodes(program)
     results = interpreter.returned(returned, inputs)
     _name_results(results, returned, {value.name for value in inputs})
     return Graph(inputs, results, t.operators)
@@ -414,7 +365,7 @@ def _name_results(results: Iterable[Value], nodes: Iterable[Node], taken: set[st
         taken.add(value.name)
 
 
-def constants_of(program: ExportedProgram) -> Callable[[Node], Value | None]:
+def _constants(program: ExportedProgram) -> Callable[[Node], Value | None]:
     """A function that returns the value of a constant placeholder, and None for other nodes.
 
     The value refers to its tensor; tied weights share one value. The function raises Unsupported for a tensor whose
@@ -447,7 +398,7 @@ def _tensor_of(node: Node) -> Value | None:
     return constant_of(node.name, getattr(node.graph.owning_module, str(node.target)))
 
 
-def returned_nodes(program: ExportedProgram) -> list[Node]:
+def _returned_nodes(program: ExportedProgram) -> list[Node]:
     """The nodes that the program returns to its caller, without outputs that only update buffers.
 
     Raises Unsupported if the program returns a Python value.

@@ -45,23 +45,13 @@ def saturating_casts(nodes: Collection[Node], bounds: Mapping[Node, Range]) -> d
 
     ``bounds`` are the ranges that uses of ``nodes`` prove (``bounds_of``).
     """
-    casts = _casts(nodes)
+    casts = [n for n in nodes if id(n.target) in _CAST_IDS and _is_from_float(n)]
     if not casts:
         return {}
     uses = _Uses(nodes, bounds)
     ranges = {n: uses.range_of(n) for n in casts}
     # CLAMP has its limits as floats, so fp32 must hold both ends exactly
     return {n: range for n, range in ranges.items() if range is not None and inside(range, EXACT)}
-
-
-def saturates(nodes: Iterable[Node]) -> bool:
-    """Whether one of ``nodes`` may be such a cast."""
-    return bool(_casts(nodes))
-
-
-def _casts(nodes: Iterable[Node]) -> list[Node]:
-    """The casts of floats to int64 among ``nodes``."""
-    return [n for n in nodes if id(n.target) in _CAST_IDS and _is_from_float(n)]
 
 
 def _is_from_float(cast: Node) -> bool:
