@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
@@ -11,6 +12,7 @@ from typing import Any
 from delegraph.errors import NoRuntime
 from delegraph.io.quiet import quietly
 
+QUANTIZED_KERNELS = "libexecutorch_kernels_quantized"
 HINT = 'pip install "delegraph-executorch[runtime]"'
 
 
@@ -23,6 +25,23 @@ def stock_runtime() -> Any:
     except ImportError as e:
         raise NoRuntime("no-runtime", f"ExecuTorch's runtime cannot be used here: {e}", hint=HINT) from e
     return Runtime.get()
+
+
+@cache
+def load_quantized_kernels() -> None:
+    """Load the kernels of ``quantized_decomposed`` into the runtime. Raises NoRuntime if they cannot be loaded.
+
+    The wheel has them in a library that its runtime does not load. Loading it declares no operators in torch.
+    """
+    stock_runtime()  # imported first: it brings the library that this one is linked to
+    found = sorted((wheel_folder() / "lib").glob(f"{QUANTIZED_KERNELS}.*"))
+    if not found:
+        text = f"the wheel executorch {version_of('executorch')} has no library {QUANTIZED_KERNELS}"
+        raise NoRuntime("no-runtime", text, hint=HINT)
+    try:
+        ctypes.CDLL(str(found[0]))
+    except OSError as e:
+        raise NoRuntime("no-runtime", f"ExecuTorch's quantized kernels cannot be loaded: {e}", hint=HINT) from e
 
 
 def in_c_order(given: Any) -> Any:

@@ -19,7 +19,9 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, _
 from torch.utils import _pytree as pytree
 
 from ..kernels import kernel_name
+from ..program.quantized_library import NAMESPACE
 from .formulas import FORMULAS
+from .quantized_formulas import QUANTIZED_FORMULAS
 
 _COMPOSITE = "CompositeImplicitAutograd"
 
@@ -87,6 +89,8 @@ def _decomposition(target: Any) -> Any:
         return None
     if target in FORMULAS:
         return FORMULAS[target]
+    if target.namespace == NAMESPACE:
+        return QUANTIZED_FORMULAS.get(str(target).removeprefix(f"{NAMESPACE}."))
     if target.namespace == "prims":  # PyTorch's primitives know the operator that computes them
         return getattr(target.overloadpacket, "impl_aten", None)
     name = kernel_name(target._schema.name, target._schema.overload_name)

@@ -41,6 +41,9 @@ _SUM_IN_16_BITS = frozenset(
     }
 )
 """Of float16 and bfloat16, where eager sums in float32 and rounds once: the sum of 5,000 ones is 4,096, or 256."""
+_DEQUANTIZE = frozenset(
+    f"quantized_decomposed::{name}.out" for name in ("dequantize_per_tensor", "dequantize_per_channel")
+)
 _POWERS = frozenset({"aten::pow.Tensor_Scalar_out", "aten::pow.Tensor_Tensor_out", "aten::pow.Scalar_out"})
 _COMPLEX = frozenset(
     {
@@ -101,6 +104,8 @@ def why_not(kernel: str, given: Arguments, results: Sequence[Any]) -> str | None
         return "of integers, towards zero, it is computed in float64, which does not hold all of them"
     if kernel in _SUM_IN_16_BITS and results[0].dtype in _HALVES:
         return f"it sums in {str(results[0].dtype).removeprefix('torch.')}"
+    if kernel in _DEQUANTIZE and results[0].dtype == torch.bfloat16:
+        return "it gives no bfloat16"
     if kernel in _POWERS and not results[0].dtype.is_floating_point:
         return "of integers it is computed in floating point, which does not wrap around"
     check = _CHECKS.get(kernel)
@@ -212,6 +217,12 @@ def _same_mask(given: Arguments) -> str | None:
     return None if same else "its result may be larger than export says where the input is broadcast to the mask"
 
 
+def _scales_of_float64(given: Arguments) -> str | None:
+    """Others end the process."""
+    fits = given["scales"].dtype == torch.float64 and given["zero_points"].dtype == torch.int64
+    return None if fits else "its scales need to be float64, and its zero points int64"
+
+
 _CHECKS: dict[str, Callable[[Arguments], str | None]] = {
     **dict.fromkeys((f"aten::_native_batch_norm_legit{end}.out" for end in ("", "_no_training")), _channels),
     "aten::mm.out": lambda given: _sums(given["self"]),
@@ -237,6 +248,7 @@ _CHECKS: dict[str, Callable[[Arguments], str | None]] = {
     "aten::scatter_add.out": _index_type,
     "aten::_fft_r2c.out": _onesided,
     "aten::masked_select.out": _same_mask,
+    "quantized_decomposed::quantize_per_channel.out": _scales_of_float64,
     "aten::max_pool2d_with_indices_backward.grad_input": lambda given: "it computes other gradients than PyTorch",
 }
 _IN_FLOAT32 = frozenset({torch.float64})
@@ -252,6 +264,8 @@ _TYPES: dict[str, tuple[str, frozenset[torch.dtype]]] = {
     "aten::remainder.Tensor_out": ("self", _IN_FLOAT32),
     "aten::_upsample_bilinear2d_aa.out": ("self", frozenset({torch.uint8, torch.float64})),
     "aten::upsample_bilinear2d.vec_out": ("input", frozenset({torch.uint8})),
+    "quantized_decomposed::quantize_per_tensor.out": ("input", frozenset({torch.bfloat16})),
+    "quantized_decomposed::quantize_per_channel.out": ("input", frozenset({torch.bfloat16})),
     "aten::_local_scalar_dense": ("self", frozenset({torch.float16, torch.bfloat16})),
 }
 """Kernel -> an argument, and element types that it cannot have."""

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+NAMESPACE = "quantized_decomposed"
 QUANTIZED_LIBRARY = frozenset(
-    f"quantized_decomposed::{name}.out"
+    f"{NAMESPACE}::{name}.out"
     for name in ("quantize_per_tensor", "dequantize_per_tensor", "quantize_per_channel", "dequantize_per_channel")
 )
-"""Kernels of ExecuTorch's kernels/quantized, which neither its wheel's runtime has nor PyTorch declares."""
+"""Kernels that the emitter calls of ExecuTorch's kernels/quantized.
+
+The wheel has them in a library that its runtime does not load, and PyTorch does not declare them. Other operators of
+the namespace are put together from kernels of ATen.
+"""

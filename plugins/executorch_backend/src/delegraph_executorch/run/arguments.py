@@ -105,9 +105,12 @@ class Accepted:
 _RESULT = Accepted(_SIMPLE)
 _COPY = ((Tensor,), (Bool,), (IntList, Null), (Tensor,), (Tensor,))
 _QUANTIZATION = ((Tensor,), (Double,), (Int,), (Int,), (Int,), (Int,))
+_CHANNELS = ((Tensor,), (Tensor,), (Tensor, Null), (Int,), (Int,), (Int,), (Int,))
 _OWN: dict[str, tuple[tuple[type, ...], ...]] = {
     "quantized_decomposed::quantize_per_tensor.out": (*_QUANTIZATION, (Tensor,), (Tensor,)),
     "quantized_decomposed::dequantize_per_tensor.out": (*_QUANTIZATION, (Int, Null), (Tensor,), (Tensor,)),
+    "quantized_decomposed::quantize_per_channel.out": (*_CHANNELS, (Tensor,), (Tensor,)),
+    "quantized_decomposed::dequantize_per_channel.out": (*_CHANNELS, (Int, Null), (Tensor,), (Tensor,)),
     "executorch_prim::et_view.default": ((Tensor,), (IntList,), (Tensor,)),
     "executorch_prim::et_copy_index.tensor": ((Tensor,), (Tensor,), (Int,)),
     "dim_order_ops::_to_dim_order_copy.out": _COPY,

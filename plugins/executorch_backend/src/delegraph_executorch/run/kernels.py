@@ -169,7 +169,7 @@ def _empty(args: Sequence[Any]) -> None:
 
 def _quantize(args: Sequence[Any]) -> None:
     """input, scale, zero point, smallest and largest integer, dtype, result"""
-    x, scale, zero_point, low, high = args[0].read(), *args[1:5]
+    x, scale, zero_point, low, high = args[0].read().to(torch.float32), *args[1:5]
     args[-1].write(torch.clamp(torch.round(x * (1.0 / scale)) + zero_point, low, high).to(args[-1].dtype))
 
 
@@ -179,9 +179,39 @@ def _dequantize(args: Sequence[Any]) -> None:
     result.write((args[0].read().to(result.dtype) - args[2]) * args[1])
 
 
+def _along(parameters: HostTensor, x: torch.Tensor, axis: int) -> torch.Tensor:
+    """One number for each index of an axis, in a shape that broadcasts to the tensor."""
+    given = parameters.read()
+    if given.shape != (x.shape[axis],):
+        raise ValueError(f"{list(given.shape)} parameters for axis {axis} of sizes {list(x.shape)}")
+    shape = [1] * x.dim()
+    shape[axis] = len(given)
+    return given.reshape(shape)
+
+
+def _quantize_channels(args: Sequence[Any]) -> None:
+    """input, scales, zero points, axis, smallest and largest integer, dtype, result"""
+    x = args[0].read().to(torch.float32)
+    axis, low, high = args[3:6]
+    steps = torch.round(x * (1.0 / _along(args[1], x, axis)))
+    shifted = steps + _along(args[2], x, axis)
+    args[-1].write(torch.clamp(shifted, low, high).to(args[-1].dtype))
+
+
+def _dequantize_channels(args: Sequence[Any]) -> None:
+    """input, scales, zero points or None, axis, smallest and largest integer, dtype, the result's dtype, result"""
+    x = args[0].read()
+    axis = args[3]
+    difference = x if args[2] is None else x - _along(args[2], x, axis)
+    product = difference * _along(args[1], x, axis)
+    args[-1].write(product.to(args[-1].dtype))
+
+
 _SPECIAL: dict[str, Kernel] = {
     "quantized_decomposed::quantize_per_tensor.out": _quantize,
     "quantized_decomposed::dequantize_per_tensor.out": _dequantize,
+    "quantized_decomposed::quantize_per_channel.out": _quantize_channels,
+    "quantized_decomposed::dequantize_per_channel.out": _dequantize_channels,
     "aten::copy_": _copy_into,
     "aten::index_put_": _put_into,
     "aten::sym_size.int": lambda args: args[0].read().shape[args[1]],

@@ -21,18 +21,20 @@ from ..containers import (
     unflatten_result,
 )
 from ..device import load_device_halves
+from ..program.quantized_library import NAMESPACE
 from ..program.shared_memory import sharing_methods
 from ..program.tables import Tensor
 from ..serialize.check import check_program
 from ..serialize.reader import open_bytes, read_program
-from ..wheel import in_c_order, stock_runtime
+from ..wheel import in_c_order, load_quantized_kernels, stock_runtime
 from .arguments import check_arguments
 
 
 class StockProgram:
     """A file in ExecuTorch's runtime, called as the module that it was made from.
 
-    Delegates run in the device halves that installed plugins have. The file is checked first, as where torch runs it:
+    Delegates run in the device halves that installed plugins have, and the wheel's quantized kernels are loaded if the
+    file calls them. The file is checked first, as where torch runs it:
     native code trusts most of what a file says. Raises FormatError for a damaged one, NoRuntime if the wheel or a
     backend of the file is missing, InputError for a file or inputs that the runtime refuses.
     """
@@ -47,6 +49,10 @@ class StockProgram:
         self._plans = {plan.name: plan for plan in file.program.plans}
         self._sharing = sharing_methods(file.program.plans)
         load_device_halves(delegate.id for plan in self._plans.values() for delegate in plan.delegates)
+        if any(
+            operator.name.startswith(f"{NAMESPACE}::") for plan in self._plans.values() for operator in plan.operators
+        ):
+            load_quantized_kernels()
         self._program = _say(path, lambda: stock_runtime().load_program(path, data_path=next(iter(data), None)))
         self._path = path
 

@@ -1,0 +1,251 @@
+"""Operators of ``quantized_decomposed`` as formulas of ATen's: each rounds as eager's implementation does.
+
+Eager computes with Python numbers where a scale is a tensor of one element; here, these tensors take part themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .formulas import convert_element_type
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def _as_float32(input: Tensor) -> Tensor:
+    return input.to(torch.float32) if input.dtype in _HALVES else input
+
+
+def _along(parameters: Tensor, input: Tensor, axis: int) -> Tensor:
+    """One number for each index of an axis, in a shape that broadcasts to the input."""
+    shape = [1] * input.dim()
+    shape[axis] = parameters.shape[0]
+    return parameters.reshape(shape)
+
+
+def _wide(out_dtype: torch.dtype | None) -> torch.dtype:
+    """The element type that eager multiplies by a scale in."""
+    return torch.float64 if out_dtype == torch.float64 else torch.float32
+
+
+def quantize_per_tensor(
+    input: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype
+) -> Tensor:
+    inverse = 1.0 / scale
+    shifted = torch.round(_as_float32(input) * inverse) + zero_point
+    return torch.clamp(shifted, quant_min, quant_max).to(dtype)
+
+
+def dequantize_per_tensor(
+    input: Tensor,
+    scale: float,
+    zero_point: int,
+    quant_min: int,
+    quant_max: int,
+    dtype: torch.dtype,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    return (input.to(out_dtype or torch.float32) - zero_point) * scale
+
+
+def quantize_per_tensor_tensor(
+    input: Tensor, scale: Tensor, zero_point: Tensor, quant_min: Any, quant_max: Any, dtype: torch.dtype
+) -> Tensor:
+    inverse = (1.0 / scale.reshape([]).to(torch.float64)).to(torch.float32)
+    shift = zero_point.reshape([]).to(torch.float32)
+    shifted = torch.round(_as_float32(input) * inverse) + shift
+    if isinstance(quant_min, Tensor):
+        lowest = quant_min.reshape([]).to(torch.float32)
+        highest = quant_max.reshape([]).to(torch.float32)
+        return torch.minimum(torch.maximum(shifted, lowest), highest).to(dtype)
+    return torch.clamp(shifted, quant_min, quant_max).to(dtype)
+
+
+def dequantize_per_tensor_tensor(
+    input: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    quant_min: Any,
+    quant_max: Any,
+    dtype: torch.dtype,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    wide = _wide(out_dtype)
+    difference = input.to(wide) - zero_point.reshape([]).to(wide)
+    if out_dtype in _HALVES:
+        difference = difference.to(out_dtype).to(wide)
+    product = difference * scale.reshape([]).to(wide)
+    return product.to(out_dtype) if out_dtype in _HALVES else product
+
+
+def _ends(input: Tensor) -> tuple[Tensor, Tensor]:
+    """The least and the greatest element, and zero among them."""
+    flat = input.reshape(-1)
+    lowest = torch.amin(flat, 0)
+    highest = torch.amax(flat, 0)
+    return torch.minimum(lowest, torch.zeros_like(lowest)), torch.maximum(highest, torch.zeros_like(highest))
+
+
+def choose_qparams(input: Tensor, quant_min: int, quant_max: int, eps: float, dtype: torch.dtype) -> Sequence[Tensor]:
+    lowest, highest = _ends(input)
+    width = (highest - lowest) / float(quant_max - quant_min)
+    scale = torch.maximum(width.reshape(1).to(torch.float32), torch.full([1], eps, dtype=torch.float32))
+    steps = torch.round(lowest.reshape(1).to(torch.float32) / scale).to(torch.int64)
+    zero_point = torch.clamp(quant_min - steps, quant_min, quant_max)
+    return scale.to(torch.float64), zero_point
+
+
+def choose_qparams_symmetric(
+    input: Tensor, quant_min: int, quant_max: int, eps: float, dtype: torch.dtype
+) -> Sequence[Tensor]:
+    lowest, highest = _ends(input)
+    width = torch.maximum(-lowest, highest) / (float(quant_max - quant_min) / 2)
+    scale = torch.maximum(width.reshape(1).to(torch.float32), torch.full([1], eps, dtype=torch.float32))
+    middle = 128 if dtype in (torch.uint8, torch.quint8) else 0
+    return scale.to(torch.float64), torch.full([1], middle, dtype=torch.int64)
+
+
+def choose_qparams_per_token(input: Tensor, dtype: torch.dtype) -> Sequence[Tensor]:
+    largest = torch.amax(input.abs(), -1, keepdim=True)
+    if largest.dtype == torch.float16:
+        largest = largest.to(torch.float32)
+    scales = largest.clamp(min=1e-5) / 127
+    return scales, torch.zeros_like(scales)
+
+
+def choose_qparams_per_token_asymmetric(input: Tensor, dtype: torch.dtype) -> Sequence[Tensor]:
+    lowest = torch.amin(input, -1, keepdim=True)
+    highest = torch.amax(input, -1, keepdim=True)
+    lowest = torch.minimum(lowest, torch.zeros_like(lowest))
+    highest = torch.maximum(highest, torch.zeros_like(highest))
+    scale = ((highest - lowest) / 255.0).clamp(min=torch.finfo(torch.float32).eps)
+    from_lowest = lowest / scale
+    from_highest = highest / scale
+    smaller_error = (-128 + from_lowest) + (127 + from_highest) > 0
+    zero_point = torch.where(smaller_error, -128 - from_lowest, 127 - from_highest)
+    zero_point = torch.clamp(zero_point, -128, 127).round()
+    return scale.to(torch.float64), zero_point.to(torch.int64)
+
+
+def quantize_per_channel(
+    input: Tensor,
+    scales: Tensor,
+    zero_points: Tensor,
+    axis: int,
+    quant_min: int,
+    quant_max: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    inverse = 1.0 / _along(scales, input, axis)
+    shifted = torch.round(_as_float32(input) * inverse) + _along(zero_points, input, axis)
+    return torch.clamp(shifted, quant_min, quant_max).to(dtype)
+
+
+def dequantize_per_channel(
+    input: Tensor,
+    scales: Tensor,
+    zero_points: Tensor | None,
+    axis: int,
+    quant_min: int,
+    quant_max: int,
+    dtype: torch.dtype,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    difference = input if zero_points is None else input - _along(zero_points, input, axis)
+    return (difference * _along(scales, input, axis)).to(out_dtype or torch.float32)
+
+
+def quantize_per_token(
+    input: Tensor, scales: Tensor, zero_points: Tensor, quant_min: int, quant_max: int, dtype: torch.dtype
+) -> Tensor:
+    shifted = torch.round(input * (1.0 / scales) + zero_points)
+    return torch.clamp(shifted, quant_min, quant_max).to(dtype)
+
+
+def dequantize_per_token(
+    input: Tensor,
+    scales: Tensor,
+    zero_points: Tensor,
+    quant_min: int,
+    quant_max: int,
+    dtype: torch.dtype,
+    output_dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    return ((input - zero_points) * scales).to(output_dtype)
+
+
+def _groups(input: Tensor, scales: Tensor, group_size: int) -> Tensor:
+    """A row for each group; one column is a group of its own where each row has one scale."""
+    if group_size > input.shape[-1] and scales.shape[-1] == 1:
+        group_size = input.shape[-1]
+    return input.reshape(-1, group_size)
+
+
+def quantize_per_channel_group(
+    input: Tensor,
+    scales: Tensor,
+    zero_points: Tensor,
+    quant_min: int,
+    quant_max: int,
+    dtype: torch.dtype,
+    group_size: int = 128,
+) -> Tensor:
+    groups = _groups(input, scales, group_size)
+    inverse = 1.0 / scales.reshape(-1, 1)
+    shifted = torch.round(groups * inverse + zero_points.reshape(-1, 1))
+    return torch.clamp(shifted, quant_min, quant_max).to(dtype).reshape(input.shape)
+
+
+def dequantize_per_channel_group(
+    input: Tensor,
+    scales: Tensor,
+    zero_points: Tensor | None,
+    quant_min: int,
+    quant_max: int,
+    dtype: torch.dtype,
+    group_size: int = 128,
+    output_dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    groups = _groups(input, scales, group_size)
+    difference = groups if zero_points is None else groups - zero_points.reshape(-1, 1)
+    return (difference * scales.reshape(-1, 1)).reshape(input.shape).to(output_dtype)
+
+
+def fake_quant_per_channel(
+    input: Tensor, scales: Tensor, zero_points: Tensor, axis: int, quant_min: int, quant_max: int
+) -> Tensor:
+    steps = _along(scales.to(torch.float32), input, axis)
+    shift = _along(zero_points.to(torch.int32), input, axis)
+    shifted = torch.round(input * (1.0 / steps)) + shift
+    return (torch.clamp(shifted, quant_min, quant_max) - shift) * steps
+
+
+QUANTIZED_FORMULAS: dict[str, Callable[..., Any]] = {
+    "quantize_per_tensor.default": quantize_per_tensor,
+    "quantize_per_tensor.tensor": quantize_per_tensor_tensor,
+    "quantize_per_tensor.tensor2": quantize_per_tensor_tensor,
+    "dequantize_per_tensor.default": dequantize_per_tensor,
+    "dequantize_per_tensor.tensor": dequantize_per_tensor_tensor,
+    "dequantize_per_tensor.tensor2": dequantize_per_tensor_tensor,
+    "choose_qparams.tensor": choose_qparams,
+    "choose_qparams_symmetric.tensor": choose_qparams_symmetric,
+    "choose_qparams_per_token.default": choose_qparams_per_token,
+    "choose_qparams_per_token_asymmetric.default": choose_qparams_per_token_asymmetric,
+    "_choose_qparams_per_token_asymmetric_impl.default": choose_qparams_per_token_asymmetric,
+    "quantize_per_channel.default": quantize_per_channel,
+    "dequantize_per_channel.default": dequantize_per_channel,
+    "quantize_per_token.default": quantize_per_token,
+    "dequantize_per_token.default": dequantize_per_token,
+    "quantize_per_channel_group.default": quantize_per_channel_group,
+    "dequantize_per_channel_group.default": dequantize_per_channel_group,
+    "fake_quant_per_channel.default": fake_quant_per_channel,
+    "convert_element_type.no_fuse": convert_element_type,
+}
+"""Operator, without its namespace -> formula. torch declares the operators only when torchao or others ask for them."""
