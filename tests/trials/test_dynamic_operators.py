@@ -22,8 +22,7 @@ PARTS = 40
 SKIPPED = ("empty", "rand", "bernoulli", "multinomial", "normal", "dropout", "rrelu", "uniform", "exponential")
 """Parts of names of operators whose results are random."""
 KNOWN: dict[str, set[str]] = {
-    # A roll along two axes, one of them of a size of the call: the graph of a narrowed target lacks a shape.
-    "iree": {"fft_fftshift", "fft_ifftshift", "fft.fftshift", "fft.ifftshift", "roll"},
+    "iree": set(),
     "tosa": set(),
     "openvino": set(),
     "xnnpack": set(),

@@ -70,6 +70,13 @@ PROGRAMS = {
     "repeated": (lambda m, x: x.repeat(2, 3), [ROWS]),
     "repeated as often as rows": (lambda m, x: x[:1].repeat(x.shape[0], 2), [ROWS]),
     "numbered": (lambda m, x: x + torch.arange(x.shape[0])[:, None], [ROWS]),
+    "rolled over two axes": (lambda m, x: x.roll((1, 2), (0, 1)), [SEQUENCE]),
+    "rolled over the size": (lambda m, x: x.roll(-1, 0), [ROWS]),
+    "rolled over all axes": (lambda m, x: x.roll((1, -1, 2), (0, 1, 2)), [SEQUENCE]),
+    "rolled twice": (lambda m, x: x.roll(1, 0).roll(2, 1), [ROWS]),
+    "halves exchanged": (lambda m, x: torch.fft.fftshift(x), [ROWS]),
+    "halves exchanged back": (lambda m, x: torch.fft.ifftshift(x, (0, 1)), [SEQUENCE]),
+    "last rows but one column": (lambda m, x: torch.cat([x, x * 2])[x.shape[0] :, 1:], [ROWS]),
     # reductions over the size
     "mean": (lambda m, x: x.mean(0), [ROWS]),
     "mean of all": (lambda m, x: x.mean(), [SEQUENCE]),

@@ -60,7 +60,8 @@ def run_passes(graph: Graph, spec: TosaSpec) -> Graph:
 
         # join_slices before split_products: the slices of a product are then cut from the whole
         moves = split_heads, split_rows, join_slices, split_products, drop_unit_axes
-        for run in (join_rescales, *moves, transpose_by_convolution, convolve_patches, drop_dead):
+        # compute_shapes once more: a joined slice may begin at a size that is known at run time only
+        for run in (join_rescales, *moves, transpose_by_convolution, convolve_patches, compute_shapes, drop_dead):
             graph = run(graph, spec)
     graph = separate_outputs(graph, spec, [value.producer and value.producer.source for value in outputs_before])
     return name_outputs(graph, [value.name for value in outputs_before])
