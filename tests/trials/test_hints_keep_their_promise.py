@@ -88,10 +88,7 @@ def followed(hint: str, program: nn.Module, x: Tensor, spec: str) -> Any:
 
 @pytest.mark.parametrize("spec", ["", "TOSA-1.0+INT", "TOSA-1.0+FP"])
 @pytest.mark.parametrize("name", [*INTEGERS, "a float64 input"])
-def test_a_followed_hint_delegates_what_it_promises(name, spec, request):
-    if (name, spec) == ("squares", "TOSA-1.0+FP"):
-        why = "the support check takes RESHAPE of int32, which the compiler refuses for floats alone"
-        request.applymarker(pytest.mark.xfail(reason=why, strict=True))
+def test_a_followed_hint_delegates_what_it_promises(name, spec):
     row = (INTEGERS | DOUBLES)[name]
     program = Program(row.function)
     report = lower(program, row.x, spec).report

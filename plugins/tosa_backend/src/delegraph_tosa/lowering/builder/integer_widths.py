@@ -12,7 +12,7 @@ from ...ir.graph import Operator, Value
 from ...ir.types import DType, Type
 from ...spec import TosaSpec
 from ..ranges.as_floats import INDICES, runs_as_floats
-from ..ranges.ranges import INT32, Range, inside, range_of
+from ..ranges.ranges import INT32, Range, inside, meet, range_of
 from ..torch_values.hints import int64_result
 from ..torch_values.types import refused
 from .emitter import Emitter
@@ -88,7 +88,11 @@ class IntegerWidths(Emitter):
                 narrow = Value(Type(value.shape, DType.INT32), name=value.name)
             narrow.range = value.range
             self._narrow[value] = narrow
-        return self._narrow[value]
+        narrow = self._narrow[value]
+        if narrow.constant is None:
+            # uses may have proven a smaller range of the int64 since
+            narrow.range = meet(range_of(narrow), range_of(value))
+        return narrow
 
     def widened(self, narrow: Value, range: Range | None = None) -> Value:
         """The int64 that rules see for ``narrow``, an int32 of the graph.
