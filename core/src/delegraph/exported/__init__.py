@@ -3,7 +3,7 @@
 The names below are public; the modules are not.
 """
 
-from .call_names import EXPORTED, INDEXED, LEFT, LOW_BITS, WITHIN, count_operators, is_operator, operator_name, unpacked
+from .call_names import EXPORTED, INDEXED, LEFT, WITHIN, count_operators, is_operator, operator_name, unpacked
 from .call_spec import VARYING, expect_indices, expect_within, is_fixed, wrong_input
 from .checks import erase, find_checks
 from .constant_values import ConstantValues
@@ -25,7 +25,6 @@ __all__ = [
     "EXPORTED",
     "INDEXED",
     "LEFT",
-    "LOW_BITS",
     "RECURRENT",
     "TRACING",
     "VARYING",

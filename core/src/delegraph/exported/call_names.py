@@ -32,8 +32,8 @@ aten = torch.ops.aten
 #   Reports do not count these as operators.
 # - ``WITHIN``: a partitioner's mark on an input of the program. ``call_spec`` checks it in each call, and program files
 #   keep it.
-# - ``INDEXED``: a partitioner's mark on an input of the program that has indices. ``call_spec`` checks it as well.
-# - ``LOW_BITS``: a partitioner's mark on int64 values that may lose their high bits where they cross to a delegate.
+# - ``INDEXED``: a partitioner's mark on a value that has indices. ``call_spec`` checks inputs of the program, and
+#   ``host/borders.py`` values that the host computes for delegates.
 # Beside them, ``graph_module.meta`` of a partition's program has "method" and "partition" (engine/extract.py), which
 # are for the backend.
 LEFT = "left_to_host"
@@ -43,9 +43,7 @@ EXPORTED = "exported_name"
 WITHIN = "within"
 """Metadata key of an integer input: [lowest, highest], between which the user says that its elements lie."""
 INDEXED = "indexed"
-"""Metadata key of an integer input: [lowest, highest], outside of which eager raises an error for an index."""
-LOW_BITS = "low_bits"
-"""Metadata key of an int64 value of which the program reads the low bits only. The host casts it without a check."""
+"""Metadata key of integers: [lowest, highest], outside of which eager raises an error for an index."""
 _NO_OPERATORS = {operator.getitem, aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default}
 _NO_OPERATORS |= {aten.sym_storage_offset.default, aten._assert_scalar.default, aten._assert_tensor_metadata.default}
 _NO_OPERATORS |= {aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default}

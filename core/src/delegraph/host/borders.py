@@ -1,4 +1,4 @@
-"""Casts of integers where they enter delegates: none of the host's values loses its high bits."""
+"""Indices that the host computes and a delegate takes in another type: none changes its value there."""
 
 from __future__ import annotations
 
@@ -8,32 +8,31 @@ import torch
 from torch.fx import Node
 
 from ..errors import InputError
-from ..exported.call_names import INDEXED, LOW_BITS, WITHIN, operator_name
+from ..exported.call_names import INDEXED, operator_name
 from ..exported.call_spec import outside
 from ..source import source_of
 
-_MARKS = (INDEXED, LOW_BITS, WITHIN)
-"""Marks of values that need no check: ``call_spec`` makes it, or the program reads low bits only."""
-
 
 def narrows(node: Node) -> bool:
-    """Whether ``node`` is a cast at a border that may change its operand, an int64 tensor."""
+    """Whether ``node`` is a cast at a border of indices in int64 that the host computed.
+
+    ``call_spec`` checks those that are inputs of the program.
+    """
     if "boundary" not in node.meta or node.meta["val"].dtype is not torch.int32:
         return False
     operand = node.all_input_nodes[0]
-    if operand.meta["val"].dtype is not torch.int64 or any(mark in operand.meta for mark in _MARKS):
+    if operand.op != "call_function" or INDEXED not in operand.meta:
         return False
-    # A value that a delegate returned has been int32 before.
-    return "boundary" not in operand.meta
+    return operand.meta["val"].dtype is torch.int64
 
 
 def expect_narrow(value: Any, node: Node) -> Any:
-    """Return ``value``, the operand of the cast ``node``. Raises InputError if an element does not fit."""
-    limits = torch.iinfo(torch.int32)
-    found = outside(value, limits.min, limits.max)
+    """Return ``value``, the operand of the cast ``node``. Raises InputError if an index is out of range."""
+    operand = node.all_input_nodes[0]
+    low, high = operand.meta[INDEXED]
+    found = outside(value, low, high)
     if found is None:
         return value
-    operand = node.all_input_nodes[0]
-    kind = "an input" if operand.op == "placeholder" else f"a result of {operator_name(operand)}"
-    text = f"{operand.name}, {kind}, has an element {found}; it enters a delegate as int32, which does not hold it"
+    text = f"an index is out of range: {operand.name}, a result of {operator_name(operand)}, has an element {found}; "
+    text += f"{low} to {high} are in range"
     raise InputError("input-invalid", text, operand, source_of(operand))

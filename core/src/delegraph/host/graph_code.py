@@ -166,7 +166,7 @@ class GraphCode:
         """The Python expression for a call.
 
         Its result is given the layout that ``_layouts`` has for the node. A squeeze whose rank matters is checked, and
-        so are integers that a cast at a border may change.
+        so are indices that the host computes for a delegate.
         """
         if node.target is CALL_DELEGATE:
             module, *inputs = node.args

@@ -72,14 +72,16 @@ class TOSASupport:
             self._exact.casts = {}
 
     def _mark_inputs(self, program: ExportedProgram) -> None:
-        """Mark the inputs that have indices, and how int64 inputs cross: as the user says, or as their uses read them.
+        """Mark the values that have indices, and how int64 inputs cross: as the user says, or as their uses read them.
 
         An index in one axis may name an element of the next row in the file, and int64 crosses as int32. So calls are
-        refused for indices for which eager raises.
+        refused for indices for which eager raises, also if the host computes them.
         """
         bounds = bounds_of(program.graph.nodes, indexes_of)
-        for node in user_inputs(program):
+        for node in program.graph.nodes:
             node.meta.pop(INDEXED, None)
+        computed = [node for node in program.graph.nodes if node.op == "call_function"]
+        for node in (*user_inputs(program), *computed):
             if node in bounds and isinstance(node.meta.get("val"), torch.Tensor):
                 node.meta[INDEXED] = [*bounds[node]]
         inputs = [n for n in user_inputs(program) if _is_int64(n.meta.get("val"))]

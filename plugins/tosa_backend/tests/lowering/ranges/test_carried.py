@@ -160,4 +160,4 @@ def test_a_name_that_one_of_two_methods_has():
 
 def test_the_hint_says_how():
     (cause,) = lower(masked, X, BITS).report.causes
-    assert 'options={"tosa": {"int32_inputs": ["mask"]}}' in cause.hint
+    assert 'options={"tosa": {"int32_inputs": ["mask=0..32767"]}}' in cause.hint

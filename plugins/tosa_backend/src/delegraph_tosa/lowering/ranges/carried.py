@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
-from delegraph.exported import LOW_BITS
 from torch.fx import Node
 
 from .bounds import KEEPING_ALL, overloads
@@ -40,7 +39,6 @@ def mark_carried(nodes: Iterable[Node], candidates: Collection[Node], floats: bo
     nodes = list(nodes)
     for node in nodes:
         node.meta.pop(CARRIED, None)
-        node.meta.pop(LOW_BITS, None)
     if not candidates:
         return
     reads: dict[Node, set[torch.dtype] | None] = {}  # value -> the types that its uses need; None if one needs it whole
@@ -56,7 +54,6 @@ def mark_carried(nodes: Iterable[Node], candidates: Collection[Node], floats: bo
 def _mark(node: Node, kind: str) -> None:
     """Mark ``node`` and its views."""
     node.meta[CARRIED] = kind
-    node.meta[LOW_BITS] = True
     for user in node.users:
         if _is_int64(user):
             _mark(user, kind)
