@@ -4,6 +4,8 @@ import delegraph
 import pytest
 import torch
 
+from plugins.executorch_backend.tests.support.both_runtimes import save_and_expect_right
+
 SIGNAL = torch.randn(32, generator=torch.Generator().manual_seed(0))
 ROWS = SIGNAL.reshape(4, 8)
 PAIRS = SIGNAL.reshape(16, 2)
@@ -100,13 +102,11 @@ class Model(torch.nn.Module):
         return self.function(x)
 
 
-@pytest.mark.parametrize("runtime", [None, "executorch"])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_complex_numbers_in_a_pte_equal_eager(name, runtime, tmp_path):
+def test_complex_numbers_in_a_pte_equal_eager(name, tmp_path):
     function, x = PROGRAMS[name]
-    delegraph.lower(Model(function), (x,), backends=[]).save(tmp_path / "a.pte")
-    got = delegraph.load(tmp_path / "a.pte", runtime=runtime)(x)
-    torch.testing.assert_close(got, function(x), rtol=1e-4, atol=1e-5, equal_nan=True)
+    program = delegraph.lower(Model(function), (x,), backends=[])
+    save_and_expect_right(program, function, (x,), folder=tmp_path, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.export import Dim
 
+from plugins.executorch_backend.tests.support.both_runtimes import save_and_expect_right
+
 pytest.importorskip("executorch")
 
 
@@ -90,12 +92,8 @@ def test_convolutions_of_any_size(name, backends, tmp_path):
     program = delegraph.lower(exported, backends=backends)
     if backends and name not in ON_THE_HOST:
         assert len(program.delegates) == 1 and program.report.host_operators == 0
-    path = tmp_path / "program.pte"
-    program.save(path)
-    for run in (delegraph.load(path), delegraph.load(path, runtime="executorch")):
-        for one in (shape, *others):
-            x = torch.randn(one)
-            torch.testing.assert_close(run(x), module(x), rtol=1e-4, atol=1e-4)
+    calls = [(torch.randn(one),) for one in (shape, *others)]
+    save_and_expect_right(program, module, *calls, folder=tmp_path, rtol=1e-4, atol=1e-4)
 
 
 def test_a_network_that_delegraph_exports_is_delegated_whole(tmp_path):
@@ -104,6 +102,5 @@ def test_a_network_that_delegraph_exports_is_delegated_whole(tmp_path):
     x = torch.randn(1, 1, 24, 24)
     program = delegraph.lower(module, (x,), backends=["xnnpack"], dynamic_shapes=(twice(6, 64),))
     assert len(program.delegates) == 1 and program.report.host_operators == 0
-    program.save(tmp_path / "program.pte")
     small = torch.randn(1, 1, 12, 12)
-    torch.testing.assert_close(delegraph.load(tmp_path / "program.pte")(small), module(small), rtol=1e-4, atol=1e-4)
+    save_and_expect_right(program, module, (small,), folder=tmp_path, rtol=1e-4, atol=1e-4)

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from plugins.executorch_backend.tests.support.both_runtimes import expect_right_in_both
+
 pytestmark = pytest.mark.filterwarnings("ignore")  # whatever ExecuTorch warns of at import
 pytest.importorskip("delegraph_executorch")
 
@@ -107,15 +109,6 @@ TIED = [
 ]
 
 
-def runtimes() -> list[str | None]:
-    """Our own runtime, and ExecuTorch's if it is installed."""
-    try:
-        import executorch.runtime  # noqa: F401
-    except ImportError:
-        return [None]
-    return [None, "executorch"]
-
-
 @pytest.mark.parametrize("backends", [[], pytest.param(["xnnpack"], marks=pytest.mark.slow)], ids=["host", "xnnpack"])
 @pytest.mark.parametrize(("model", "bytes_each"), TIED, ids=lambda value: getattr(value, "__name__", ""))
 def test_tied_weight_is_stored_once(model: Any, bytes_each: int, backends: list[str], tmp_path: Any) -> None:
@@ -127,9 +120,7 @@ def test_tied_weight_is_stored_once(model: Any, bytes_each: int, backends: list[
     module = model().eval()
     delegraph.lower(module, (TOKENS,), backends=backends).save(path)
     assert path.stat().st_size < 1.3 * ROWS * WIDTH * bytes_each + 4000
-    for runtime in runtimes():
-        result = delegraph.load(path, runtime=runtime)(TOKENS)
-        torch.testing.assert_close(result, module(TOKENS).detach(), atol=1e-2 if bytes_each == 2 else 1e-4, rtol=1e-3)
+    expect_right_in_both(path, module, (TOKENS,), atol=1e-2 if bytes_each == 2 else 1e-4, rtol=1e-3)
 
 
 def test_weight_that_two_methods_read_is_stored_once(tmp_path: Any) -> None:
@@ -151,10 +142,8 @@ def test_weight_that_two_methods_read_is_stored_once(tmp_path: Any) -> None:
     path = tmp_path / "model.pte"
     delegraph.lower(methods, {"embed": (TOKENS,), "head": (x,)}, backends=[]).save(path)
     assert path.stat().st_size < 1.2 * ROWS * WIDTH * 4
-    for runtime in runtimes():
-        loaded = delegraph.load(path, runtime=runtime)
-        torch.testing.assert_close(loaded.method("embed")(TOKENS), table(TOKENS).detach())
-        torch.testing.assert_close(loaded.method("head")(x), (x @ table.weight.T).detach())
+    expect_right_in_both(path, table, (TOKENS,), method="embed")
+    expect_right_in_both(path, lambda x: x @ table.weight.T, (x,), method="head")
 
 
 class Empty(nn.Module):
@@ -223,8 +212,7 @@ def test_tensors_without_elements(model: Any, options: dict[str, Any], tmp_path:
             continue
         path = tmp_path / "model.pte"
         delegraph.lower(model(), (x,), backends=[]).save(path, **options)
-        for runtime in runtimes():
-            torch.testing.assert_close(delegraph.load(path, runtime=runtime)(x), model()(x))
+        expect_right_in_both(path, model(), (x,))
 
 
 def test_tosa_file_with_a_constant_without_elements(tmp_path: Any) -> None:

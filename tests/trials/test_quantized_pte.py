@@ -232,6 +232,7 @@ def test_a_quantized_model_runs_in_both_runtimes(name, backends, tmp_path):
     save_and_expect_right(program, exported.module(), (x,), folder=tmp_path, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 def test_two_methods_of_quantized_weights_run_in_both_runtimes(tmp_path):
     torch.manual_seed(0)
     x = torch.randn(2, 32)

@@ -11,6 +11,8 @@ pytest.importorskip("torchao")
 
 from delegraph.io.quiet import quietly
 
+from plugins.executorch_backend.tests.support.both_runtimes import save_and_expect_right
+
 with quietly():
     from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
         XNNPACKQuantizer,
@@ -50,12 +52,8 @@ def expect_right(program, expected, inputs, path, tolerance):
     """The lowered program, and its file in both runtimes, give what is expected."""
     torch.manual_seed(1)
     wanted = flat(expected(*inputs))
-    path = path / "program.pte"
-    program.save(path)
-    runs = [program, delegraph.load(path), delegraph.load(path, runtime="executorch")]
-    for run in runs:
-        for result, value in zip(flat(run(*inputs)), wanted, strict=True):
-            torch.testing.assert_close(result, value, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(flat(program(*inputs)), wanted, rtol=tolerance, atol=tolerance)
+    save_and_expect_right(program, lambda *_: wanted, inputs, folder=path, rtol=tolerance, atol=tolerance)
 
 
 def x(*shape):
@@ -195,7 +193,7 @@ LOADABLE_ROWS = {
 
 
 @pytest.mark.parametrize(("make", "shape"), LOADABLE_ROWS.values(), ids=LOADABLE_ROWS)
-def test_programs_of_the_quantizer_of_tosa_load(make, shape):
+def test_programs_of_the_quantizer_of_tosa_load(make, shape, tmp_path):
     tosa = pytest.importorskip("delegraph_tosa.quantizer")
     torch.manual_seed(0)
     inputs = (torch.randn(shape),)
@@ -203,7 +201,7 @@ def test_programs_of_the_quantizer_of_tosa_load(make, shape):
     prepared(*inputs)
     exported = torch.export.export(convert_pt2e(prepared), inputs)
     program = delegraph.lower(exported, backends=["xnnpack"])
-    torch.testing.assert_close(program(*inputs), exported.module()(*inputs), rtol=0.05, atol=0.05)
+    expect_right(program, exported.module(), inputs, tmp_path, 0.05)
 
 
 class Cell(nn.Module):

@@ -56,7 +56,7 @@ def check_numbers(
     options: EmitOptions | None = None,
     backends: Sequence[str] = (),
 ) -> EmittedProgram:
-    """Run a module's program file in the stock runtime, call after call, beside the module itself.
+    """Run a module's program file in both runtimes, call after call, and compare with the module itself.
 
     Each of ``backends`` has to take a part of it.
     """
@@ -68,11 +68,15 @@ def check_numbers(
     program = runtime.load_program(emitted.file.join())  # a method does not keep its program
     method = program.load_method("forward")
     eager = copy.deepcopy(module)
+    host = run_on_host(emitted)
     for call in calls:
-        got = method.execute(pytree.tree_leaves(call))
+        flat = pytree.tree_leaves(call)
+        on_host = host.run("forward", flat)
+        got = method.execute(flat)
         with torch.no_grad():
             wanted = pytree.tree_leaves(eager(*call))
         expect_equal(got, wanted)
+        expect_equal(on_host, wanted)
     return emitted
 
 
