@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from delegraph.command import (
     read_model,
     show,
 )
-from delegraph.errors import FormatError, InputError, UsageError
+from delegraph.errors import DelegraphWarning, FormatError, InputError, UsageError
 from delegraph.io.atomic_write import write_whole
 
 BAR = 20
@@ -40,7 +41,7 @@ class QuantizeCommand:
     def run(args: argparse.Namespace) -> Outcome:
         if args.output.suffix != ".pt2":
             raise UsageError("usage-invalid", f"-o takes a .pt2 file, not {args.output.name!r}")
-        check_calibration(args.calibration, [args.model], [args.backend])
+        check_calibration(args.calibration, [args.model], [args.backend], option="--calibration")
         expect_places([args.output], filter(None, [check_model(args.model), args.calibration]))
         with progress(f"loading {args.model}"):
             import io
@@ -57,15 +58,18 @@ class QuantizeCommand:
         return Outcome("delegraph.quantize/1", content, text)
 
 
-def check_calibration(path: Path, models: Sequence[str], backends: Sequence[str]) -> None:
-    """Raise UsageError for what cannot work, before torch is imported."""
+def check_calibration(path: Path, models: Sequence[str], backends: Sequence[str], option: str = "--quantize") -> None:
+    """Raise UsageError for a file, models or backends that cannot work, before torch is imported.
+
+    ``option``: the one that names the file, for errors.
+    """
     if path.suffix != ".npz":
-        raise UsageError("usage-invalid", f"--quantize takes an .npz file, not {str(path)!r}", hint=_HOW)
+        raise UsageError("usage-invalid", f"{option} takes an .npz file, not {str(path)!r}", hint=_HOW)
     expect_file(path)
     if len(models) > 1:
         raise UsageError("usage-invalid", "--quantize takes one MODEL: each has calibration data of its own")
-    if not backends:
-        raise UsageError("usage-invalid", "--quantize needs a backend, whose quantizer it takes", hint="--backend NAME")
+    if not all(backends or [""]):
+        raise UsageError("usage-invalid", f"{option} needs a backend, whose quantizer it takes", hint="--backend NAME")
 
 
 _HOW = "numpy.savez('calibration.npz', x=inputs): an array for each input of the model, called so, [batches, *input]"
@@ -80,25 +84,62 @@ def quantize_given(given: Any, path: Path, backend: str) -> str:
         raise InputError("input-invalid", text, hint="delegraph.quantize, from Python, takes each method for itself")
     batches = read_batches(path, _argument_names(given.programs["forward"]))
     _expect_ranks(path, batches, given.inputs["forward"])
+    _expect_sizes(path, batches, given.inputs["forward"], given.programs["forward"])
     with progress(f"quantizing for {backend}"):
         shapes = given.dynamic_shapes["forward"]
-        program = quantize(
-            given.programs["forward"], batches, backend=backend, dynamic_shapes=shapes, progress=_show_progress
-        )
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", DelegraphWarning)
+            program = quantize(
+                given.programs["forward"], batches, backend=backend, dynamic_shapes=shapes, progress=_show_progress
+            )
     given.add("forward", program, batches[0])
+    for warning in caught:
+        if not issubclass(warning.category, DelegraphWarning):
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    noted = [str(warning.message) for warning in caught if issubclass(warning.category, DelegraphWarning)]
     counted = f"{len(batches)} batch" + ("es" if len(batches) > 1 else "")
     judged = "--verify compares with the quantized program, and quantization_errors with the model in floats"
-    return f"quantized after {counted} of {path}; {judged}"
+    return "\n".join([f"quantized after {counted} of {path}; {judged}", *(f"warning: {text}" for text in noted)])
 
 
 def _expect_ranks(path: Path, batches: list[tuple[Any, ...]], example: Any) -> None:
-    """Raise InputError if the arrays of a batch have other ranks than the example: mostly the axis of batches lacks."""
+    """Raise InputError if the arrays of a batch have other ranks or types than the example.
+
+    Other ranks mostly mean that the axis of batches lacks. numpy's floats are float64 unless the user converts them.
+    """
     if not batches or not example:
         return
-    given, wanted = ([list(leaf.shape) for leaf in each if hasattr(leaf, "shape")] for each in (batches[0], example))
-    if len(given) == len(wanted) and [*map(len, given)] != [*map(len, wanted)]:
-        text = f"{path}: a batch has inputs of the shapes {given}, and the model's example has {wanted}"
+    given, wanted = ([leaf for leaf in each if hasattr(leaf, "shape")] for each in (batches[0], example))
+    if len(given) != len(wanted):
+        return
+    if [leaf.dim() for leaf in given] != [leaf.dim() for leaf in wanted]:
+        shapes = [list(leaf.shape) for leaf in given]
+        expected = [list(leaf.shape) for leaf in wanted]
+        text = f"{path}: a batch has inputs of the shapes {shapes}, and the model's example has {expected}"
         raise InputError("input-invalid", text, hint=_HOW)
+    for position, (leaf, expected_leaf) in enumerate(zip(given, wanted, strict=True)):
+        is_float = leaf.is_floating_point() or expected_leaf.is_floating_point()
+        if is_float and leaf.dtype != expected_leaf.dtype:
+            types = [str(dtype).removeprefix("torch.") for dtype in (leaf.dtype, expected_leaf.dtype)]
+            text = f"{path}: input {position} is {types[0]}, and the model's example is {types[1]}"
+            raise InputError("input-invalid", text, hint=f"x.astype('{types[1]}') in numpy")
+
+
+def _expect_sizes(path: Path, batches: list[tuple[Any, ...]], example: Any, program: Any) -> None:
+    """Raise InputError if a module fails with a batch of other sizes than its example."""
+    import torch
+
+    if not batches or not example or not isinstance(program, torch.nn.Module):
+        return
+    given, wanted = ([list(leaf.shape) for leaf in each if hasattr(leaf, "shape")] for each in (batches[0], example))
+    if given == wanted:
+        return
+    try:
+        with torch.no_grad():
+            program(*batches[0])
+    except Exception as e:  # whatever the module raises
+        text = f"{path}: a batch has inputs of the shapes {given}, and the model's example has {wanted}: {e}"
+        raise InputError("input-invalid", text.partition("\n")[0], hint=_HOW) from e
 
 
 def _argument_names(program: Any) -> list[str]:

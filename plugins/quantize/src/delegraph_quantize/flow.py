@@ -13,7 +13,7 @@ import torch
 from delegraph import Registry, default_registry, export
 from delegraph.errors import ContractViolation, DelegraphWarning, InputError, OptionError, PluginUnavailable
 from delegraph.exported import RECURRENT, TRACING, Program, distinct_inputs, to_core
-from delegraph.exported_program import written_targets
+from delegraph.exported_program import user_inputs, written_targets
 from delegraph.io.quiet import quietly
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
@@ -21,10 +21,11 @@ from torch.fx import GraphModule, Node
 
 from .batch_norms import fold_grouped_transposed, keep_batch_norms, unshare_weights
 from .borders import agree
-from .calibration import Batch, FailsWithObservers, Progress, calibrate, checked
+from .calibration import Batch, FailsWithObservers, Progress, calibrate, checked, names_of
 from .cells import CELLS
 from .integers import NumbersOfIntegers, leave_integers
 from .unscaled import bodies
+from .varied import CalibrationInputs
 
 LAYER = "delegraph.layer"
 """Key in the ``custom`` metadata of a node of a quantized program: its name in the program before."""
@@ -50,7 +51,7 @@ def quantize(
     Buffers that it writes carry over from batch to batch, and are in the result what they were before the first.
 
     A value that was NaN or infinite with a batch has no scale: the calls that make or take it stay in floats, and a
-    DelegraphWarning names it with its line.
+    DelegraphWarning names it with its line. Another one names inputs that never vary in the batches.
 
     Raises InputError for batches that do not fit or show nothing, and for a program of which nothing is
     quantized; PluginUnavailable without torchao; what the registry raises for a backend that has no quantizer.
@@ -64,10 +65,12 @@ def quantize(
     _expect_arguments(program, first)
     exported = export_whole(program, first, dynamic_shapes)
     _expect_floats(exported)
+    inputs = CalibrationInputs(_argument_names(program))
     with TRACING:
         prepared = _prepared(exported, quantizer, registry)
         try:
-            unscaled = calibrate(prepared, lambda: module_of(exported), chain([first], batches), total, progress)
+            watched = inputs.watch(chain([first], batches))
+            unscaled = calibrate(prepared, lambda: module_of(exported), watched, total, progress)
         except FailsWithObservers as failed:
             assert failed.__cause__ is not None
             with registry.attributing(quantizer, "calibration"):
@@ -82,7 +85,19 @@ def quantize(
     if unscaled:
         text = f"left in floats, with the calls that make or take it: {'; '.join(map(str, unscaled))}"
         warnings.warn(text, DelegraphWarning, stacklevel=2)
+    for note in inputs.notes():
+        warnings.warn(note, DelegraphWarning, stacklevel=2)
     return quantized
+
+
+def _argument_names(program: Program) -> list[str]:
+    """Return the names of the arguments, in their order; those of a program are the names of its inputs."""
+    if not isinstance(program, ExportedProgram):
+        return names_of(program)
+    spec = program.call_spec.in_spec
+    if spec is not None and all(child.is_leaf() for child in spec.child(0).children()):
+        return [node.name for node in user_inputs(program)]
+    return names_of(program)
 
 
 def quantizer_of(backend: str | None, registry: Registry) -> Any:

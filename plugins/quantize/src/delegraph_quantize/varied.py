@@ -1,0 +1,93 @@
+"""Finds inputs that never vary during calibration, so that their scales say little about other inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from .calibration import Batch
+
+
+class _Seen:
+    """What the batches had for one tensor input. ``first``: a copy of the first one, because loaders reuse memory."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.first = tensor.detach().clone()
+        self.has_one_value = tensor.numel() > 1 and _is_constant(tensor)
+        self.is_repeated = True
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Compare the tensor of another batch with the first one."""
+        if self.is_repeated:
+            self.is_repeated = _are_equal(tensor, self.first)
+        if self.has_one_value:
+            whole = torch.cat([tensor.detach().reshape(-1), self.first.reshape(-1)[:1]])
+            self.has_one_value = _is_constant(whole)
+
+
+class CalibrationInputs:
+    """The tensor inputs of the batches that ``watch`` passes on, by name."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """Take the ``names`` of the inputs, in the order of the arguments."""
+        self._names = names
+        self._seen: dict[str, _Seen] = {}
+        self._batches = 0
+
+    def watch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield each batch after its tensors were compared with those of the first one."""
+        for batch in batches:
+            for name, tensor in self._tensors(batch):
+                if name in self._seen:
+                    self._seen[name].add(tensor)
+                else:
+                    self._seen[name] = _Seen(tensor)
+            self._batches += 1
+            yield batch
+
+    def notes(self) -> list[str]:
+        """Return a sentence for each float input that is one number in all batches, and one for equal batches."""
+        counted = "the calibration batch" if self._batches == 1 else f"all {self._batches} calibration batches"
+        notes = []
+        constant = []
+        for name, seen in self._seen.items():
+            if seen.has_one_value and seen.first.is_floating_point():
+                constant.append(name)
+                value = seen.first.reshape(-1)[0].item()
+                notes.append(f"input {name} is {value:g} in {counted}: its scale does not fit other values")
+        if self._batches < 2 or not self._seen:
+            return notes
+        same = [n for n, seen in self._seen.items() if seen.is_repeated and n not in constant]
+        if same and len(same) + len(constant) == len(self._seen):
+            named = f"input {same[0]} is" if len(same) == 1 else f"inputs {', '.join(same)} are"
+            notes.append(f"{named} the same in {counted}: they show no more than one batch")
+        else:
+            for name in same:
+                if self._seen[name].first.is_floating_point():
+                    notes.append(f"input {name} is the same in {counted}: its scale may not fit other values")
+        return notes
+
+    def _tensors(self, batch: Batch) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the tensors of a batch with their names; those in containers have their place in the name."""
+        named: dict[str, Any] = {}
+        for position, value in enumerate(batch.args):
+            name = self._names[position] if position < len(self._names) else str(position)
+            named[name] = value
+        named |= batch.kwargs
+        for name, value in named.items():
+            for path, leaf in pytree.tree_flatten_with_path(value)[0]:
+                if isinstance(leaf, torch.Tensor):
+                    yield name + pytree.keystr(path), leaf
+
+
+def _is_constant(tensor: torch.Tensor) -> bool:
+    """Whether all elements of a tensor are one number, which is not NaN."""
+    return tensor.numel() > 0 and bool((tensor == tensor.reshape(-1)[0]).all())
+
+
+def _are_equal(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have the same shape, type and elements."""
+    return tensor.shape == other.shape and tensor.dtype == other.dtype and torch.equal(tensor, other)
