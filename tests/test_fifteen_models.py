@@ -36,7 +36,7 @@ CAUSES = {
     "images.py:unet": ("self.down(x)", STATIC),
     "images.py:yolo": ("boxes[found], scores[found]", "the best by torch.topk"),
     "images.py:diffusion": ("torch.randn_like(x)", "pass the random numbers to the model as an input"),
-    "sequences.py:bert": ("1 - attention_mask", "let attention_mask be int32 from the start"),
+    "sequences.py:bert": ("1 - attention_mask", '"int32_inputs": ["attention_mask=0..32767"]'),
     "sequences.py:gpt2": ("torch.cat((past[0], key), 2)", STATIC),
     "sequences.py:llama": ("attention_mask[0].cumsum(-1)", "a mask can be bool"),
     "sequences.py:dlrm": ("kind % 30", "let ids be int32 from the start"),

@@ -181,8 +181,19 @@ def test_volumes_with_channels_last_keep_their_size(mode, channels, tmp_path):
     "kind", [Kind("nearest", 1), Kind("nearest", 2), Kind("bilinear", 2), Kind("bicubic", 2)], ids=str
 )
 def test_short_floats_and_bytes_resize_as_in_eager(kind, dtype, tmp_path):
+    tolerance = 2e-2 if dtype is torch.bfloat16 else 1e-2
     for way in WAYS:
-        check(way, Resize(kind, (0.9, 1.1, 2.1)), image(kind, 4, dtype), tmp_path, 1e-2)
+        if dtype is torch.uint8 and kind.mode == "bilinear" and way.run is our_runtime_and_stock:
+            continue  # the next test: its kernel knows no uint8
+        check(way, Resize(kind, (0.9, 1.1, 2.1)), image(kind, 4, dtype), tmp_path, tolerance)
+
+
+def test_bilinear_bytes_are_refused_in_pte_files(tmp_path):
+    kind = Kind("bilinear", 2)
+    image_of_bytes = image(kind, 4, torch.uint8)
+    lowered = delegraph.lower(Resize(kind, (1.1,)).eval(), (image_of_bytes,), backends=[])
+    with pytest.raises(delegraph.errors.Unsupported, match="its input cannot be uint8"):
+        lowered.save(tmp_path / "resize.pte")
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -285,7 +285,7 @@ def trilinear(
 def upsample_bilinear2d(input: Tensor, *args: Any) -> Tensor:
     """PyTorch's own decomposition, which rounds integers otherwise than eager."""
     if not input.is_floating_point():
-        raise NotImplementedError("of integers it rounds otherwise")
+        raise NotImplementedError("it rounds integers in another way than eager")
     result: Tensor = decomposition_table[aten.upsample_bilinear2d.vec](input, *args)
     return result
 
