@@ -204,6 +204,24 @@ def test_programs_of_the_quantizer_of_tosa_load(make, shape, tmp_path):
     expect_right(program, exported.module(), inputs, tmp_path, 0.05)
 
 
+FLOAT_CONVOLUTIONS = {
+    "convolution": lambda: nn.Conv1d(3, 4, 3),
+    "transposed convolution": lambda: nn.ConvTranspose1d(3, 4, 3),
+}
+
+
+@pytest.mark.parametrize("make", FLOAT_CONVOLUTIONS.values(), ids=FLOAT_CONVOLUTIONS)
+def test_a_float_convolution_before_a_quantize_is_delegated(make, tmp_path):
+    torch.manual_seed(0)
+    quantize = torch.ops.quantized_decomposed.quantize_per_tensor
+    module = Program(lambda self, a: quantize(self.layer(a), 0.1, 0, -128, 127, torch.int8), layer=make())
+    inputs = (torch.randn(1, 3, 8),)
+    program = delegraph.lower(module.eval(), inputs, backends=["xnnpack"])
+    assert len(program.delegates) == 1 and program.report.host_operators == 1
+    # a result in the middle between two integers may be rounded to either
+    save_and_expect_right(program, module, inputs, folder=tmp_path, rtol=0, atol=1)
+
+
 class Cell(nn.Module):
     """Steps of a recurrent cell."""
 

@@ -140,6 +140,23 @@ def _converts(node: Node) -> str | None:
     return None
 
 
+_ONE_AXIS = {"conv1d", "conv_transpose1d", "convolution"}
+
+
+def _quantizes_a_float_convolution(node: Node) -> str | None:
+    """Its compiler makes a convolution along one axis one of images, and takes it for quantized as its result is."""
+    if _name(node) != "quantize_per_tensor":
+        return None
+    convolution = node.args[0]
+    if not isinstance(convolution, Node) or _name(convolution) not in _ONE_AXIS:
+        return None
+    given = convolution.args[0]
+    of_floats = not isinstance(given, Node) or not _name(given).startswith("dequantize")
+    if of_floats and convolution.meta["val"].dim() == 3:
+        return f"XNNPACK quantizes the result of {convolution.name} only where its input is quantized"
+    return None
+
+
 def _argument(node: Node, name: str) -> Any:
     """An argument by its name in the schema, None if it is not given."""
     names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
@@ -155,6 +172,7 @@ _CHECKS = (
     _is_resized_by_a_scale,
     _is_clamped_by_nan,
     _converts,
+    _quantizes_a_float_convolution,
 )
 """Of arguments that the partitioner does not look at, or that the compiler drops."""
 
