@@ -352,3 +352,42 @@ def test_every_number_but_zero_is_true(name: str, dtype: torch.dtype) -> None:
 def test_log1p_of_an_infinite_short_float_is_infinite() -> None:
     x = torch.tensor([INF, 65504, 1e-3], dtype=torch.float16)
     torch.testing.assert_close(lower(lambda m, x: x.log1p(), x)(x), x.log1p())
+
+
+# --- tensors without elements ----------------------------------------------------------------------------------------
+
+EMPTY = torch.zeros(0, 3)
+NO_PLACES = torch.zeros(0, dtype=torch.int32)
+WITHOUT_ELEMENTS = {
+    "select": (lambda m, x: x.select(1, 0), (EMPTY,)),
+    "take": (lambda m, x, i: x.take(i.long()), (torch.ones(3), NO_PLACES)),
+    "cross": (lambda m, x: torch.linalg.cross(x, x), (EMPTY,)),
+    "differences": (lambda m, x: x.diff(dim=1), (EMPTY,)),
+    "index_select": (lambda m, x, i: x.index_select(0, i), (torch.ones(3), NO_PLACES)),
+    "isin": (lambda m, x, y: torch.isin(x, y), (torch.ones(3), EMPTY)),
+    "unfold": (lambda m, x: x.unfold(1, 2, 1), (EMPTY,)),
+    "mean": (lambda m, x: x.mean(0), (EMPTY,)),
+    "empty result": (lambda m, x: x[2:2] * 2, (torch.ones(3),)),
+    "empty constant": (lambda m, x: torch.cat([m.w0, x]), (torch.ones(2, 3),)),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_ELEMENTS)
+def test_calls_without_elements_run_on_the_host(name: str) -> None:
+    function, inputs = WITHOUT_ELEMENTS[name]
+    lowered = lower(function, *inputs, buffers=(EMPTY,))
+    assert any("has no elements" in refusal.reason for refusal in lowered.report.refusals)
+    torch.testing.assert_close(lowered(*inputs), Function(function, EMPTY)(*inputs), equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["select", "cross", "unfold"])
+def test_dynamic_sizes_may_be_zero(name: str) -> None:
+    function, _ = WITHOUT_ELEMENTS[name]
+    rows = {0: torch.export.Dim("rows", min=0, max=8)}
+    module = Function(function)
+    program = torch.export.export(module, (torch.ones(2, 3),), dynamic_shapes=((rows,),))
+    lowered = delegraph.lower(program, backends=["openvino"])
+    assert not lowered.report.refusals
+    for count in (0, 1, 4):
+        x = torch.randn(count, 3)
+        torch.testing.assert_close(lowered(x), module(x))

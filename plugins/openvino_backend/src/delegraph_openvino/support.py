@@ -7,7 +7,9 @@ from typing import Any
 from delegraph.backend import to_specs
 from delegraph.exported import CORE_CALLS, bound_arguments, why_factor_undecided
 from delegraph.partitioner import Asking, CapabilityPartitioner, ValueCheck, dequantized_parts, is_dequantized
+from torch import Tensor
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 
 from .frontend import NO_RULE, RULES, TYPES, Draft, ignores_product
 from .runtime import PREFIX, properties_of
@@ -49,6 +51,8 @@ def why_not(node: Node) -> str | None:
     name = getattr(node.target, "__name__", str(node.target)).partition(".")[0]
     if (reason := VALUES(node) or WRONG.get(name)) is not None:
         return reason
+    if (reason := _why_empty(node)) is not None:
+        return reason
     given = bound_arguments(node) if getattr(node.target, "namespace", "") == "aten" else {}
     if given.get("rounding_mode") == "floor":
         return "OpenVINO rounds the quotient, and torch the exact one: rounding_mode='floor' may differ by 1"
@@ -64,8 +68,6 @@ def why_not(node: Node) -> str | None:
         return reason
     if name == "repeat" and not node.args[1]:
         return "OpenVINO returns whatever is in memory for a number that is repeated by nothing"
-    if "scaled_dot_product" in name and any("0" in map(str, n.meta["val"].shape) for n in node.all_input_nodes):
-        return "OpenVINO returns whatever is in memory for attention to nothing"
     computed = [value for value in node.all_input_nodes[1:] if value.op == "call_function"]
     if computed and str(node.target) in RULES:
         return f"OpenVINO has fixed scales, and {computed[0].name} is computed"
@@ -74,6 +76,22 @@ def why_not(node: Node) -> str | None:
     parts = dequantized_parts(node)
     differ = parts and ("channel" in str(parts[0].target) or len({part.args[1:] for part in parts}) > 1)
     return "OpenVINO concatenates quantized tensors right if they have one scale and one zero point" if differ else None
+
+
+def _why_empty(node: Node) -> str | None:
+    """Return a reason if an operand or a result has no elements; None if all have some.
+
+    Where a size of 0 is known, OpenVINO's compiler ends the process with SIGFPE for some operators, such as select. A
+    dynamic size may be 0: its kernels look at sizes at run time.
+    """
+    for value in (*node.all_input_nodes, node):
+        for val in pytree.tree_leaves(value.meta.get("val")):
+            if not isinstance(val, Tensor):
+                continue
+            if any(type(size) is int and size == 0 for size in val.shape):
+                shape = list(val.shape)
+                return f"{value.name} has no elements (shape {shape}): OpenVINO's compiler may crash"
+    return None
 
 
 _BY_FACTOR = frozenset({"upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_bicubic2d"})
