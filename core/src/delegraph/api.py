@@ -97,7 +97,7 @@ def lower(
     ``transforms``: functions from program to program, called with the normalized program.
     ``require_full``: raise NotFullyDelegated, which lists the operators, if any is left to the host.
     ``fold_constants``: if a backend refuses a call that has only constant operands, compute it while lowering, unless
-    the result has more than 16 MiB.
+    the result has more than 16 MiB. Numbers that are read off constants (``.item()``) become literals.
     ``on_missing_runtime``: when a delegate without a runtime is called, "error" raises NoRuntime, and "eager" runs its
     operators in eager PyTorch.
     ``executor``: a ``concurrent.futures`` executor that compiles partitions in parallel; the blobs are the same. One of
@@ -140,6 +140,7 @@ def lower(
                 for backend, (name, partitioner) in zip(backends, partitioners, strict=True)
             ],
             folds_constants=fold_constants,
+            folds_scalars=fold_constants,
             elsewhere=elsewhere,
             cache=lookups,
             gives_back=True,
