@@ -173,6 +173,20 @@ def test_the_next_backend_gets_the_failing_part():
     torch.testing.assert_close(program(x), chain(x))
 
 
+class InvalidProgram(delegraph.errors.DelegraphError):
+    """An error of a plugin's own, as TOSA's for a graph that is not legal."""
+
+    def __init__(self, text):
+        super().__init__("npu/invalid-program", text)
+
+
+def test_an_error_class_of_the_plugin_is_a_refusal_too():
+    backend = failing_backend("OwnErrors", fails_on("sin", error=InvalidProgram))
+    program = lowered(Program(lambda x: x.cos().sin().relu()), (torch.rand(3),), backend)
+    assert program.report.host_operators == 1
+    assert "no luck with" in str(program.report)
+
+
 def test_two_methods_lose_their_failing_parts():
     x = torch.randn(4)
     backend = failing_backend("FailingBackend", fails_on("sin"))

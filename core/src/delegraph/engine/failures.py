@@ -23,20 +23,20 @@ def may_be_refusal(error: BaseException) -> bool:
     """Whether an exception of a plugin can count as a refusal.
 
     That is not so if the memory was exhausted, or if the plugin tried to exit. Errors of delegraph's own, such as a
-    broken contract or a wrong option, are none of the plugin's exceptions.
+    broken contract or a wrong option, are none of the plugin's exceptions; subclasses that a plugin defines are.
     """
-    if isinstance(error, DelegraphError) and not isinstance(error, PluginFailed):
+    if type(error).__module__ == DelegraphError.__module__ and not isinstance(error, PluginFailed):
         return False
     causes = list(_causes(error))
     return all(isinstance(cause, Exception) and not isinstance(cause, MemoryError) for cause in causes)
 
 
-def text_of(failure: PluginFailed) -> str:
+def text_of(failure: DelegraphError) -> str:
     """The name and the text of the exception that a plugin raised."""
     return name_and_text(failure.__cause__ or failure)
 
 
-def log(failure: PluginFailed) -> None:
+def log(failure: DelegraphError) -> None:
     """Log an exception that becomes a refusal, with its traceback."""
     LOG.info("%s", failure.message, exc_info=failure.__cause__ or failure)
 

@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from ..backend import BackendDetails, CompileSpec
 from ..discovery.attribution import AtWork
-from ..errors import PluginFailed, Unsupported
+from ..errors import DelegraphError, Unsupported
 from ..exported.subgraphs import all_nodes
 from ..exported.tracing import TRACING
 from ..source import source_of
@@ -75,16 +75,16 @@ def compile_work(backend: type[BackendDetails], work: Sequence[Work], registry: 
     }
     try:
         returned, seconds = preprocess(backend, programs, specs, work, registry)
-    except (Unsupported, PluginFailed) as error:
+    except DelegraphError as error:
         if not may_refuse or not (isinstance(error, Unsupported) or may_be_refusal(error)):
             raise
         for item, (snapshot, _) in zip(work, before, strict=True):
             check_others(backend.__name__, item, snapshot)
-        if isinstance(error, PluginFailed):
-            calls = _note_failure(work, error)
-        else:
+        if isinstance(error, Unsupported):
             again = _note_refusal(work, error)
             calls = [again] if again else []
+        else:
+            calls = _note_failure(work, error)
         for items in calls:
             for item in items:  # the call that failed may have rewritten its programs
                 item.program = extract(item.method, item.plan, item.partition)
@@ -98,7 +98,7 @@ def compile_work(backend: type[BackendDetails], work: Sequence[Work], registry: 
         item.result, item.seconds["compile"] = result, seconds
 
 
-def _note_failure(work: Sequence[Work], failure: PluginFailed) -> list[list[Work]]:
+def _note_failure(work: Sequence[Work], failure: DelegraphError) -> list[list[Work]]:
     """Store in the work that the backend failed on it; returns the calls to make if several programs are concerned."""
     if len(work) > 1:
         return [[item] for item in work]
