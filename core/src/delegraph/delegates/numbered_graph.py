@@ -74,9 +74,13 @@ class NumberedGraph:
         handles = ((number, node.meta.get("debug_handle")) for number, node in enumerate(self.calls))
         return {number: (handle,) for number, handle in handles if handle is not None}
 
-    def refused(self, reason: str) -> Unsupported:
-        """The refusal of the program for ``reason``, at the call that it names, or at the first."""
-        node = dict(enumerate(self.calls)).get(next(iter(calls_in(reason)), 0), self.calls[0])
+    def refused(self, reason: str, error: str | None = None) -> Unsupported:
+        """Return the refusal of the program for ``reason``, at the call that ``error`` names, or at the first.
+
+        ``error``: the whole text of the engine; by default ``reason``.
+        """
+        named = calls_in(reason if error is None else error)
+        node = dict(enumerate(self.calls)).get(next(iter(named), 0), self.calls[0])
         return Unsupported("unsupported", reason, node=node, source=source_of(node))
 
 

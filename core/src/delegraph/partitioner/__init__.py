@@ -6,7 +6,7 @@ from .capability import CapabilityPartitioner, NodeLists, WhyNot
 from .checks import DontPartition, DontPartitionModule, DontPartitionName, is_shape_dynamic
 from .contract import DelegationSpec, Partitioner, PartitionResult, Reason, Refusal, Support
 from .tagging import tag_constant_data, tag_mutated_buffer
-from .values import ValueCheck, dequantized_parts, is_dequantized
+from .values import ValueCheck, dequantized_parts, is_dequantized, why_subgraph
 from .wrapping import WrappingPartitioner
 
 __all__ = [
@@ -33,4 +33,5 @@ __all__ = [
     "matches",
     "tag_constant_data",
     "tag_mutated_buffer",
+    "why_subgraph",
 ]

@@ -81,7 +81,8 @@ class Asking:
         except (DelegraphError, MemoryError):
             raise
         except Exception as error:
-            why = f"its compiler failed: {type(error).__name__}: {error}"
+            text = str(error).strip().partition("\n")[0]
+            why = f"its compiler failed: {type(error).__name__}" + (f": {text}" if text else "")
         if for_all:
             self._refused[node.target] = why or ""
         elif why is not None and len(calls) > 1:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
@@ -41,6 +42,8 @@ class ValueCheck:
 
     def __call__(self, node: Node) -> str | None:
         """Why ``node`` stays on the host; None if its values are no reason."""
+        if (why := why_subgraph(node, self.engine)) is not None:
+            return why
         for value in (*node.all_input_nodes, node):
             for val in _leaves(value):
                 if (why := self._why_no_value(value, val)) is not None:
@@ -54,7 +57,7 @@ class ValueCheck:
         if not isinstance(val, torch.Tensor):
             if isinstance(val, (torch.SymInt, int)) and not isinstance(val, bool):
                 return None
-            return f"{node.name} is a {type(val).__name__}, and {self.engine} computes tensors and sizes"
+            return f"{node.name} is {_kind(val)}, and {self.engine} computes tensors and sizes"
         if val.dtype not in self.dtypes:
             given: dict[str, Any] = {"unless": torch.float32} if val.dtype is torch.float64 else {}
             text = f"{node.name} is {val.dtype}, which {self.engine} does not compute"
@@ -87,6 +90,24 @@ class ValueCheck:
             text = f"{self.engine} lets integers stop at the ends of their range, where torch wraps"
             return Reason(text, cause="integers")
         return None
+
+
+def why_subgraph(node: Node, engine: str) -> str | None:
+    """Return a reason if ``node`` runs subgraphs, as ``cond`` and ``scan`` do, which ``engine`` has no way to run."""
+    if not isinstance(node.target, HigherOrderOperator):
+        return None
+    return f"{node.target} runs subgraphs of the program, and {engine} takes single operators"
+
+
+def _kind(val: Any) -> str:
+    """Return the words of PyTorch's users for a value that is no tensor and no size."""
+    if val is None:
+        return "None"
+    if isinstance(val, (torch.SymBool, bool)):
+        return "a bool"
+    if isinstance(val, (torch.SymFloat, float)):
+        return "a float"
+    return f"a {type(val).__name__}"
 
 
 def dequantized_parts(node: Node) -> list[Node]:

@@ -120,7 +120,7 @@ class Draft(NumberedGraph):
         try:
             model = _frontend().convert(_frontend().load(decoder))
         except Exception as e:  # OpenVINO names no base of what its frontend raises, in C++ and in Python
-            raise self.refused(reason_of(e)) from e
+            raise self.refused(reason_of(e), str(e)) from e
         if why := self.signature.why_otherwise([None] * len(self.signature.inputs), map(type_of, model.outputs)):
             raise Unsupported("unsupported", f"OpenVINO's model {why}")
         return model
@@ -196,9 +196,29 @@ def reason_of(error: Exception) -> str:
     text = str(error)
     if "No conversion rule found" in text:
         return NO_RULE
-    said = re.findall(r"with a message:\s+(.+)", text)
-    said += re.findall(r"^\s*(?!Exception from|Check '|FrontEnd API failed|Summary:|--)(\S.*)", text, re.MULTILINE)
-    return f"OpenVINO: {(said or [text.strip() or type(error).__name__])[0].strip():.200}"
+    lines = re.findall(r"with a message:\s+(.+)", text)
+    lines += re.findall(r"^\s*(\S.*)", text, re.MULTILINE)
+    lines = [line.strip() for line in lines if not line.startswith(_TRACE)]
+    reason = lines[0] if lines else f"its frontend raised {type(error).__name__}"
+    if match := re.fullmatch(r"Input with index: (\d+) is none\.", reason):
+        return f"OpenVINO's frontend needs argument {match[1]}, which is None or left out"
+    if match := re.fullmatch(r"Got less inputs (\d+) than expected (\d+)", reason):
+        return f"OpenVINO's frontend needs {match[2]} arguments, and the call has {match[1]}"
+    return f"OpenVINO: {reason:.200}"
+
+
+_TRACE = (
+    "Exception from",
+    "Exception happened during conversion",
+    "Check '",
+    "FrontEnd API failed",
+    "Model wasn't fully converted",
+    "Summary:",
+    "While validating node",
+    "Shape inference input shapes",
+    "--",
+)
+"""Beginnings of lines of OpenVINO's errors that describe its own sources, or only that it failed."""
 
 
 def _quantize(by_channel: bool, context: Any) -> Any:

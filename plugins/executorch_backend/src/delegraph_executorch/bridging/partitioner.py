@@ -21,6 +21,7 @@ from delegraph.partitioner import (
     Refusal,
     tag_constant_data,
     tag_mutated_buffer,
+    why_subgraph,
 )
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
@@ -89,8 +90,9 @@ class BridgedPartitioner(Partitioner):
                 if not failing:
                     raise
                 LOG.info("%s failed", type(self.theirs).__name__, exc_info=error)
-                text = f"ExecuTorch fails on it: {type(error).__name__}: {error}"
-                reasons |= dict.fromkeys(failing, text.partition("\n")[0])
+                text = str(error).strip().partition("\n")[0]
+                reason = f"ExecuTorch fails on it: {type(error).__name__}" + (f": {text}" if text else "")
+                reasons |= dict.fromkeys(failing, reason)
                 continue
             pieces = pieces_of(result.tagged_exported_program)
             tags = {n: next(iter(_tags(pieces.get(_call_of(n).name, ()))), None) for n in calls}
@@ -113,8 +115,8 @@ class BridgedPartitioner(Partitioner):
             tag_mutated_buffer(exported_program)
         given = result.partition_tags
         specs = {tag: self._delegation(tag, given[was[tag]]) for tag in used if was[tag] in given}
-        other = f"{type(self.theirs).__name__} does not take it"
-        refusals = [Refusal(n, reasons.get(n, other)) for n in calls if tags[n] is None]
+        refused = [n for n in calls if tags[n] is None]
+        refusals = [Refusal(n, reasons.get(n) or self._why_untagged(n)) for n in refused]
         return PartitionResult(exported_program, specs, refusals=refusals)
 
     def _ask(self, program: ExportedProgram, hidden: Collection[Node]) -> tuple[Any, dict[str, list[set[str]]]]:
@@ -161,6 +163,19 @@ class BridgedPartitioner(Partitioner):
                 except Unsupported as e:
                     return f"{e.message}; {e.hint}"
         return type(self).refuses(node, constants)
+
+    def _why_untagged(self, node: Node) -> str:
+        """Return a reason for a call that the other partitioner left without one; its types, as they may matter."""
+        name = type(self.theirs).__name__
+        why = why_subgraph(node, name)
+        if why is not None:
+            return why
+        values = [value.meta.get("val") for value in (*node.all_input_nodes, node)]
+        tensors = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+        types = {str(tensor.dtype): None for tensor in tensors}
+        if set(types) <= {"torch.float32"}:
+            return f"{name} does not take it"
+        return f"{name} does not take it with {', '.join(types)}"
 
     def _keeps_buffers(self, edge: ExportedProgram, own: ExportedProgram) -> bool:
         names = {n.name for n in written_values(own)}
