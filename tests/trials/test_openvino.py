@@ -10,6 +10,7 @@ import delegraph
 import pytest
 import torch
 import torch.ao.quantization.fx._decomposed  # the operators quantized_decomposed
+from delegraph.errors import InputError
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -391,3 +392,32 @@ def test_dynamic_sizes_may_be_zero(name: str) -> None:
     for count in (0, 1, 4):
         x = torch.randn(count, 3)
         torch.testing.assert_close(lowered(x), module(x))
+
+
+# --- indices out of range --------------------------------------------------------------------------------------------
+
+TABLE = torch.arange(12.0).reshape(4, 3)
+INDEXED = {
+    "embedding": (lambda m, x, i: F.embedding(i, x), (-1, 4)),
+    "index_select": (lambda m, x, i: x.index_select(1, i), (-1, 3)),
+    "gather": (lambda m, x, i: x[:, 0].gather(0, i), (-1, 4)),
+    "index": (lambda m, x, i: x[i], (-5, 4)),
+    "index of columns": (lambda m, x, i: x[:, i], (-4, 3)),
+    "index_put": (lambda m, x, i: x.index_put((i,), torch.ones(2, 3)), (-5, 4)),
+    "take": (lambda m, x, i: x.take(i), (-13, 12)),
+    "scatter": (lambda m, x, i: x.scatter(1, i[:, None], 1.0), (-1, 3)),
+    "view": (lambda m, x, i: F.embedding(i.reshape(2, 1), x), (-1, 4)),
+}
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_an_index_out_of_range_is_an_error(name: str) -> None:
+    function, wrongs = INDEXED[name]
+    right = torch.tensor([0, 1])
+    lowered = lower(function, TABLE, right)
+    torch.testing.assert_close(lowered(TABLE, right), function(None, TABLE, right))
+    for wrong in wrongs:
+        with pytest.raises((IndexError, RuntimeError)):
+            function(None, TABLE, torch.tensor([1, wrong]))
+        with pytest.raises((InputError, IndexError, RuntimeError), match=r"out of (range|bounds)"):
+            lowered(TABLE, torch.tensor([1, wrong]))

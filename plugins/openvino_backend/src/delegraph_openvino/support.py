@@ -6,12 +6,21 @@ from typing import Any
 
 from delegraph.backend import to_specs
 from delegraph.exported import CORE_CALLS, bound_arguments, why_factor_undecided
-from delegraph.partitioner import Asking, CapabilityPartitioner, ValueCheck, dequantized_parts, is_dequantized
+from delegraph.partitioner import (
+    Asking,
+    CapabilityPartitioner,
+    PartitionResult,
+    ValueCheck,
+    dequantized_parts,
+    is_dequantized,
+)
 from torch import Tensor
+from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from .frontend import NO_RULE, RULES, TYPES, Draft, ignores_product
+from .indices import mark_indices
 from .runtime import PREFIX, properties_of
 
 VALUES = ValueCheck("OpenVINO", TYPES)
@@ -44,6 +53,10 @@ class OpenVINOPartitioner(CapabilityPartitioner):
         settings = {"device": device, "precision": precision, "properties": properties}
         properties_of(settings)  # a property that cannot be read is the user's mistake of now, not of the first run
         super().__init__(ASKED.after(why_not), "OpenVINOBackend", to_specs(PREFIX, settings))
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        mark_indices(exported_program)
+        return super().partition(exported_program)
 
 
 def why_not(node: Node) -> str | None:
