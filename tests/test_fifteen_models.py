@@ -38,7 +38,7 @@ CAUSES = {
     "images.py:diffusion": ("torch.randn_like(x)", "pass the random numbers to the model as an input"),
     "sequences.py:bert": ("1 - attention_mask", '"int32_inputs": ["attention_mask=0..32767"]'),
     "sequences.py:gpt2": ("torch.cat((past[0], key), 2)", STATIC),
-    "sequences.py:llama": ("attention_mask[0].cumsum(-1)", "a mask can be bool"),
+    "sequences.py:llama": ("attention_mask[0].cumsum(-1)", '"int32_inputs": ["attention_mask=0..32767"]'),
     "sequences.py:dlrm": ("kind % 30", "let ids be int32 from the start"),
     "sequences.py:time_series": ("wide = x.to(self.dtype)", "let it be torch.float32: without casts to torch.float64"),
 }
