@@ -105,6 +105,9 @@ def test_a_single_file(rows, store, model):
     assert rows[model]["error"] is None and not report["causes"] and not report["host_operators"]
     assert len(report["delegates"]) == 1 and rows[model]["methods"]["forward"]["relative_error"] < 1e-5
     (file,) = rows[model]["files"]
+    if model == "sequences.py:llama_changed":
+        assert "it writes keys, which the host keeps" in file["error"]
+        return
     reference_tools.judge((store / file["path"]).read_bytes(), TosaSpec.parse("TOSA-1.0+FP+INT"))
 
 
