@@ -119,7 +119,7 @@ def entry_points_of(distribution: Distribution) -> list[EntryPoint]:
     entries: dict[str, EntryPoint] = {}
     for line in _lines_of_group(_text(content, file)):
         name, _, value = (part.strip() for part in line.partition("="))
-        # importlib-metadata 9, the last for Python 3.10, refuses to make an entry point of anything else.
+        # importlib-metadata 9 raises for any other value; other versions accept it.
         if not name or not EntryPoint.pattern.match(value) or name in entries:
             raise Damaged(f"{file} has a line that is no `name = module`, or is there twice: {line[:100]!r}")
         entries[name] = EntryPoint(name, value, PROJECT)

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
+from enum import StrEnum
 from traceback import walk_tb
 from typing import Any
 
@@ -18,7 +18,7 @@ from .loading import ProcessExit, ShadowedByWorkingDirectory, TargetMissing
 ALLOW, DENY = "DELEGRAPH_PLUGINS", "DELEGRAPH_DISABLE_PLUGINS"
 
 
-class Status(str, Enum):
+class Status(StrEnum):
     """The result of loading a plugin, or the state of one of its backends."""
 
     OK = "ok"
@@ -27,9 +27,6 @@ class Status(str, Enum):
     INCOMPATIBLE = "incompatible"
     CONFLICT = "conflict"
     UNAVAILABLE = "unavailable"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True)

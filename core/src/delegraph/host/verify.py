@@ -6,16 +6,13 @@ import html
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 from torch.utils import _pytree as pytree
 
 from ..errors import DelegraphError, InputError
 from ..io.escape import printable
 from .output_statistics import OutputStatistics, compare, finite
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 @contextmanager

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 Figures = Mapping[str, Any]
 
 
-class Status(str, Enum):
+class Status(StrEnum):
     """How a check ended."""
 
     PASSED = "passed"
     FAILED = "failed"
     SKIPPED = "skipped"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import delegraph
@@ -28,7 +28,7 @@ HandedOver = tuple[bytes, list[CompileSpec], dict[str, Any]]
 """Blob, compile specs and named data of a delegate."""
 
 
-class Phase(str, Enum):
+class Phase(StrEnum):
     """Where a lowering stopped."""
 
     DONE = "done"

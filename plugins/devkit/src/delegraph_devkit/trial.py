@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 import delegraph
@@ -24,7 +24,7 @@ from .programs import Program
 from .tolerance import element_types, is_rounding_error, tolerance_of
 
 
-class Kind(str, Enum):
+class Kind(StrEnum):
     """How a program goes wrong; the value is the advice."""
 
     PARTITIONER = "a partitioner meets every operator, with any arguments: refuse what it does not know, with a reason"

@@ -7,7 +7,6 @@ the working directory. Imports neither torch nor numpy.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import os
 import re
@@ -15,6 +14,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import tomllib
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -117,13 +117,12 @@ def read_settings(text: str, path: Path) -> list[Setting]:
     A table that is wrong disables its backend alone. A table or key that is none of a backend is a warning. Raises
     BadSettings for a text that is no TOML.
     """
-    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        whole = toml.loads(text)
+        whole = tomllib.loads(text)
     except (ValueError, RecursionError) as e:
         raise BadSettings(f"{path}: {e}") from e
-    for unknown in sorted(whole.keys() - {"backends"}):
-        _ignore(f"{path}: the table or key {unknown!r} is ignored; the file has tables [backends.NAME]")
+    for key in sorted(whole.keys() - {"backends"}):
+        _ignore(f"{path}: the table or key {key!r} is ignored; the file has tables [backends.NAME]")
     tables = whole.get("backends", {})
     if not isinstance(tables, Mapping):
         _ignore(f"{path}: backends is ignored, as it is a {type(tables).__name__}; the file has tables [backends.NAME]")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import glob
-import importlib
 import os
-import sys
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -101,9 +100,8 @@ class Matrix:
 
 def read_matrix(path: Path) -> Matrix:
     """The matrix in a TOML file; globs and paths in it are relative to its folder. Raises InputError."""
-    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        content = toml.loads(path.read_text("utf-8"))
+        content = tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as e:
         raise InputError("input-invalid", f"{path} cannot be read as TOML: {e}") from e
     try:

@@ -6,7 +6,7 @@ import functools
 import json
 import os
 import platform
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ def _processor() -> str:
 
 def _now() -> str:
     """In UTC, so that texts of several machines sort by time."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _load() -> float:

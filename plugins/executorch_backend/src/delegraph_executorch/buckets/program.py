@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import delegraph
 import torch
@@ -21,7 +21,6 @@ from .table import KEY, BucketTable, damaged
 
 if TYPE_CHECKING:
     from delegraph import Choices
-    from typing_extensions import Unpack
 
 Bucket = Sequence[Any] | torch.Tensor | Mapping[str, Any]
 """Example inputs of one size: positional arguments (a tensor alone is one), or keyword arguments by name."""
