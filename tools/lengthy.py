@@ -28,7 +28,6 @@ KEPT = (
     "plugins/quantize/tests/test_quantize.py::test_a_quantized_program_is_a_file_that_lowers_in_a_fresh_process",
     "plugins/openvino_backend/tests/test_openvino.py::test_a_network_is_one_delegate*",
     "core/tests/acceptance/*",
-    "tests/test_promise.py::test_it_is_found_and_lowers_and_runs",
     "tests/test_scaffold_end_to_end.py::test_it_is_listed",
     "core/tests/engine/test_properties.py::test_a_lowered_program_is_eager_over_several_calls*",
     "core/tests/exported/functionalize/test_writes.py::test_random_aliasing_programs?0?",

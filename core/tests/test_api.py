@@ -5,9 +5,7 @@ import gc
 import json
 import operator
 import pickle
-import sys
 
-import delegraph
 import delegraph.api as api
 import pytest
 import torch
@@ -850,17 +848,3 @@ def test_a_lowered_program_is_not_pickled():
     with pytest.raises(errors.InputError, match=r"(?s)is not pickled.*lowered\.save"):
         pickle.dumps(program)
     assert torch.equal(copy.copy(program)(-torch.ones(2)), torch.zeros(2))
-
-
-def test_executorchs_names_forward_to_their_distribution(monkeypatch):
-    from delegraph.lowering import to_edge
-    from delegraph_executorch import edge
-
-    assert to_edge is edge.to_edge
-    with pytest.raises(AttributeError, match="has no 'to_egde'; it has 'to_edge'"):
-        delegraph.lowering.to_egde  # noqa: B018
-    monkeypatch.setitem(sys.modules, "delegraph_executorch", None)
-    said = r"delegraph\.lowering\.to_backend comes with delegraph-executorch, which is not installed"
-    with pytest.raises(errors.PluginUnavailable, match=said) as caught:
-        delegraph.lowering.to_backend  # noqa: B018
-    assert caught.value.hint == "pip install delegraph-executorch"

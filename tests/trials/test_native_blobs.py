@@ -87,7 +87,7 @@ def test_the_command_refuses_native_code_on_request(tmp_path):
 
 def test_a_plugin_declares_its_native_code():
     registry = delegraph.Registry(discover=False)
-    registry.register(BackendSpec("acme", "acme:Backend", "AcmeBackend", api=2))
+    registry.register(BackendSpec("acme", "acme:Backend", "AcmeBackend", api=1))
     assert registry.native_code("acme") == ""
     assert registry.native_code("unknown") == ""
     assert RuntimeSpec("acme", "acme:Runtime", native="machine code").native == "machine code"

@@ -109,7 +109,7 @@ _ELSEWHERE = {
     "quantization_errors": "delegraph_quantize:quantization_errors",
     "quantize": "delegraph_quantize:quantize",
 }
-"""Names that delegraph itself had in earlier versions -> their targets in other distributions now."""
+"""Names of delegraph that other distributions of this project have -> their targets there."""
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 

@@ -7,7 +7,7 @@ declarations below. The ``target`` of a declaration (``"package.module:Name"``) 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Protocol, get_args, get_type_hints
 
@@ -42,7 +42,7 @@ PROJECT = "delegraph"
 """Name of the pluggy project and of the entry-point group."""
 IN_PROCESS = "in-process"
 """The name that stands for the distribution of plugins that were registered in this process."""
-API_VERSION = 2
+API_VERSION = 1
 """The version of this contract. ``BackendSpec.api`` is the version for which a plugin was written."""
 
 OPTION_TYPES = (str, int, float, bool, list)
@@ -96,16 +96,6 @@ class Declaration:
     target: str
     requires: tuple[str, ...] = ()
     install_hint: str = ""
-
-    became: ClassVar[Mapping[str, str]] = {}
-    """Name of a field of earlier versions -> its replacement, for the error if a plugin still passes it."""
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Raise TypeError, with the replacement, for a field in ``became``."""
-        for name in cls.became.keys() & kwargs.keys():
-            page = "docs/compatibility.md, Renamed since 0.1.0"
-            raise TypeError(f"{cls.__name__} has no {name!r} any more: {cls.became[name]} ({page})")
-        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         """Check the fields, and convert lists to tuples.
@@ -209,7 +199,6 @@ class BackendSpec(Declaration):
 
     noun = "backend"
     base = "delegraph.backend:BackendDetails"
-    became: ClassVar = {"formats": "declare FormatSpec(suffix, target) in the hook delegraph_formats"}
     rule = "backend_id is the class's name"
 
     name: str
@@ -322,7 +311,6 @@ class FormatSpec(BySuffix):
     """
 
     noun = "file format"
-    became: ClassVar = {"backend": "its DelegateFormat names it as backend_id"}
     base = "delegraph.formats:ProgramFormat"
 
     suffix: str

@@ -144,7 +144,7 @@ ROWS = {
     ),
     "wrong api": Row(
         answers("[BackendSpec('bad', 'a:B', 'B', 99)]"),
-        "backend 'bad' was written for plugin API 99; this delegraph speaks 1 and 2",
+        "backend 'bad' was written for plugin API 99; this delegraph has plugin API 1",
         "upgrade delegraph",
         Status.INCOMPATIBLE,
     ),

@@ -1,4 +1,4 @@
-"""What authors of a plugin are told who wrote it for an earlier round, or register a backend; and if it can run now."""
+"""What authors of a plugin are told who declare or register a backend; and if it can run now."""
 
 import json
 import pickle
@@ -8,34 +8,15 @@ import delegraph
 import pytest
 from delegraph.cli import main
 from delegraph.discovery.registry import Registry
-from delegraph.errors import BackendNotFound, DelegraphWarning, NoRuntime, PluginBroken, PluginConflict
+from delegraph.errors import BackendNotFound, NoRuntime, PluginBroken, PluginConflict
 from delegraph.partitioner import CapabilityPartitioner
-from delegraph.plugin import BackendSpec, FormatSpec
+from delegraph.plugin import BackendSpec
 from delegraph.runtime import BackendRuntime
 
 from core.tests.conftest import EchoBackend, EchoRuntime
 
-OLD = """
-from delegraph.plugin import BackendSpec, hookimpl
 
-@hookimpl
-def delegraph_backends():
-    return [BackendSpec(name="old", target="old:OldBackend", backend_id="OldBackend", api=1, formats=(".old",))]
-"""
-
-
-def test_a_plugin_of_an_earlier_round_is_told_what_its_field_became(site):
-    site.plugin("old-plugin", OLD, name="old")
-    with pytest.warns(DelegraphWarning, match="no 'formats' any more"):
-        (record,) = (p for p in Registry().plugins() if p.name == "old")
-    assert record.status.value == "broken"
-    assert "BackendSpec has no 'formats' any more: declare FormatSpec(suffix, target) in the hook" in record.error
-    assert "docs/compatibility.md, Renamed since 0.1.0" in record.error
-
-
-def test_the_other_fields_and_copies():
-    with pytest.raises(TypeError, match="FormatSpec has no 'backend' any more: its DelegateFormat names it"):
-        FormatSpec(".old", "old:Format", backend="old")
+def test_a_declaration_refuses_unknown_fields_and_can_be_copied():
     with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
         BackendSpec("a", "a:A", "A", 1, colour="red")
     spec = BackendSpec("a", "a:A", "A", 1)

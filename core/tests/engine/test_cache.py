@@ -19,6 +19,7 @@ from delegraph.io import installed
 from delegraph.io.blob import TensorBlob, join
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.plugin import BackendSpec
+from delegraph.runtime import BackendRuntime
 from delegraph.work import unpacked
 from torch import nn
 
@@ -224,7 +225,7 @@ def test_another_fingerprint_or_other_sources_miss(registry, tmp_path, monkeypat
 def test_versions_matter_unless_the_backend_says_that_they_do_not(independent, tmp_path, monkeypatch):
     registry = Registry(discover=False)
     target = f"{__name__}:CountingBackend"
-    registry.register(BackendSpec("counting", target, "CountingBackend", 2, independent_of=independent))
+    registry.register(BackendSpec("counting", target, "CountingBackend", 1, independent_of=independent))
     CountingBackend.calls.clear()
     lowered(model(), registry, tmp_path)
     real = installed._sources
@@ -593,3 +594,50 @@ def test_answers_of_partitioners_want_delegraph_workers(registry, tmp_path, monk
     text = "keeping what partitioners answer comes with delegraph-workers, which is not installed"
     assert f"cache: {text} (pip install delegraph-workers)" in program.report.notes
     assert len(program.delegates) == len(entries(tmp_path)) == 2
+
+
+class DoublingRuntime(BackendRuntime):
+    @staticmethod
+    def load(processed_bytes, compile_specs, named_data):
+        return lambda x: (x + x,)
+
+    @staticmethod
+    def profile(processed_bytes, compile_specs, named_data):
+        return lambda x: ((x + x,), {0: {"seconds": 0.5}})
+
+
+class Times:
+    """A ``Timer`` that keeps the times of operators inside of delegates."""
+
+    def __init__(self):
+        self.found = {}
+
+    def begin(self, values): ...
+    def see(self, node, value): ...
+    def enter(self, owner, module, inputs): ...
+    def leave(self): ...
+    def inside(self, delegate, values): ...
+    def end(self): ...
+
+    def spent(self, delegate, seconds, read):
+        self.found |= {k: v for k, v in read().items() if isinstance(k, int)}
+
+
+def test_a_plugin_with_the_api_number_of_this_core_is_cached_and_profiled(tmp_path):
+    class Double(nn.Module):
+        def forward(self, x):
+            return x + x
+
+    registry = Registry(discover=False)
+    spec = BackendSpec("counting", f"{__name__}:CountingBackend", "CountingBackend", api=1)
+    registry.register(spec, runtime=DoublingRuntime, partitioner=Everything)
+    CountingBackend.calls.clear()
+    for _ in range(2):
+        lowered = delegraph.lower(
+            Double().eval(), (torch.ones(2),), backends=["counting"], registry=registry, cache=tmp_path
+        )
+    assert len(CountingBackend.calls) == 1
+    assert lowered.delegates[0].fingerprint == CountingBackend.version
+    timer = Times()
+    assert torch.equal(lowered.observe(timer, torch.ones(2)), torch.full((2,), 2.0))
+    assert timer.found == {0: {"seconds": 0.5}}

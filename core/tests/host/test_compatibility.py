@@ -51,14 +51,9 @@ class HalfFormat(DelegateFormat):
 
 
 class Plugin:
-    """A plugin of that API version."""
-
-    def __init__(self, api):
-        self.api = api
-
     @hookimpl
     def delegraph_backends(self):
-        return [BackendSpec("half", f"{__name__}:HalvingBackend", "HalvingBackend", self.api)]
+        return [BackendSpec("half", f"{__name__}:HalvingBackend", "HalvingBackend", 1)]
 
     @hookimpl
     def delegraph_partitioners(self):
@@ -79,10 +74,10 @@ class Half(torch.nn.Module):
 
 
 @pytest.fixture
-def saved(tmp_path, request):
-    """A registry, and a file that a plugin of the API version ``request.param`` (2) saved."""
+def saved(tmp_path):
+    """A registry, and a file that its plugin saved."""
     registry = Registry(discover=False)
-    registry.register(Plugin(getattr(request, "param", 2)))
+    registry.register(Plugin())
     lowered = delegraph.lower(Half().eval(), (torch.ones(2),), backends=["half"], registry=registry)
     lowered.save(tmp_path / "m.half")
     yield registry, tmp_path / "m.half", lowered
@@ -127,16 +122,6 @@ def test_a_runtime_that_does_not_say_loads(saved):
     loaded = delegraph.load(path, registry=registry)
     assert loaded.compatible().verdict is None and "its runtime does not say" in str(loaded.compatible())
     assert torch.equal(loaded(torch.ones(2))[0], torch.full((2,), 0.5))
-
-
-@pytest.mark.parametrize("saved", [1], indirect=True)
-def test_a_plugin_of_the_api_before_is_not_asked(saved):
-    """A method of that name is its own affair there, and so is one that is called ``fingerprint``."""
-    registry, path, lowered = saved
-    HalvingRuntime.answer = ValueError("mine")
-    loaded = delegraph.load(path, registry=registry)
-    assert loaded.compatible().verdict is None and lowered.delegates[0].fingerprint == ""
-    assert torch.equal(loaded(torch.ones(2))[0], torch.full((2,), 0.5)) and ASKED == []
 
 
 @pytest.mark.parametrize(

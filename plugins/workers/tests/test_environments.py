@@ -136,7 +136,7 @@ from delegraph.plugin import BackendSpec, FormatSpec, OptionSpec, PartitionerSpe
 @hookimpl
 def delegraph_backends():
     options = (OptionSpec("mode", str, "well", ("well", "crash")),)
-    return [BackendSpec("{low}", "{low}_backend:{name}Backend", "{name}Backend", 2, "of acme", options=options)]
+    return [BackendSpec("{low}", "{low}_backend:{name}Backend", "{name}Backend", 1, "of acme", options=options)]
 
 @hookimpl
 def delegraph_partitioners():

@@ -139,3 +139,11 @@ def test_a_worker_reads_a_quantized_program():
     quantized = delegraph.quantize(model, [(x,)], backend="tosa")
     apart, here = (delegraph.lower(quantized, backends=["tosa"], **choices) for choices in (APART, {}))
     assert [d.processed_bytes for d in apart.delegates] == [d.processed_bytes for d in here.delegates] != []
+
+
+def test_isolated_partitions_have_a_fingerprint_and_are_cached(registry, tmp_path):
+    first = lowered(["sin"], registry, cache=tmp_path, **APART)
+    again = lowered(["sin"], registry, cache=tmp_path, **APART)
+    assert [d.fingerprint for d in first.delegates] == ["1"]
+    assert blobs(again) == blobs(first)
+    assert ", from the cache" in again.report.to_text(verbose=True)

@@ -11,8 +11,6 @@ from ..plugin import API_VERSION, DECLARATION_OF, PROJECT, BackendSpec, Declarat
 from .loading import missing
 from .record import Fault, PluginDefect, PluginRecord, Status, suggestion
 
-SUPPORTED_APIS = tuple(v for v in (API_VERSION - 1, API_VERSION) if v > 0)
-
 
 class _Manager(pluggy.PluginManager):
     """The pluggy manager of one plugin. Skips names with ``__`` in its search for hooks, which saves half the time."""
@@ -115,9 +113,10 @@ def _expect_different_names(declarations: list[Declaration]) -> None:
 
 def fault_of(spec: BackendSpec, record: PluginRecord) -> Fault | None:
     """Why a backend that the plugin ``record`` declares cannot be used here; None if it can. Imports nothing."""
-    if spec.api not in SUPPORTED_APIS:
-        ours = " and ".join(map(str, SUPPORTED_APIS))
-        error = f"backend {spec.name!r} was written for plugin API {spec.api}; this delegraph speaks {ours}"
+    if spec.api != API_VERSION:
+        error = (
+            f"backend {spec.name!r} was written for plugin API {spec.api}; this delegraph has plugin API {API_VERSION}"
+        )
         outdated = record.distribution if spec.api < API_VERSION else "delegraph"
         return Fault(Status.INCOMPATIBLE, error, f"upgrade {outdated}")
     if spec.unusable:

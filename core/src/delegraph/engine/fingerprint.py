@@ -16,13 +16,10 @@ if TYPE_CHECKING:
 def fingerprint_of(item: Work, registry: Registry) -> str | None:
     """The backend's fingerprint for the compile specs of a partition; None if it gives none.
 
-    A backend of the plugin API before 2 is not asked, since its method ``fingerprint`` may mean something else. Raises
-    ContractViolation for anything but a text or None.
+    Raises ContractViolation for anything but a text or None.
     """
     spec = item.partition.spec
     backend = registry.get_backend(spec.backend_id)
-    if registry.spec(spec.backend_id).api < 2:
-        return None
     check_called_on_class(backend, "fingerprint", ("compile_specs",))
     place = f"partition {item.partition.tag} of method {item.method}"
     with AtWork(backend, "fingerprint", place, item.partition.nodes, registry):

@@ -66,17 +66,15 @@ def compatibility_of(
 ) -> Compatibility | None:
     """The answer of the runtime of the blob's backend about ``header``; None if the runtime gives none.
 
-    If no runtime of the backend is installed, the answer is "cannot", with that reason. A runtime of the plugin API
-    before 2 is not asked, since its method ``compatible`` may mean something else. ``compile_specs``: those with which
-    the blob was compiled. ``device``: the device in question; None for this host. Raises ContractViolation for an
-    answer that is no Compatibility.
+    If no runtime of the backend is installed, the answer is "cannot", with that reason. ``compile_specs``: those
+    with which the blob was compiled. ``device``: the device in question; None for this host. Raises ContractViolation
+    for an answer that is no Compatibility.
     """
     try:
         runtime = registry.runtime_for(header.backend_id)
-        api = registry.spec(header.backend_id).api
     except DelegraphError as e:
         return Compatibility("cannot", f"{e.message}; {e.hint}" if e.hint else e.message)
-    if api < 2 or runtime.compatible is BackendRuntime.compatible:  # the base class's answer is None
+    if runtime.compatible is BackendRuntime.compatible:  # the base class's answer is None
         return None
     check_called_on_class(runtime, "compatible", ("header", "compile_specs", "device"))
     with AtWork(runtime, "compatible", f"a blob of {header.backend_id}", (), registry):

@@ -136,12 +136,8 @@ class TimedDelegate(_Telling):
         self._seconds, self._spent = 0.0, dict[Any, Any]()  # of the last call
 
     def _open(self, runtime: type[BackendRuntime]) -> Callable[..., Any]:
-        """The runtime's ``profile`` in place of its ``load``, if it defines ``profile``.
-
-        A runtime of the plugin API before 2 is loaded as usual: its ``profile``, if any, may mean something else.
-        """
-        is_defined = runtime.profile is not BackendRuntime.profile
-        self._profiles = is_defined and self._delegates.registry.spec(self._module.backend_id).api >= 2
+        """Return the runtime's ``profile`` in place of its ``load``, if it defines ``profile``."""
+        self._profiles = runtime.profile is not BackendRuntime.profile
         return runtime.profile if self._profiles else runtime.load
 
     def _wrap(self, run: Callable[..., Any]) -> Delegate:

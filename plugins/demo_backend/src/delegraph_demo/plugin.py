@@ -15,14 +15,14 @@ def delegraph_backends() -> list[BackendSpec]:
             name="demo",
             backend_id="BackendWithDelegateMappingDemo",
             target="delegraph_demo.backend:BackendWithDelegateMappingDemo",
-            api=2,  # a number, not API_VERSION: the version that this page was written for, whatever is installed
+            api=1,  # a number, not API_VERSION: the version that this page was written for, whatever is installed
             summary="Teaching backend: conv-relu and tan become a text that maps back to the program",
         ),
         BackendSpec(
             name="compiler-demo",
             backend_id="BackendWithCompilerDemo",
             target="delegraph_demo.compiler.backend:BackendWithCompilerDemo",
-            api=2,
+            api=1,
             summary="Teaching backend: six float32 operators become a checked blob that a runtime executes",
             options=(OptionSpec("max_value", float, help="largest absolute value of inputs and results at run time"),),
         ),

@@ -34,7 +34,7 @@ def delegraph_backends() -> list[BackendSpec]:
             name="ethosu",
             backend_id="EthosUBackend",
             target="delegraph_ethosu.backend:EthosUBackend",
-            api=2,
+            api=1,
             summary="Arm Ethos-U55, U65 and U85 NPUs, by way of TOSA and Vela",
             requires=("ethosu.vela",),
             install_hint=INSTALL,

@@ -29,7 +29,7 @@ def delegraph_backends() -> list[BackendSpec]:
             name="iree",
             backend_id="IREEBackend",
             target="delegraph_iree.backend:IREEBackend",
-            api=2,
+            api=1,
             summary="IREE modules for processors and Vulkan, by way of TOSA",
             requires=("iree.compiler",),
             install_hint=INSTALL,

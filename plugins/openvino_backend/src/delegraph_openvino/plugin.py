@@ -32,7 +32,7 @@ def delegraph_backends() -> list[BackendSpec]:
             name="openvino",
             backend_id="OpenVINOBackend",
             target="delegraph_openvino.backend:OpenVINOBackend",
-            api=2,
+            api=1,
             summary="Intel's CPUs, GPUs and NPUs, through OpenVINO",
             requires=("openvino",),
             install_hint="pip install openvino==2026.4.1",

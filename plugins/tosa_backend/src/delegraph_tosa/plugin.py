@@ -39,7 +39,7 @@ def delegraph_backends() -> list[BackendSpec]:
             name="tosa",
             backend_id="TOSABackend",
             target="delegraph_tosa.backend:TOSABackend",
-            api=2,
+            api=1,
             summary="TOSA 1.0 flatbuffers for Arm NPUs and anything else that reads TOSA",
             options=OPTIONS,
             known_differences=KNOWN_DIFFERENCES,

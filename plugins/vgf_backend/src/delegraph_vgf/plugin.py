@@ -20,7 +20,7 @@ def delegraph_backends() -> list[BackendSpec]:
             name="vgf",
             backend_id="VgfBackend",
             target="delegraph_vgf.backend:VgfBackend",
-            api=2,
+            api=1,
             summary="VGF files for Vulkan's ML extensions, by way of TOSA",
             requires=("model_converter",),
             install_hint=INSTALL,

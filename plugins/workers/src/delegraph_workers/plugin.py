@@ -111,7 +111,7 @@ def _spec(name: str, setting: Setting, told: dict[str, Any]) -> BackendSpec:
         why = f"backend {name!r} is in an environment of its own that cannot be used: {told['error']}"
         hint = f"mend that environment, or {way_out}"
         backend_id = f"Backend_{identifier(name)}"
-        return BackendSpec(name, home, backend_id, 2, install_hint=hint, location=location, unusable=why)
+        return BackendSpec(name, home, backend_id, 1, install_hint=hint, location=location, unusable=why)
     options = tuple(
         OptionSpec(n, KINDS[kind], default, tuple(c), text) for n, kind, default, c, text in told["options"]
     )
@@ -119,7 +119,7 @@ def _spec(name: str, setting: Setting, told: dict[str, Any]) -> BackendSpec:
         name,
         home,
         told["backend_id"],
-        2,
+        1,
         f"{told['summary']} ({told['distribution']} {told['version']} in {told['prefix']})".strip(),
         install_hint=way_out,
         options=options,

@@ -103,12 +103,10 @@ def keeps(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
 
 
 def about(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
-    """What a cache has to know of the backend, and its fingerprint if there are compile specs; API 1 has none."""
+    """What a cache has to know of the backend, and its fingerprint if there are compile specs."""
     backend, declared = delegraph.get_backend(header["backend"]), delegraph.default_registry().spec(header["backend"])
     return {
-        "fingerprint": backend.fingerprint(_specs(header))
-        if header["specs"] is not None and declared.api > 1
-        else None,
+        "fingerprint": None if header["specs"] is None else backend.fingerprint(_specs(header)),
         "keeps_names": backend.keeps_names,
         "installed": code_of(backend, declared.composes, declared.independent_of),
     }, []
@@ -117,8 +115,6 @@ def about(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
 def compatible(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
     """What the backend's runtime says of a stored blob, of which there is a header: verdict and reason, or None."""
     runtime = delegraph.get_runtime(header["backend"])
-    if delegraph.default_registry().spec(header["backend"]).api < 2:
-        return {"verdict": None}, []
     blob = BlobHeader(header["id"], header["size"], bytes(parts[0]), header["producer"], header["fingerprint"])
     answer = runtime.compatible(blob, _specs(header), header["device"])
     if not isinstance(answer, Compatibility | None):

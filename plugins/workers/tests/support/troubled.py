@@ -87,7 +87,7 @@ for _name, (_operator, _way) in WAYS.items():
 def delegraph_backends():
     asks = {"isolated": True}
     return [
-        BackendSpec(n, f"troubled:{n.title()}Backend", f"{n.title()}Backend", 2, **(asks if n == "leaving" else {}))
+        BackendSpec(n, f"troubled:{n.title()}Backend", f"{n.title()}Backend", 1, **(asks if n == "leaving" else {}))
         for n in WAYS
     ]
 

@@ -46,10 +46,8 @@ def profiled_times(backend: BackendUnderTest) -> Figures:
 
 
 def _defines(backend: BackendUnderTest, name: str) -> bool:
-    """Whether the runtime overrides a method that came with API 2; in one of API 1 it means something else."""
-    runtime = backend.needs_runtime()
-    inherited = getattr(BackendRuntime, name)
-    return getattr(runtime, name) is not inherited and backend.registry.spec(backend.name).api >= 2
+    """Return whether the runtime overrides the method ``name`` of ``BackendRuntime``."""
+    return getattr(backend.needs_runtime(), name) is not getattr(BackendRuntime, name)
 
 
 class _Times:

@@ -15,7 +15,7 @@ def delegraph_backends() -> list[BackendSpec]:
             name="acme-npu",  # what users type
             backend_id="AcmeNpuBackend",  # what files store: the name of the class
             target="acme_npu.backend:AcmeNpuBackend",
-            api=2,  # the version of delegraph.plugin that this module was written for
+            api=1,  # the version of delegraph.plugin that this module was written for
             summary="Linear layers on acme-npu",
             # Settings for users go here: options=(OptionSpec("clock", int, default=100, help="in MHz"),).
             # The partitioner gets their values as keyword arguments.

@@ -16,7 +16,7 @@ def delegraph_backends() -> list[BackendSpec]:
             name="acme-npu",  # what users type
             backend_id="AcmeNpuBackend",  # what files store: the name of the class
             target="acme_npu.backend:AcmeNpuBackend",
-            api=2,  # the version of delegraph.plugin that this module was written for
+            api=1,  # the version of delegraph.plugin that this module was written for
             summary="Linear layers on acme-npu, by way of TOSA",
             composes=("delegraph-tosa",),  # results depend on its version too
             known_differences=KNOWN_DIFFERENCES,
