@@ -18,7 +18,6 @@ from .engine.elsewhere import Elsewhere
 from .engine.export import export_method, sources_by_method
 from .engine.pipeline import Lowering, Round, run
 from .errors import OptionError
-from .exported.gc_pause import pause_collection
 from .exported.tracing import TRACING
 from .exported.types import ExampleInputs, Program, Transform
 from .host.executor import OnMissingRuntime
@@ -123,7 +122,7 @@ def lower(
     # ``chosen``: a name such as ``acme/npu`` decides which of several backends a bare id means
     chosen = registry.preferring(b for b in backends if isinstance(b, str))
     elsewhere = Elsewhere(chosen, executor, isolation, time_limit, memory_limit)
-    with elsewhere, pause_collection():  # also for the import of plugins, which takes less than a collection
+    with elsewhere:
         partitioners = _named_partitioners(backends, options, registry)
         if backends:
             elsewhere.begin(b for b in backends if isinstance(b, str))

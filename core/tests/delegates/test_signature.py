@@ -7,9 +7,8 @@ import pytest
 import torch
 from delegraph.backend import CompileSpec, from_specs, read_properties, to_specs
 from delegraph.delegates import Border, Signature
-from delegraph.errors import FormatError, InputError, OptionError, Unsupported
+from delegraph.errors import FormatError, InputError, OptionError
 from delegraph.io.sealed import seal, unseal
-from delegraph.partitioner import Asking
 from delegraph.runtime import Compatibility
 from torch.export import Dim
 
@@ -155,115 +154,6 @@ VERDICTS = {
 def test_a_verdict_by_release(compiled_by):
     verdicts = [Compatibility.by_release(compiled_by, "acme 2.4.9", reads_older=o) for o in (True, False)]
     assert [v and v.verdict for v in verdicts] == [*VERDICTS[compiled_by]]
-
-
-def test_a_compiler_is_asked_about_a_call_alone_and_once_about_equal_calls():
-    class Model(torch.nn.Module):
-        def forward(self, x):
-            low, high = x.sin().sin().aminmax(dim=0)
-            return low + 2, high, x.sin() + 3
-
-    asked = []
-
-    def compile(program):
-        [call, *_] = [node for node in program.graph.nodes if node.op == "call_function"]
-        asked.append((str(call.target), len(program.graph_signature.output_specs)))
-        program.module()(*(torch.ones(n.meta["val"].shape) for n in program.graph.nodes if n.op == "placeholder"))
-        if "add" in asked[-1][0]:
-            raise Unsupported("unsupported", f"no sums with {call.args[1]}")
-
-    exported = torch.export.export(Model(), (torch.ones(3),)).run_decompositions({})
-    ask = Asking(compile)
-    calls = [n for n in exported.graph.nodes if n.op == "call_function" and "getitem" not in str(n.target)]
-    said = [ask(n) for n in calls if n.meta["val"] is not None]
-    assert sorted(filter(None, said)) == ["no sums with 2", "no sums with 3"]
-    assert asked.count(("aten.sin.default", 1)) == 1 and len(asked) == 4
-
-
-def test_a_refusal_may_be_one_of_the_operator_whatever_the_shapes():
-    asked = []
-
-    def compile(program):
-        asked.append(program)
-        raise Unsupported("unsupported", "no rule")
-
-    exported = torch.export.export(Two(), (torch.ones(3), torch.ones(4)))
-    first, second = [n for n in exported.graph.nodes if n.op == "call_function"][:2]
-    ask = Asking(compile, lambda node, why: why == "no rule")
-    assert ask(first) == ask(second) == ask(first) == "no rule" and len(asked) == 1
-    asked.clear()
-    ask = Asking(compile, lambda node, why: False)
-    assert ask(first) == ask(second) == "no rule" and len(asked) == 2
-
-
-class Two(torch.nn.Module):
-    def forward(self, x, y):
-        return x.sin(), y.sin()
-
-
-class Many(torch.nn.Module):
-    def forward(self, x, y):
-        low, high = y.aminmax(dim=0)
-        return x.sin(), y.sin(), x.sin() + 2, y.cos() + x, y.sin().sin() + 3, low, high
-
-
-def calls_of(model, *args):
-    exported = torch.export.export(model, args).run_decompositions({})
-    return exported, [n for n in exported.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
-
-
-@pytest.mark.parametrize("refused", ["", "add", "sin"])
-def test_calls_of_one_operator_are_asked_about_together_and_alone_if_they_are_refused(refused):
-    """Each gets the answer that it gets alone; a program has the operands of each of its calls, and runs."""
-    asked = []
-
-    def compile(program):
-        calls = [n for n in program.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
-        asked.append([str(n.target).split(".")[1] for n in calls])
-        inputs = [torch.ones(n.meta["val"].shape) for n in program.graph.nodes if n.op == "placeholder"]
-        assert len(inputs) == sum(len(n.all_input_nodes) for n in calls)
-        assert len(program.module()(*inputs)) == len(program.graph_signature.output_specs)
-        for call in calls:
-            if call.args[1:] in [(3,), (2,)] and refused == "add":
-                raise Unsupported("unsupported", f"no sum with {call.args[1]}")
-            if call.all_input_nodes[0].meta["val"].shape == (4,) and refused == asked[-1][0] == "sin":
-                raise Unsupported("unsupported", "no four")
-
-    exported, calls = calls_of(Many(), torch.ones(3, 1), torch.ones(4))
-    support = Asking(compile).after(lambda node: "no cos" if "cos" in node.name else None)
-    support.begin(exported)
-    together, asked[:] = list(asked), []
-    answers = [support.why_not(node) for node in calls]
-    assert asked == []
-    alone = Asking(compile)
-    assert answers == ["no cos" if "cos" in n.name else alone(n) for n in calls]
-    assert sorted(map(sorted, together)) == sorted(
-        [["aminmax"], ["add"] * 3, ["sin"] * 2]
-        + ([["add"]] * 3 if refused == "add" else [["sin"]] * 2 if refused == "sin" else [])
-    )
-
-
-def test_what_is_no_call_of_the_program_or_is_asked_about_again_is_looked_at_as_it_is_then():
-    exported, calls = calls_of(Two(), torch.ones(3), torch.ones(4))
-    _, others = calls_of(Many(), torch.ones(3, 1), torch.ones(4))
-    support = Asking(lambda program: None).after(lambda node: node.meta.get("why"))
-    support.begin(exported)
-    assert [support.why_not(node) for node in (*calls, *others)] == [None] * (len(calls) + len(others))
-    calls[0].meta["why"] = "it has changed"
-    assert support.why_not(calls[0]) == "it has changed"
-
-
-def test_a_refusal_of_an_operator_ends_the_questions_about_it():
-    asked = []
-
-    def compile(program):
-        asked.append(program)
-        raise Unsupported("unsupported", "no rule")
-
-    exported, calls = calls_of(Two(), torch.ones(3), torch.ones(4))
-    support = Asking(compile, lambda node, why: why == "no rule").after(lambda node: None)
-    support.begin(exported)
-    assert [support.why_not(node) for node in calls] == ["no rule", "no rule"] and len(asked) == 1
 
 
 def test_a_timed_signature_does_the_same_and_counts_by_border():

@@ -8,7 +8,7 @@ import delegraph.api as api
 import pytest
 import torch
 from delegraph.engine.decompose import Decomposer
-from delegraph.exported.decompose import trace, without_trace
+from delegraph.exported.decompose import trace
 from delegraph.exported.decompose.inline import Inlining
 from delegraph.exported.decompose.tables import beyond_core, is_composite, to_core
 from delegraph.exported.functionalize.normalize import normalize
@@ -599,101 +599,6 @@ def test_a_convolution_of_a_dynamic_batch_is_decomposed():
     assert targets(made.core_program()) == [aten.convolution.default]
     x = torch.rand(2, 3, 7, 8)
     torch.testing.assert_close(made.core_program().module()(x), F.conv2d(x, weight))
-
-
-@pytest.mark.parametrize("x", [torch.ones(2, 3), torch.ones(3, 2).t(), torch.ones(2, 1).expand(2, 3)])
-def test_a_cast_is_decomposed_as_a_trace_would(x, monkeypatch):
-    program = torch.export.export(Cast(), (x,))
-    cast = next(n for n in program.graph.nodes if n.target is aten.to.dtype)
-    known = trace.Tracer().decompose(cast, to_core(cast.target))
-    monkeypatch.setattr(trace, "without_trace", lambda node, mode: None)
-    traced = trace.Tracer().decompose(cast, to_core(cast.target))
-    described = [
-        [(call.target, call.kwargs, call.meta["val"].dtype, call.meta["val"].stride()) for call in found.calls]
-        for found in (known, traced)
-    ]
-    assert described[0] == described[1] and len(described[0]) == 1
-
-
-class Cast(nn.Module):
-    def forward(self, x):
-        return x.to(torch.int32) + 1
-
-
-class OneCalls(nn.Module):
-    """Calls that are decomposed without a trace, and some beside them that are traced."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Conv2d(3, 8, 3, stride=2, padding=1)
-        self.second = nn.Conv2d(8, 8, 3, groups=8, bias=False)
-        self.norms = nn.Sequential(nn.BatchNorm2d(8), nn.BatchNorm2d(8, affine=False))
-        self.flat = nn.BatchNorm1d(8)
-
-    def forward(self, x):
-        y = self.norms(self.first(x))
-        return self.second(y[0]), self.flat(y.mean((2, 3))), torch.conv2d(y, y, None, 1, [0, 0]), y.double(), y.float()
-
-
-@pytest.mark.parametrize("dynamic", [None, ({0: torch.export.Dim("n", min=2)},)])
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_what_needs_no_trace_is_what_a_trace_gives(dynamic, memory_format, monkeypatch):
-    x = torch.randn(2, 3, 8, 8).to(memory_format=memory_format)
-    program = torch.export.export(OneCalls().eval(), (x,), dynamic_shapes=dynamic)
-
-    def found(node):
-        tracer = trace.Tracer()
-        tracer.begin(program)
-        decomposition = tracer.decompose(node, to_core(node.target))
-        places = {operand: k for k, operand in enumerate(decomposition.placeholders)} if decomposition else {}
-        return decomposition and [
-            (c.name, c.target, str(torch.fx.map_arg(c.args, lambda n: places.get(n, n))), str(c.kwargs), types(c))
-            for c in decomposition.calls
-        ]
-
-    def types(call):
-        return [(v.dtype, v.shape, v.stride(), v.requires_grad) for v in pytree.tree_leaves(call.meta["val"])]
-
-    known = without_trace._TRACED
-    calls = [n for n in program.graph.nodes if n.target in known]
-    assert {n.target for n in calls} == {*known} and len(calls) == 8
-    direct = [without_trace.without_trace(n, trace._fake_mode(n)) is not None for n in calls]
-    assert any(direct) and not all(direct)
-    at_once = [found(n) for n in calls]
-    monkeypatch.setattr(trace, "without_trace", lambda node, mode: None)
-    assert at_once == [found(n) for n in calls]
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: F.layer_norm(x, (6,)),
-        lambda x: F.layer_norm(x, (5, 6), torch.ones(5, 6) * 2, torch.ones(5, 6), 0.1),
-        lambda x: x.reshape(-1, 6),
-        lambda x: x.flatten(),
-        lambda x: x.flatten(1, -2),
-        lambda x: x.mean().flatten(),
-        lambda x: F.adaptive_avg_pool2d(x, 1),
-        lambda x: F.adaptive_avg_pool2d(x, (3, 2)),
-    ],
-)
-def test_the_one_call_of_core_aten_computes_the_same(function):
-    class Model(nn.Module):
-        def forward(self, x):
-            return function(x)
-
-    x = torch.randn(2, 3, 5, 6)
-    program = torch.export.export(Model(), (x,))
-    values = {n: (x if n.op == "placeholder" else None) for n in program.graph.nodes}
-    for node in (n for n in program.graph.nodes if n.op == "call_function"):
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
-        values[node] = node.target(*args, **kwargs)
-    op, args, kwargs = without_trace.core_call(node)
-    assert op is not node.target and torch.Tag.core in op.tags
-    known = {n: v if v is None else v.contiguous() for n, v in values.items()}
-    args, kwargs = torch.fx.map_arg((args, kwargs), known.__getitem__)
-    result = op(*args, **kwargs)
-    torch.testing.assert_close(result[0] if isinstance(result, tuple) else result, values[node])
 
 
 class Spread(nn.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import pickle
@@ -18,7 +17,6 @@ import torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.errors import OptionError
-from delegraph.exported.gc_pause import pause_collection
 from delegraph.exported.tracing import TRACING, unlogged
 from delegraph.formats import ProgramFormat
 from delegraph.host.files import FileFormat
@@ -361,50 +359,6 @@ def test_formats_may_trace_behind_to_executorch(formats):
     assert noticed == {"serialize": False}
 
 
-def test_garbage_collection_comes_back_after_the_last():
-    first, second = pause_collection(), pause_collection()
-    assert gc.isenabled()
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert not gc.isenabled()
-    second.__exit__(None, None, None)
-    assert gc.isenabled()
-    gc.disable()
-    try:
-        with pause_collection():
-            pass
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
-
-
-def test_garbage_collection_that_the_user_switches_on_meanwhile_stays_on():
-    gc.disable()
-    try:
-        with pause_collection():
-            gc.enable()
-            with pause_collection():
-                assert not gc.isenabled()
-        assert gc.isenabled()
-    finally:
-        gc.enable()
-
-
-def test_garbage_collection_pauses_while_plugins_are_imported():
-    collects = []
-
-    class Noting(CapabilityPartitioner):
-        def __init__(self):
-            collects.append(gc.isenabled())
-            super().__init__(lambda n: None, "SideBackend")
-
-    registry = Registry(discover=False)
-    registry.register(backend(True), partitioner=Noting, name="side")
-    delegraph.lower(torch.export.export(Steps(1), (torch.ones(2),)), backends=["side"], registry=registry)
-    assert collects == [False] and gc.isenabled()
-
-
 def test_what_torch_logs_is_dropped_until_the_outermost_is_left(caplog):
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     with unlogged():
@@ -450,7 +404,6 @@ def test_a_process_that_is_forked_while_another_thread_lowers(pool):
     assert inside.wait(120)
     try:
         assert in_fork(lambda: code_of(lambda: lowered(backend(False), 1))) == "'forked-at-work'"
-        assert in_fork(gc.isenabled) == "True"  # the pause was that of the other thread
     finally:
         over.set()
     assert blobs(other.result())
@@ -460,33 +413,8 @@ def test_a_process_that_is_forked_while_another_thread_lowers(pool):
 def test_who_forks_in_the_middle_of_its_own_lowering_goes_on_in_both():
     """As a backend does that compiles in processes of its own."""
     said = []
-    lowered(backend(False, lambda text: said.append(in_fork(lambda: (TRACING.is_mine(), gc.isenabled())))), 1)
-    assert said == ["(True, False)"]
-
-
-def test_a_process_that_is_forked_after_the_pause_of_another_thread_has_ended(pool):
-    """The child still pauses for the thread that forked, and only for that."""
-    begun, over = threading.Event(), threading.Event()
-
-    def other():
-        with pause_collection():
-            begun.set()
-            over.wait(120)
-
-    def child():
-        inside = gc.isenabled()
-        mine.__exit__(None, None, None)
-        return inside, gc.isenabled()
-
-    ended = pool.submit(other)
-    assert begun.wait(120)
-    mine = pause_collection()
-    mine.__enter__()
-    over.set()
-    ended.result()
-    assert in_fork(child) == "(False, True)"
-    mine.__exit__(None, None, None)
-    assert gc.isenabled()
+    lowered(backend(False, lambda text: said.append(in_fork(TRACING.is_mine))), 1)
+    assert said == ["True"]
 
 
 def test_a_program_that_another_thread_was_calling_when_the_process_was_forked(pool):

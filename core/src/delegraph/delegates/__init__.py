@@ -10,7 +10,6 @@ from .delegates import (
 )
 from .kernels import Border, Kernel, computed_by
 from .lowered_module import Argument, LoweredBackendModule
-from .numbered_graph import NumberedGraph, calls_in
 from .signature import Signature
 
 __all__ = [
@@ -21,9 +20,7 @@ __all__ = [
     "Kernel",
     "LoweredBackendModule",
     "MethodPrograms",
-    "NumberedGraph",
     "Signature",
-    "calls_in",
     "computed_by",
     "delegate_calls",
     "delegate_map",

@@ -19,7 +19,6 @@ from torch.fx import Graph, Node
 
 from ..errors import DelegraphError
 from ..exported.call_names import WITHIN
-from ..exported.gc_pause import pause_collection
 from ..exported.tracing import TRACING, unlogged
 from ..exported_program import (
     build_program,
@@ -70,7 +69,7 @@ class Asked:
         if (method, backend) not in self._kept:
             return None
         program, partitioner, not_compiled = self._kept[method, backend]
-        with self._lock, TRACING, unlogged(), pause_collection():
+        with self._lock, TRACING, unlogged():
             try:
                 changed = _changed(program, reason)
                 answer = Decomposer(watched=False).ask(changed, partitioner)

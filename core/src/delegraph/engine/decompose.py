@@ -24,7 +24,6 @@ from ..exported.call_names import LEFT, operator_name
 from ..exported.decompose.inline import Inlining
 from ..exported.decompose.tables import beyond_core, to_core
 from ..exported.decompose.trace import LINEAR, Decomposition, Tracer
-from ..exported.gc_pause import pause_collection
 from ..exported.schema import is_view
 from ..exported.subgraphs import rewrite_subgraphs
 from ..exported.tracing import TRACING
@@ -214,7 +213,7 @@ def in_core_aten(program: ExportedProgram, keep: Collection[Any] = ()) -> Export
 
     A call that torch cannot decompose for its arguments stays whole.
     """
-    with TRACING, pause_collection():
+    with TRACING:
         return Decomposer().finish(copy_program(program), keep)
 
 

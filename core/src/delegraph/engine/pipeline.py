@@ -29,7 +29,6 @@ from ..errors import BackendNotFound, ContractViolation
 from ..exported.call_spec import VARYING
 from ..exported.example_inputs import equal_inputs_note
 from ..exported.functionalize.normalize import normalize
-from ..exported.gc_pause import pause_collection
 from ..exported.subgraphs import Subgraph, all_nodes, extract_subgraphs, next_handles, put_back
 from ..exported.tracing import TRACING
 from ..exported.training import training_note
@@ -139,9 +138,8 @@ class Lowering:
             """The rows of the report, built when they are first read."""
             from ..report.build import build_rows  # imported late: many reports are never read
 
-            with pause_collection():
-                nodes = {method: all_nodes(program.graph_module) for method, program in origin.programs.items()}
-                return build_rows(origin, nodes, names)
+            nodes = {method: all_nodes(program.graph_module) for method, program in origin.programs.items()}
+            return build_rows(origin, nodes, names)
 
         return Report(rows, self.notes, self.seconds, origin)
 
@@ -419,20 +417,19 @@ def run(lowering: Lowering, first: str = "export", last: str = "finish") -> Lowe
     names = [step.name for step in STEPS]
     steps = STEPS[names.index(first) : names.index(last) + 1]
     lowering.seconds = {step.name: 0.0 for step in steps}
-    with pause_collection():
-        # Neighbouring steps that run for each backend (``each_round``) are one loop: all of them for the first backend,
-        # then all of them for the second one. Any other step runs once.
-        for repeated, group in groupby(steps, key=lambda step: step.each_round):
-            together = tuple(group)
-            for turn in range(len(lowering.rounds)) if repeated else (lowering.turn,):
-                lowering.turn = turn
-                for step in together:
-                    with TRACING if step.alone else nullcontext():
-                        start = time.perf_counter()
-                        step.run(lowering)
-                        lowering.seconds[step.name] += time.perf_counter() - start
-                if repeated and lowering.notifies:
-                    lowering.notes += lowering.registry.notify("delegraph_after_partition", lowering.report())
+    # Neighbouring steps that run for each backend (``each_round``) are one loop: all of them for the first backend,
+    # then all of them for the second one. Any other step runs once.
+    for repeated, group in groupby(steps, key=lambda step: step.each_round):
+        together = tuple(group)
+        for turn in range(len(lowering.rounds)) if repeated else (lowering.turn,):
+            lowering.turn = turn
+            for step in together:
+                with TRACING if step.alone else nullcontext():
+                    start = time.perf_counter()
+                    step.run(lowering)
+                    lowering.seconds[step.name] += time.perf_counter() - start
+            if repeated and lowering.notifies:
+                lowering.notes += lowering.registry.notify("delegraph_after_partition", lowering.report())
     return lowering
 
 

@@ -8,9 +8,7 @@ from .call_spec import VARYING, expect_indices, expect_within, is_fixed, wrong_i
 from .checks import erase, find_checks
 from .constant_values import ConstantValues
 from .decompose.tables import RECURRENT, to_core
-from .decompose.without_trace import CORE_CALLS, core_call
 from .example_inputs import distinct_inputs
-from .gc_pause import pause_collection
 from .graph_equality import same_arguments
 from .input_sizes import input_names
 from .opaque import Opaque
@@ -21,7 +19,6 @@ from .tracing import TRACING
 from .types import ExampleInputs, Program, Transform
 
 __all__ = [
-    "CORE_CALLS",
     "EXPORTED",
     "INDEXED",
     "LEFT",
@@ -36,7 +33,6 @@ __all__ = [
     "Transform",
     "all_nodes",
     "bound_arguments",
-    "core_call",
     "count_operators",
     "distinct_inputs",
     "erase",
@@ -48,7 +44,6 @@ __all__ = [
     "is_operator",
     "is_random",
     "operator_name",
-    "pause_collection",
     "same_arguments",
     "to_core",
     "unpacked",

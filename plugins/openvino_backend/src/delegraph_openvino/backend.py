@@ -11,10 +11,11 @@ from typing import Any
 import openvino as ov
 import torch
 from delegraph.backend import BackendDetails, CompileSpec, NamedDataStore, PreprocessResult
-from delegraph.delegates import Signature, calls_in
+from delegraph.delegates import Signature
 from torch.export import ExportedProgram
 
 from .frontend import DTYPES, Draft, reason_of
+from .numbered_graph import calls_in
 from .runtime import MARK, WEIGHT, compile_model, fold_operands, settings_of, why_absent
 
 SMALLEST = 4096

@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 import openvino as ov
 import torch
-from delegraph.delegates import NumberedGraph
 from delegraph.errors import Unsupported
-from delegraph.exported import bound_arguments, core_call
-from delegraph.partitioner import dequantized_parts
+from delegraph.exported import bound_arguments
 from openvino.frontend import FrontEndManager
 from openvino.frontend.pytorch import ConversionExtension
 from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
 from torch.fx import Node
 
+from .core_calls import core_call
 from .corrections import REDUCTIONS, TO_BOOL, correct, rules
+from .numbered_graph import NumberedGraph
+from .value_check import dequantized_parts
 
 _NAMES = ("float32 f32", "float16 f16", "bfloat16 bf16", "int8 i8", "uint8 u8", "int16 i16", "int32 i32", "int64 i64")
 TYPES = {getattr(torch, t): getattr(ov.Type, o) for t, o in map(str.split, (*_NAMES, "bool boolean"))}

@@ -14,12 +14,13 @@ import numpy as np
 import openvino as ov
 import torch
 from delegraph.backend import CompileSpec, from_specs, read_properties
-from delegraph.delegates import Kernel, Signature, calls_in, computed_by
+from delegraph.delegates import Kernel, Signature, computed_by
 from delegraph.errors import FormatError, NoRuntime, OptionError
 from delegraph.named_data import expect_data
 from delegraph.runtime import BackendRuntime, BlobHeader, Compatibility, Counting, Delegate, Observing, Pool, saturates
 
 from .frontend import DTYPES, reason_of, type_of
+from .numbered_graph import calls_in
 
 MARK = b"delegraph-openvino-4"
 """The end of each blob, which holds the compressed XML and the small constants of an IR.

@@ -5,23 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from delegraph.backend import to_specs
-from delegraph.exported import CORE_CALLS, bound_arguments, why_factor_undecided
-from delegraph.partitioner import (
-    Asking,
-    CapabilityPartitioner,
-    PartitionResult,
-    ValueCheck,
-    dequantized_parts,
-    is_dequantized,
-)
+from delegraph.exported import bound_arguments, why_factor_undecided
+from delegraph.partitioner import CapabilityPartitioner, PartitionResult
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from .compiler_check import Asking
+from .core_calls import CORE_CALLS
 from .frontend import NO_RULE, RULES, TYPES, Draft, ignores_product
 from .indices import mark_indices
 from .runtime import PREFIX, properties_of
+from .value_check import ValueCheck, dequantized_parts, is_dequantized
 
 VALUES = ValueCheck("OpenVINO", TYPES)
 """Its CPU crashes at sizes that depend on values where they are 0, and has int32 and floats for all integers."""

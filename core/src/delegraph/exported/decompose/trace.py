@@ -36,7 +36,6 @@ from ..tracing import unlogged
 from .any_size import convolution_of_any_size
 from .attention import SEEN_ROWS, is_attention, sees_every_row
 from .tables import RECURRENT, Decompose, core_table, is_composite, to_core
-from .without_trace import strides_of, without_trace
 
 aten = torch.ops.aten
 Table = Mapping[OpOverload, Decompose]
@@ -191,9 +190,6 @@ class Tracer:
             raise Untraceable("the program does not say the types and shapes of its operands and results")
         if is_random(node):  # torch's decomposition of a recurrent layer leaves the dropout between its layers out
             raise Untraceable("it draws random numbers, for its dropout")
-        known = without_trace(node, mode)
-        if known is not None and not any(call.target in table for call in known.nodes):
-            return Decomposition(known, single=True)
         # a guard that the trace adds means that the decomposition is right for some sizes only
         before = _guards(mode)
         decomposition = _trace(node, how, mode, whole, table)
@@ -310,7 +306,7 @@ def _give_strides(result: Any, wanted: Any) -> Any:
     Unchanged if the strides are equal or symbolic, or if the two are not tensors of equal rank.
     """
     comparable = isinstance(result, torch.Tensor) and isinstance(wanted, torch.Tensor) and result.dim() == wanted.dim()
-    if not comparable or strides_of(result) == strides_of(wanted):
+    if not comparable or _strides_of(result) == _strides_of(wanted):
         return result
     strides: Any = wanted.stride()
     if not all(isinstance(s, int) for s in strides):
@@ -319,6 +315,11 @@ def _give_strides(result: Any, wanted: Any) -> Any:
     outer_first = sorted(range(result.dim()), key=lambda d: -strides[d])
     inverse = [outer_first.index(d) for d in range(result.dim())]
     return result.permute(outer_first).clone(memory_format=torch.contiguous_format).permute(inverse)
+
+
+def _strides_of(tensor: torch.Tensor) -> list[str]:
+    """Strides as text, to compare them; without those of dimensions of size 1, which do not matter."""
+    return [str(s) for s, d in zip(tensor.stride(), tensor.shape, strict=True) if not (isinstance(d, int) and d == 1)]
 
 
 def _as_function(node: Node, how: Decompose) -> Callable[..., Any]:

@@ -18,7 +18,6 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ...errors import DelegraphError, FormatError
 from ...exported_program import append_node, argument_of, build_program, flat_call, output_node
-from ..gc_pause import pause_collection
 from ..tracing import TRACING
 from .constants import ConstantsRead
 from .form import Fetch, Form, unpack
@@ -56,7 +55,7 @@ def canonical(form: Form) -> ExportedProgram:
 
 def _program(structure: list[Any], beside: list[Any] | None, tensor: Callable[[Any], torch.Tensor]) -> ExportedProgram:
     """The program of a form's tables. ``tensor`` returns the constant of a row."""
-    with TRACING, pause_collection():  # fake tensors of symbolic sizes compute
+    with TRACING:  # fake tensors of symbolic sizes compute
         reader = _Reader(structure, beside, tensor)
         with reader.environment.suppress_guards():
             return reader.program()

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from delegraph.errors import InputError
-from delegraph.exported import pause_collection
 from delegraph.host import OutputStatistics, Verification
 from delegraph.reports import (
     SCHEMA,
@@ -71,8 +70,7 @@ def render_page(
         if not isinstance(profile, ProgramProfile):
             text = f"method {method} has {type(profile).__name__}, not what profile returned"
             raise InputError("input-invalid", text, hint="render_page(report, {}, {'forward': lowered.profile(...)})")
-    with pause_collection():
-        return "".join(_Page(report, verifications or {}, profiles or {}).parts())
+    return "".join(_Page(report, verifications or {}, profiles or {}).parts())
 
 
 class _Page:

@@ -6,13 +6,12 @@ import re
 from typing import Any
 
 import torch
+from delegraph.delegates import Signature
+from delegraph.errors import Unsupported
+from delegraph.exported_program import constant_placeholders, constant_tensor, output_values, placeholders
+from delegraph.source import source_of
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
-
-from ..errors import Unsupported
-from ..exported_program import constant_placeholders, constant_tensor, output_values, placeholders
-from ..source import source_of
-from .signature import Signature
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 """What is called, its arguments and its keyword arguments."""

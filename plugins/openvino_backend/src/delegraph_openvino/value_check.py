@@ -6,12 +6,10 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._ops import HigherOrderOperator
+from delegraph.exported import is_random
+from delegraph.partitioner import Reason, why_subgraph
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
-
-from ..exported.schema import is_random
-from .contract import Reason
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -90,13 +88,6 @@ class ValueCheck:
             text = f"{self.engine} lets integers stop at the ends of their range, where torch wraps"
             return Reason(text, cause="integers")
         return None
-
-
-def why_subgraph(node: Node, engine: str) -> str | None:
-    """Return a reason if ``node`` runs subgraphs, as ``cond`` and ``scan`` do, which ``engine`` has no way to run."""
-    if not isinstance(node.target, HigherOrderOperator):
-        return None
-    return f"{node.target} runs subgraphs of the program, and {engine} takes single operators"
 
 
 def _kind(val: Any) -> str:

@@ -1,7 +1,7 @@
 """Graphs whose names tell the calls of a partition, for engines that read graphs of torch.fx."""
 
 import torch
-from delegraph.delegates import NumberedGraph, calls_in
+from delegraph_openvino.numbered_graph import NumberedGraph, calls_in
 from torch import nn
 
 aten = torch.ops.aten

@@ -1,83 +1,31 @@
-"""Decompositions into one call that are known beforehand: a trace of one takes several milliseconds.
-
-They are what a trace gives, which a test compares. A call for which that is not certain is traced.
-"""
+"""Calls such as ``conv2d`` and ``batch_norm`` as calls of core ATen, which OpenVINO's frontend knows."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
 import torch
+from delegraph.exported import bound_arguments
 from torch._ops import OpOverload
-from torch.fx import Graph, Node
-
-from ..schema import bound_arguments
+from torch.fx import Node
 
 aten = torch.ops.aten
 OneCall = tuple[OpOverload, tuple[Any, ...], dict[str, Any]]
 """An operator, its arguments and its keyword arguments, with nodes for operands."""
 
 
-def without_trace(node: Node, mode: Any) -> Graph | None:
-    """The decomposition of a call, whose graph returns one value; None for a call that has to be traced.
-
-    ``mode``: the fake tensor mode of the recorded values.
-    """
-    operands = node.all_input_nodes
-    # an operand that is passed twice would have two placeholders
-    if node.target not in _TRACED or node.kwargs or sum(isinstance(a, Node) for a in node.args) != len(operands):
-        return None
-    # a cast returns what was recorded; a convolution of one image or of sizes that vary has a trace of its own
-    if node.target is not aten.to.dtype and not all(map(_is_static, operands)):
-        return None
-    call = core_call(node)
-    return None if call is None else _graph_of(node, call, mode)
-
-
 def core_call(node: Node) -> OneCall | None:
     """The one call of core ATen that computes the same, maybe as the first of its results; None if none is known.
 
-    For a compiler that knows core ATen and is to be given ``conv2d``, ``batch_norm`` and ``reshape`` as they
-    are. It has no strides, so that this says ``view`` also where torch copies.
+    ``reshape`` becomes ``view`` also where torch copies, because OpenVINO has no strides.
     """
     find = CORE_CALLS.get(node.target)
     recorded = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
     if find is None or not all(isinstance(val, torch.Tensor) for val in recorded):
         return None
     return find(**bound_arguments(node))
-
-
-def _graph_of(node: Node, call: OneCall, mode: Any) -> Graph | None:
-    """A graph of one call, and of its first result if it has several; None if its result has other strides."""
-    graph, (op, args, kwargs) = Graph(), call
-    copies = {operand: graph.placeholder(operand.name) for operand in node.all_input_nodes}
-    for operand, copy in copies.items():
-        copy.meta["val"] = operand.meta["val"]
-    args = tuple(copies[a] if isinstance(a, Node) else a for a in args)
-    made = graph.create_node("call_function", op, args, kwargs, op.overloadpacket.__name__)
-    made.meta["val"] = val = node.meta["val"]
-    if op is not aten._to_copy.default:  # a cast returns what was recorded, unknown sizes included
-        with mode, torch.no_grad():
-            made.meta["val"] = val = op(*(a.meta["val"] if isinstance(a, Node) else a for a in args), **kwargs)
-    if isinstance(val, (list, tuple)):
-        made, val = graph.create_node("call_function", operator.getitem, (made, 0), {}, "getitem"), val[0]
-        made.meta["val"] = val
-    graph.output((made,))
-    return graph if strides_of(val) == strides_of(node.meta["val"]) else None
-
-
-def strides_of(tensor: torch.Tensor) -> list[str]:
-    """Strides as text, to compare them; without those of dimensions of size 1, which do not matter."""
-    return [str(s) for s, d in zip(tensor.stride(), tensor.shape, strict=True) if not (isinstance(d, int) and d == 1)]
-
-
-def _is_static(operand: Node) -> bool:
-    """Whether an operand is a tensor whose sizes are numbers."""
-    val = operand.meta.get("val")
-    return isinstance(val, torch.Tensor) and all(isinstance(d, int) for d in val.shape)
 
 
 def _cast(self: Node, dtype: torch.dtype, non_blocking: bool, copy: bool, memory_format: Any) -> OneCall | None:
@@ -144,5 +92,3 @@ CORE_CALLS: Mapping[Any, Callable[..., OneCall | None]] = {
     aten.adaptive_avg_pool2d.default: _adaptive_avg_pool,
 }
 """Operator -> the function that ``core_call`` calls with its arguments."""
-_TRACED = frozenset({aten.to.dtype, aten.conv2d.default, aten.batch_norm.default})
-"""Operators whose ``core_call`` is what a trace gives."""

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import operator
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from delegraph.errors import DelegraphError, Unsupported
+from delegraph.exported_program import (
+    argument_of,
+    build_program,
+    constant_placeholders,
+    copy_node,
+    flat_call,
+    placeholder_of,
+)
+from delegraph.partitioner import Support, WhyNot
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
-
-from ..errors import DelegraphError, Unsupported
-from ..exported_program import argument_of, build_program, copy_node, flat_call, placeholder_of
-from .capability import Predicate, WhyNot
 
 REMEMBERED = 10_000
 """How many answers are kept. One may take milliseconds, and the calls of a network repeat."""
@@ -50,7 +56,7 @@ class Asking:
         """Why ``node`` is not taken; None if it is."""
         return self.about([node])[node]
 
-    def after(self, check: WhyNot) -> Predicate:
+    def after(self, check: WhyNot) -> Support:
         """A support check that asks ``check`` first, and then about the other calls of a program together."""
         return _Together(check, self)
 
@@ -92,25 +98,35 @@ class Asking:
         self._answers.update(dict.fromkeys(calls, why))
 
 
-class _Together(Predicate):
+class _Together(Support):
     """A support check that asks about all calls of a program when it begins; about others when they come."""
 
     def __init__(self, check: WhyNot, asking: Asking) -> None:
-        super().__init__(self._why_not)
-        self._check, self._asking = check, asking
+        self._check = check
+        self._asking = asking
         self._answers: dict[Node, str | None] = {}
+        self._constants: set[Node] = set()
 
     def begin(self, exported_program: ExportedProgram) -> None:
-        super().begin(exported_program)
+        self._constants = constant_placeholders(exported_program)
         calls = [node for node in exported_program.graph.nodes if isinstance(node.target, OpOverload)]
         self._answers = {node: self._check(node) for node in calls}
         self._answers |= self._asking.about([node for node, why in self._answers.items() if why is None])
 
-    def _why_not(self, node: Node) -> str | None:
+    def why_not(self, node: Node) -> str | None:
         if node in self._answers:
             return self._answers.pop(node)  # once: a call that is asked about again may have changed
         why = self._check(node)
         return self._asking(node) if why is None else why
+
+    def is_constant(self, node: Node) -> bool:
+        # calls that draw random numbers are refused before
+        if all(operand in self._constants for operand in node.all_input_nodes):
+            self._constants.add(node)
+        return node in self._constants
+
+    def partition_why_not(self, nodes: Sequence[Node]) -> Mapping[Node, str]:
+        return {}
 
 
 def program_of(nodes: Iterable[Node]) -> ExportedProgram:

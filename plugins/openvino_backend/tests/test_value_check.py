@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.ao.quantization.fx._decomposed  # the operators quantized_decomposed
-from delegraph.partitioner import ValueCheck, dequantized_parts
+from delegraph_openvino.value_check import ValueCheck, dequantized_parts
 from torch.export import Dim
 
 CHECK = ValueCheck("Acme", [torch.float32, torch.int32, torch.int64, torch.int8, torch.bool])
