@@ -9,6 +9,7 @@ import pytest
 import torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
+from delegraph.engine import pipeline
 from delegraph.runtime import BackendRuntime
 
 torch.set_num_threads(1)
@@ -28,6 +29,13 @@ class EchoRuntime(BackendRuntime):
     def load(processed_bytes, compile_specs, named_data):
         module = COMPILED[processed_bytes].module(check_guards=False)
         return lambda *args: tuple(module(*args))
+
+
+@pytest.fixture
+def no_folding(monkeypatch):
+    """Calls on constants alone are not computed while lowering."""
+    monkeypatch.setattr(pipeline, "compute_constants", lambda plan, taken_too: "")
+    monkeypatch.setattr(pipeline, "fold_scalars", lambda program: "")
 
 
 @pytest.fixture

@@ -290,9 +290,9 @@ class SharedConstant(nn.Module):
         return torch.sort(y + table)[0] + y, torch.sort(deep)[0]
 
 
-def test_a_constant_that_the_host_needs_too_is_in_both_places(registry):
+def test_a_constant_that_the_host_needs_too_is_in_both_places(registry, no_folding):
     module, x = SharedConstant().eval(), torch.randn(3, 4)
-    lowered = api.lower(module, (x,), backends=[echo(is_sort)], fold_constants=False, registry=registry)
+    lowered = api.lower(module, (x,), backends=[echo(is_sort)], registry=registry)
     torch.testing.assert_close(lowered(x), module(x))
     first, *others = lowered.delegates
     assert {str(n.target) for n in first.nodes} >= {"aten.exp.default", "aten.mul.Tensor"}
@@ -302,7 +302,7 @@ def test_a_constant_that_the_host_needs_too_is_in_both_places(registry):
     assert why["aten.exp.default"] == "the host needs this constant too and computes it itself"
 
 
-def test_pieces_of_a_constant_go_together(registry):
+def test_pieces_of_a_constant_go_together(registry, no_folding):
     """One piece of the split is needed in two partitions and on the host, the other in one partition only."""
 
     class Split(nn.Module):
@@ -315,12 +315,12 @@ def test_pieces_of_a_constant_go_together(registry):
             return torch.sort(x * sine + cosine)[0] * sine, torch.sort(sine)[0]
 
     module, x = Split().eval(), torch.randn(3, 4)
-    lowered = api.lower(module, (x,), backends=[echo(is_sort)], fold_constants=False, registry=registry)
+    lowered = api.lower(module, (x,), backends=[echo(is_sort)], registry=registry)
     torch.testing.assert_close(lowered(x), module(x))
     assert len(lowered.delegates) == 2 and lowered.report.host["forward"]["aten.sort.default"] == 2
 
 
-def test_a_constant_that_only_the_host_needs_is_delegated(registry):
+def test_a_constant_that_only_the_host_needs_is_delegated(registry, no_folding):
     class Only(nn.Module):
         def __init__(self):
             super().__init__()
@@ -330,7 +330,7 @@ def test_a_constant_that_only_the_host_needs_is_delegated(registry):
             return torch.sort(self.w.exp())[0] + x, self.w * 2
 
     module, x = Only().eval(), torch.randn(3, 4)
-    lowered = api.lower(module, (x,), backends=[echo(is_sort)], fold_constants=False, registry=registry)
+    lowered = api.lower(module, (x,), backends=[echo(is_sort)], registry=registry)
     torch.testing.assert_close(lowered(x), module(x))
     assert lowered.report.host["forward"] == {"aten.sort.default": 1}
 
@@ -519,9 +519,13 @@ def test_missing_runtime_is_an_error_unless_eager_was_asked_for():
     registry.register(backend_that(lambda p, s: PreprocessResult(b"blob")))
     partitioner = CapabilityPartitioner(lambda n: None, "OddBackend")
     x, module = torch.randn(3, 4), Middle().eval()
-    eager = api.lower(module, (x,), backends=[partitioner], registry=registry, on_missing_runtime="eager")
+    eager = api.lower(module, (x,), backends=[partitioner], registry=registry).with_missing_runtime("eager")
     torch.testing.assert_close(eager(x), module(x))
     assert any("eager" in note for note in eager.report.notes)
+    with pytest.raises(errors.OptionError, match="takes 'error' or 'eager', not 'host'"):
+        eager.with_missing_runtime("host")
+    with pytest.raises(errors.NoRuntime):
+        eager.with_missing_runtime("error")(x)
 
 
 class Signatures(nn.Module):
@@ -610,7 +614,6 @@ def test_bad_programs(case, registry, caplog):
         ({"options": "spec"}, r"options is {backend name: {option: value}}, not 'spec'"),
         ({"transforms": [3]}, r"transforms is a list of functions, not \[3\]"),
         ({"transforms": len}, r"transforms is a list of functions, not <built-in"),
-        ({"on_missing_runtime": "host"}, "on_missing_runtime is one of 'error', 'eager', not 'host'"),
     ],
 )
 def test_bad_choices(choices, message, registry):

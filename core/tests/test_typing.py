@@ -42,7 +42,7 @@ delegraph.lowwer(model, x)  # wrong
 delegraph.lower(model, 5)  # wrong
 delegraph.lower(model, x, backend=["tosa"])  # wrong
 delegraph.lower(model, x, backends=[5])  # wrong
-delegraph.lower(model, x, on_missing_runtime="ignore")  # wrong
+delegraph.lower(model, x).with_missing_runtime("ignore")  # wrong
 lowered.verfy(x)  # wrong
 report.delegate_share  # wrong
 found.relative_eror  # wrong

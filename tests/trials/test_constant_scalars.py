@@ -227,13 +227,6 @@ def test_the_given_program_stays_as_it_was() -> None:
     assert [str(node.meta.get("val")) for node in program.graph.nodes] == shapes
 
 
-def test_without_folding_numbers_are_read_at_each_call() -> None:
-    model, program = exported("factor, int")
-    lowered = delegraph.lower(program, backends=[], fold_constants=False)
-    assert "aten.item" in lowered.exported_program().graph_module.code
-    torch.testing.assert_close(lowered(X), model(X))
-
-
 def test_an_assertion_that_fails_stays() -> None:
     model = Model(lambda x, n: x.new_zeros(size(n), 4) + x[:1], 3)
     program = torch.export.export(model, (X,))

@@ -6,7 +6,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar
 
 from torch.export import ExportedProgram
 
@@ -20,7 +20,6 @@ from .engine.pipeline import Lowering, Round, run
 from .errors import OptionError
 from .exported.tracing import TRACING
 from .exported.types import ExampleInputs, Program, Transform
-from .host.executor import OnMissingRuntime
 from .host.files import FileFormat, LoadedProgram
 from .lowered_program import LoweredProgram
 from .partitioner import Partitioner
@@ -55,8 +54,6 @@ class Choices(TypedDict, total=False):
     options: Mapping[str, Mapping[str, Any]] | None
     transforms: Sequence[Transform]
     require_full: bool
-    fold_constants: bool
-    on_missing_runtime: OnMissingRuntime
     registry: Registry | None
     executor: Any
     isolation: Literal["process"] | None
@@ -76,8 +73,6 @@ def lower(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     transforms: Sequence[Transform] = (),
     require_full: bool = False,
-    fold_constants: bool = True,
-    on_missing_runtime: OnMissingRuntime = "error",
     registry: Registry | None = None,
     executor: Any = None,
     isolation: Literal["process"] | None = None,
@@ -95,10 +90,6 @@ def lower(
     ``options``: {backend name: {option: value}}.
     ``transforms``: functions from program to program, called with the normalized program.
     ``require_full``: raise NotFullyDelegated, which lists the operators, if any is left to the host.
-    ``fold_constants``: if a backend refuses a call that has only constant operands, compute it while lowering, unless
-    the result has more than 16 MiB. Numbers that are read off constants (``.item()``) become literals.
-    ``on_missing_runtime``: when a delegate without a runtime is called, "error" raises NoRuntime, and "eager" runs its
-    operators in eager PyTorch.
     ``executor``: a ``concurrent.futures`` executor that compiles partitions in parallel; the blobs are the same. One of
     threads is used for thread-safe backends only, one of other processes or machines for all.
     ``isolation="process"``: compile each partition in another process. If that crashes, exits, or takes more than
@@ -108,13 +99,16 @@ def lower(
     not compiled again, and equal partitions are compiled once; the report says where each delegate came from. None: the
     folder in the environment variable ``DELEGRAPH_CACHE``, if that is set; False: no cache.
 
+    If a backend refuses a call that has only constant operands, it is computed here, unless the result has more than
+    16 MiB. Numbers that are read off constants (``.item()``) become literals.
+
     The model is not changed, and its weights are not copied. Errors are ``delegraph.errors.DelegraphError`` with stable
     codes.
     """
     registry, options = registry or default_registry(), options or {}
     used_cache = asked_cache(cache)
     lookups = Lookups(used_cache) if used_cache else None
-    _expect_choices(options, transforms, on_missing_runtime)
+    _expect_choices(options, transforms)
     why_these_backends = None
     if backends is None:
         backends, why_these_backends = registry.default_backends(options)
@@ -138,8 +132,7 @@ def lower(
                 Round(name, dict.fromkeys(sources, partitioner), isinstance(backend, str))
                 for backend, (name, partitioner) in zip(backends, partitioners, strict=True)
             ],
-            folds_constants=fold_constants,
-            folds_scalars=fold_constants,
+            folds_constants=True,
             elsewhere=elsewhere,
             cache=lookups,
             gives_back=True,
@@ -148,14 +141,10 @@ def lower(
         report = run(lowering).report()
     if why_these_backends:
         report.notes.append(why_these_backends)
-    if on_missing_runtime == "eager":
-        report.notes.append("delegates of backends without a runtime run in eager PyTorch on this host")
     if require_full:
         report.expect_full()
     eager = {method: source.program for method, source in sources.items()}  # the programs before lowering
-    result = LoweredProgram(
-        lowering.programs, eager, lowering.delegates, report, chosen, on_missing_runtime, lowering.changed
-    )
+    result = LoweredProgram(lowering.programs, eager, lowering.delegates, report, chosen, lowering.changed)
     report.notes += chosen.notify("delegraph_after_lower", result)
     return result
 
@@ -225,7 +214,7 @@ def _model_of_plugin(program: Any, registry: Registry) -> GivenModel | None:
     return None
 
 
-def _expect_choices(options: Any, transforms: Any, on_missing_runtime: Any) -> None:
+def _expect_choices(options: Any, transforms: Any) -> None:
     """Raise OptionError for arguments of ``lower`` of a wrong type or value."""
     tables = [options]
     if isinstance(options, Mapping):
@@ -234,9 +223,6 @@ def _expect_choices(options: Any, transforms: Any, on_missing_runtime: Any) -> N
         raise OptionError("option-invalid", f"options is {{backend name: {{option: value}}}}, not {options!r}")
     if not isinstance(transforms, Sequence) or not all(map(callable, transforms)):
         raise OptionError("option-invalid", f"transforms is a list of functions, not {transforms!r}")
-    if on_missing_runtime not in get_args(OnMissingRuntime):
-        text = f"on_missing_runtime is one of {', '.join(map(repr, get_args(OnMissingRuntime)))}, not "
-        raise OptionError("option-invalid", f"{text}{on_missing_runtime!r}")
 
 
 def _expect_backends(backends: Any) -> list[str | Partitioner]:

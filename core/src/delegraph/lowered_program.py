@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import torch
 from torch._ops import OpOverload
@@ -23,7 +23,7 @@ from .discovery.own import provided
 from .discovery.registry import Registry
 from .engine.decompose import in_core_aten
 from .engine.whole import whole_delegate
-from .errors import InputError
+from .errors import InputError, OptionError
 from .exported.tracing import TRACING
 from .exported.types import Program
 from .exported_program import written_targets
@@ -35,6 +35,8 @@ from .report.model import Report
 if TYPE_CHECKING:  # imported late at run time: lowering alone needs neither
     from .host.verify import Verification
     from .runtime import Observer
+
+_RUNS_EAGER = "delegates of backends without a runtime run in eager PyTorch on this host"
 
 
 class LoweredProgram(MethodPrograms):
@@ -50,20 +52,19 @@ class LoweredProgram(MethodPrograms):
         delegates: list[DelegateInfo],
         report: Report,
         registry: Registry,
-        on_missing_runtime: OnMissingRuntime,
         changed: Mapping[str, str],
     ) -> None:
         """``programs``, ``eager``: the lowered programs and those before lowering, by method.
 
-        ``registry``: finds runtimes and formats. ``on_missing_runtime``: see ``lower``. ``changed``: method -> how a
-        transform changed its inputs or results, for the error of ``verify``.
+        ``registry``: finds runtimes and formats. ``changed``: method -> how a transform changed its inputs or results,
+        for the error of ``verify``.
         """
         super().__init__(programs)
         self.report, self.delegates = report, delegates
         self._whole: DelegateInfo | None = None  # what ``whole_delegate`` returned
         self._own_data: Mapping[str, bytes] = {}  # what ``save`` stores beside the delegates' named data
         self._eager, self._registry, self._changed = eager, registry, changed
-        loaded = Delegates(registry, on_missing_runtime)
+        loaded = Delegates(registry)
         self._methods = {m: Executable(p, loaded) for m, p in programs.items()}
 
     def __repr__(self) -> str:
@@ -124,6 +125,22 @@ class LoweredProgram(MethodPrograms):
         Weights, generated code and delegates without state are shared with this program.
         """
         return self._with_methods({m: method.instance() for m, method in self._methods.items()})
+
+    def with_missing_runtime(self, how: OnMissingRuntime) -> LoweredProgram:
+        """A program that treats delegates without a runtime on this host as ``how`` says, in its initial state.
+
+        "eager": run their operators in eager PyTorch; the report has a note. "error": raise NoRuntime, as by default.
+        """
+        if how not in get_args(OnMissingRuntime):
+            wanted = " or ".join(map(repr, get_args(OnMissingRuntime)))
+            raise OptionError("option-invalid", f"with_missing_runtime takes {wanted}, not {how!r}")
+        loaded = Delegates(self._registry, how)
+        other = self._with_methods({m: Executable(p, loaded) for m, p in self._programs.items()})
+        other.report = copy.copy(self.report)
+        other.report.notes = [note for note in self.report.notes if note != _RUNS_EAGER]
+        if how == "eager":
+            other.report.notes.append(_RUNS_EAGER)
+        return other
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LoweredProgram:
         """A copy with buffers of its own and their current values. Raises InputError if a delegate keeps state."""

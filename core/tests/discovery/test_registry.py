@@ -357,7 +357,7 @@ def test_no_runtime_says_what_to_do(hermetic):
     hermetic.register(Chip)
     with pytest.raises(NoRuntime, match="declares no runtime for this host") as caught:
         hermetic.runtime_for("chip")
-    assert "on_missing_runtime" in caught.value.hint
+    assert "with_missing_runtime" in caught.value.hint
 
 
 def test_a_backend_without_partitioner(hermetic):

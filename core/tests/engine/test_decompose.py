@@ -125,19 +125,19 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.parametrize("asks", [False, True], ids=["tags", "can be asked"])
-def test_a_composite_inside_a_composite_is_taken(asks, registry):
+def test_a_composite_inside_a_composite_is_taken(asks, registry, no_folding):
     """Over three steps each of the two is four linear layers."""
     linear = aten.linear.default
     backend = takes(linear) if asks else Tags([linear], kept=[linear])
-    made = lowered(Recurrent(), (torch.randn(3, 2, 4),), [backend], registry, fold_constants=False)
+    made = lowered(Recurrent(), (torch.randn(3, 2, 4),), [backend], registry)
     assert sum((Counter(c) for c in counts(made)), Counter()) == {"aten.linear.default": 8}
 
 
-def test_a_composite_inside_a_composite_that_the_filter_does_not_want(registry):
+def test_a_composite_inside_a_composite_that_the_filter_does_not_want(registry, no_folding):
     """It wants the layers that see all of the three steps at once, one in each of the two."""
     linear = aten.linear.default
     backend = Tags([linear], kept=[linear], wanted=lambda n: n.meta["val"].shape[0] == 3)
-    made = lowered(Recurrent(), (torch.randn(3, 2, 4),), [backend], registry, fold_constants=False)
+    made = lowered(Recurrent(), (torch.randn(3, 2, 4),), [backend], registry)
     left = Counter(targets(made.exported_program()))
     assert (len(made.delegates), left[linear], left[aten.addmm.default]) == (2, 0, 6)
 

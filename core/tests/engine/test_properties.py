@@ -66,11 +66,11 @@ def agrees(seed, registry):
     return True
 
 
-def lowered_program(seed, mask, registry, fold_constants=True, **options):
+def lowered_program(seed, mask, registry, **options):
     module = programs.Program(seed).eval()
     exported = torch.export.export(module, programs.inputs(0))
     backends = [partitioner(mask, **options)]
-    return module, exported, api.lower(exported, backends=backends, registry=registry, fold_constants=fold_constants)
+    return module, exported, api.lower(exported, backends=backends, registry=registry)
 
 
 @given(st.integers(0, 10**6), st.integers(0, 2**MASK - 1), st.sampled_from([None, 1, 3]), st.booleans())
@@ -90,9 +90,9 @@ def test_a_lowered_program_is_eager_over_several_calls(echo_registry, seed, mask
 @example(98, 64)
 @example(64, 8)
 @settings(max_examples=10, deadline=None)
-def test_exactly_the_refused_calls_stay(echo_registry, seed, mask):
+def test_exactly_the_refused_calls_stay(echo_registry, no_folding, seed, mask):
     """But for copies of constants, and calls whose decomposition is nothing, such as flattening what is flat."""
-    _, exported, lowered = lowered_program(seed, mask, echo_registry, fold_constants=False)
+    _, exported, lowered = lowered_program(seed, mask, echo_registry)
     normal, _ = normalize(exported)
     calls = [n for n in normal.graph.nodes if n.op == "call_function" and n.target is not operator.getitem]
     wanted = Counter(n.meta["debug_handle"] for n in calls if refused(n, mask))

@@ -213,10 +213,11 @@ def same_over_calls(ours, module, inputs, calls=4):
         torch.testing.assert_close(mine, eager, rtol=0, atol=0)
 
 
-def lowered_with(partitioner, name, registry, **options):
+def lowered_with(partitioner, name, registry):
     module, inputs = MODULES[name]
     before = copy.deepcopy(module.state_dict())
-    lowered = api.lower(module.eval(), inputs(), backends=[partitioner], registry=registry, **options)
+    lowered = api.lower(module.eval(), inputs(), backends=[partitioner], registry=registry)
+    lowered = lowered.with_missing_runtime("eager")
     assert not any("retraced" in note for note in lowered.report.notes)
     same_over_calls(lowered, module, inputs)
     assert lowered.verify(*inputs(1)).relative_error < 1e-6, "verify starts from the initial state"
@@ -248,7 +249,7 @@ def test_kept_by_the_delegate(name, runtime, registry):
         registry = Registry(discover=False)
         registry.register(Keeper)
     partitioner = Tagged(lambda n: True, tag_constant_data, tag_mutated_buffer)
-    lowered = lowered_with(partitioner, name, registry, on_missing_runtime="eager")
+    lowered = lowered_with(partitioner, name, registry)
     (delegate,) = lowered.delegates
     child, parent = delegate.module.original_module, lowered.exported_program()
     assert delegate.module.state == tuple(child.graph_signature.buffers_to_mutate.values())

@@ -89,7 +89,7 @@ def test_calling_it_says_that_there_is_no_runtime():
 
 
 def test_eager_runs_in_its_place_when_asked_for():
-    lowered = lower(Mixed().eval(), INPUTS, backends=["demo"], on_missing_runtime="eager")
+    lowered = lower(Mixed().eval(), INPUTS, backends=["demo"]).with_missing_runtime("eager")
     assert lowered.verify(*INPUTS).relative_error == 0
 
 
@@ -115,6 +115,6 @@ step = st.tuples(st.sampled_from(["conv", "conv", "relu", "relu", "tan", "sin"])
 @given(st.lists(step, min_size=1, max_size=10))
 def test_what_the_partitioner_accepts_compiles(steps):
     model, inputs = Steps(steps).eval(), (torch.ones(1, 2, 3, 3),)
-    lowered = lower(model, inputs, backends=[DelegateMappingDemoPartitioner()], on_missing_runtime="eager")
+    lowered = lower(model, inputs, backends=[DelegateMappingDemoPartitioner()]).with_missing_runtime("eager")
     assert all(not d.processed_bytes.startswith(b"0#") for d in lowered.delegates)
     assert lowered.verify(*inputs).relative_error == 0

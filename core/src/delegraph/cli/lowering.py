@@ -51,7 +51,6 @@ class Lower:
         add("--report", action="append", default=[], type=output_path, metavar="FILE", help=form)
         add("-v", "--verbose", action="store_true", help="also operators, border and time of each delegate")
         add("--require-full", action="store_true", help="fail if an operator is left to the host")
-        add("--no-fold-constants", action="store_true", help="leave calls on constants alone, if refused, to the host")
         text = "keep compiled partitions in this folder, or in the user's, and compile none that is there"
         add("--cache", nargs="?", const=True, metavar="DIR", help=f"{text} (default: $DELEGRAPH_CACHE)")
         add("--cache-remote", metavar="URL", help="also in this one, which others share, such as s3://bucket/folder")
@@ -138,7 +137,6 @@ def _lower(
             choices: Choices = {
                 "backends": backends,
                 "options": options,
-                "fold_constants": not args.no_fold_constants,
                 "cache": cache,
                 "isolation": args.isolation,
                 "time_limit": args.time_limit,

@@ -203,7 +203,7 @@ class Registry:
         declared = self._index().only(RuntimeSpec, entry)
         who = f"backend {entry.spec.name!r} of {entry.record.owner}"
         if declared is None:
-            hint = "on_missing_runtime='eager' runs the original operators instead, and the report says so"
+            hint = "lowered.with_missing_runtime('eager') runs the original operators instead"
             raise NoRuntime("no-runtime", f"{who} declares no runtime for this host", hint=hint)
         absent = missing(declared[0].requires)
         if absent:

@@ -82,7 +82,6 @@ class Lowering:
     - ``decomposed``: operators that no backend keeps are decomposed.
     - ``in_core_aten``: what the host computes becomes core ATen, apart from operators to ``keep`` whole.
     - ``folds_constants``: calls on constants alone that a backend refuses are computed now.
-    - ``folds_scalars``: numbers that programs read off constants become literals.
     - ``elsewhere``: where backends compile; None: here. ``cache``: where compiled results are kept and looked up.
     - ``gives_back``: a partition that its compiler refuses goes to the next backend or to the host. Without it,
       that is an error, because an entry point without a report could not tell the user.
@@ -103,7 +102,6 @@ class Lowering:
     in_core_aten: bool = False
     keep: Collection[object] = ()
     folds_constants: bool = False
-    folds_scalars: bool = True
     elsewhere: Elsewhere | None = None
     cache: Lookups | None = None
     gives_back: bool = False
@@ -181,7 +179,7 @@ def _normalize(lowering: Lowering) -> None:
     lowering.notes += mark_shared_state(lowering.programs)
     # after the marks: another method may write the buffer off which a number is read
     for method, program in lowering.programs.items():
-        if lowering.folds_scalars and (note := str(fold_scalars(program))):
+        if note := str(fold_scalars(program)):
             lowering.notes.append(f"{method}: {note}")
 
 

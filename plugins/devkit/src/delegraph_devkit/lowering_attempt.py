@@ -156,10 +156,8 @@ def attempt_lowering(
     try:
         with quiet():
             attempt.recording = Recording.of(partitioner())
-            mode: Any = "eager" if eager else "error"
-            attempt.lowered = delegraph.lower(
-                attempt.exported, backends=[attempt.recording], registry=registry, on_missing_runtime=mode
-            )
+            lowered = delegraph.lower(attempt.exported, backends=[attempt.recording], registry=registry)
+            attempt.lowered = lowered.with_missing_runtime("eager") if eager else lowered
             if attempt.recording.result is None:  # it raised an exception, which a lowering makes a refusal
                 reasons = [row.reason for row in attempt.lowered.report.refusals]
                 raise Unsupported("unsupported", reasons[0] if reasons else "the partitioner raised an exception")

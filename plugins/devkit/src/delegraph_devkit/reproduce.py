@@ -14,12 +14,13 @@ def lowering(backend: ConfiguredBackend) -> str:
     given = [f"backends=[{backend.name!r}]"]
     if backend.options:
         given.append(f"options={ {backend.name: dict(backend.options)}!r}")
-    if backend.runtime is None:
-        given.append("on_missing_runtime='eager'")
     registered = _registered(backend)
     if registered:
         given.append("registry=registry")
-    return f"import delegraph\n{registered}\nlowered = delegraph.lower(model, inputs, {', '.join(given)})\n"
+    text = f"import delegraph\n{registered}\nlowered = delegraph.lower(model, inputs, {', '.join(given)})\n"
+    if backend.runtime is None:
+        text += "lowered = lowered.with_missing_runtime('eager')\n"
+    return text
 
 
 def verifying(backend: ConfiguredBackend) -> str:

@@ -127,7 +127,7 @@ def test_a_buffer_that_a_delegate_keeps() -> None:
         tag_mutated_buffer(program)
 
     with bridged(backend_of(preprocess), keep):
-        lowered = lower(Counter(), (X,), backends=["it"], on_missing_runtime="eager")
+        lowered = lower(Counter(), (X,), backends=["it"]).with_missing_runtime("eager")
         (written, read, tensors) = seen[0]
         assert list(written.values()) == ["total"] and "total" in read.values()
         assert torch.equal(tensors["total"], torch.zeros(3))

@@ -184,10 +184,11 @@ def _lowered_once(program: Program, registry: Registry, name: str, backend: Conf
     """
     assert program.exported is not None
     exported, inputs = program.exported
-    mode: Any = "eager" if backend.runtime is None else "error"
     try:
         partitioner = registry.get_partitioner(name, **backend.options)
-        lowered = delegraph.lower(exported, backends=[partitioner], registry=registry, on_missing_runtime=mode)
+        lowered = delegraph.lower(exported, backends=[partitioner], registry=registry)
+        if backend.runtime is None:
+            lowered = lowered.with_missing_runtime("eager")
     except (Exception, SystemExit):  # which accepted_compiles is about
         return []
     with suppress(Exception):  # which numerics is about
