@@ -19,7 +19,6 @@ from delegraph.io.escape import printable, table
 from delegraph.reports import Report, format_seconds, format_size, left_operators
 from torch.export import ExportedProgram
 
-from .page.tables import Section, fragment, tables
 from .profiling import load_of_machine
 from .turns import Caller, call_in_turns
 
@@ -136,18 +135,6 @@ class Comparison:
         measured = {"eager_spread": self.eager_spread and list(self.eager_spread), "runs": RUNS, "load": self.load}
         return {"schema": "delegraph.compare/1", **seconds, **measured, "candidates": rows, "only": only}
 
-    def to_html(self) -> str:
-        """As one page without scripts."""
-        return tables("Comparison of backends", self._sections())
-
-    def _sections(self) -> list[Section]:
-        only = [[backend, _counts(counts)] for backend, counts in self.alone.items()]
-        return [
-            (f"Lowerings: {self._how()}", _HEADS, self._rows()),
-            ("Operators that only one takes", ("backend", "which"), only),
-            ("Missing figures", ("reason",), [[sentence] for sentence in self._missing()]),
-        ]
-
     def _rows(self) -> list[list[str]]:
         eager = ["eager", *["-"] * 6, _seconds(self.eager_seconds), _span(self.eager_spread), "-", "-", ""]
         return [*(c.cells() for c in self.candidates), eager]
@@ -156,9 +143,6 @@ class Comparison:
         """How the times were taken, and how busy the machine was."""
         busy = "" if self.load is None else f"; the machine's load is {self.load:.1f} a processor"
         return f"a run is the median of {RUNS} calls, taken in turns{busy}"
-
-    def _repr_html_(self) -> str:
-        return fragment("Comparison of backends", (), self._sections())
 
     def __str__(self) -> str:
         return self.text()

@@ -1,11 +1,10 @@
-"""What passed and failed, as the JUnit XML that CI systems read."""
+"""What passed and failed in a lowering, for CI."""
 
 from __future__ import annotations
 
-from xml.etree import ElementTree as xml
-
-from delegraph.io.escape import printable
 from delegraph.reports import LoweringResult, ReportFormat
+
+from .junit_xml import Case, junit_xml
 
 
 class JUnitReport(ReportFormat):
@@ -16,17 +15,11 @@ class JUnitReport(ReportFormat):
     @staticmethod
     def render(result: LoweringResult) -> bytes:
         ended = result.error if result.error is not None and result.error not in result.gates.values() else None
-        cases = {"lower": ended, **result.gates}
-        failed = sum(error is not None for error in cases.values())
-        root = xml.Element("testsuites", name="delegraph lower")
-        name = printable(result.model)
-        suite = xml.SubElement(root, "testsuite", name=name, time=f"{result.seconds:.3f}")
-        suite.attrib |= {"tests": str(len(cases)), "failures": str(failed), "errors": "0", "skipped": "0"}
-        for gate, error in cases.items():
-            case = xml.SubElement(suite, "testcase", classname=name, name=gate, time="0")
-            if error is not None:
-                text = printable(str(error), kept="\n")
-                xml.SubElement(case, "failure", type=error.code, message=text.partition("\n")[0]).text = text
-        xml.indent(root)
-        written: bytes = xml.tostring(root, encoding="utf-8", xml_declaration=True)
-        return written
+        cases = []
+        for gate, error in {"lower": ended, **result.gates}.items():
+            seconds = result.seconds if gate == "lower" else 0.0
+            if error is None:
+                cases.append(Case(result.model, gate, seconds))
+            else:
+                cases.append(Case(result.model, gate, seconds, str(error), error.code))
+        return junit_xml("delegraph lower", cases)

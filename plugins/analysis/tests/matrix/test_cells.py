@@ -146,16 +146,12 @@ def test_a_cell_that_an_executor_loses_is_tried_again(cells_for, store):
     assert row["error"]["code"] == "matrix/lost" and "OSError: the worker is gone" in row["error"]["message"]
 
 
-def test_an_executor_that_breaks_costs_no_cell(cells_for, store):
-    made = []
-
-    def make():
-        made.append(Here(*[BrokenExecutor("a process died")] * 2))
-        return made[-1]
-
-    rows = done(cells_for("small", "inverse"), store, make(), again=make)
-    assert [row["measured"]["attempts"] for row in rows.values()] == [1, 1]
-    assert [len(executor.jobs) for executor in made] == [2, 2], "the third is this process"
+def test_an_executor_that_breaks_ends_the_command_and_costs_no_row(cells_for, store):
+    breaking = Here(*[BrokenExecutor("a process died")])
+    with pytest.raises(DelegraphError, match="the executor broke: a process died"):
+        done(cells_for("small", "inverse"), store, breaking)
+    assert len(store.rows()) < 2
+    assert len(done(cells_for("small", "inverse"), store)) == 2
 
 
 @pytest.mark.parametrize("wrong", [b"text", 3, b"{}", b"[]"])

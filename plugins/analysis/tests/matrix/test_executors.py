@@ -56,7 +56,7 @@ def by(executor, listed, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["process:2", "joblib:2", "dask", "submitit:local"])
+@pytest.mark.parametrize("name", ["process:2", "dask", "submitit:local"])
 def test_rows_are_those_of_a_serial_run(name, wanted, listed, tmp_path, monkeypatch):
     with contextlib.ExitStack() as stack:
         if name == "dask":
@@ -65,8 +65,6 @@ def test_rows_are_those_of_a_serial_run(name, wanted, listed, tmp_path, monkeypa
             name = f"dask:{stack.enter_context(cluster).scheduler_address}"
         elif name.startswith("submitit"):
             pytest.importorskip("submitit", reason="pip install submitit")
-        else:
-            pytest.importorskip("joblib", reason="pip install joblib")
         rows = by(name, listed, tmp_path / "store")
     assert len(rows) == len(MODELS) * len(ENGINES)
     assert comparable(rows) == comparable(wanted)

@@ -8,7 +8,6 @@ from functools import cached_property
 from . import sweep
 from .configured_backend import ConfiguredBackend
 from .failures import CheckSkipped
-from .journal import Journal
 from .lowering_attempt import LoweringAttempt, Phase
 from .snapshot import differences, take_snapshot
 from .trial import Outcome
@@ -16,9 +15,6 @@ from .trial import Outcome
 
 class BackendUnderTest(ConfiguredBackend):
     """A backend with its options, and how strictly and how long to check it; see ``ConfiguredBackend``."""
-
-    journal: Journal | None = None
-    """Where results are noted as they are found, and those of a run that was stopped are taken from."""
 
     @cached_property
     def rehearsal(self) -> list[Outcome]:

@@ -109,16 +109,12 @@ def run_checks(
 ) -> CheckReport:
     """Run all checks, or those of ``names``, each inside the context manager ``around(name)``.
 
-    ``ended`` is called with each result as soon as it is there. What the backend's ``journal`` knows is not run again.
+    ``ended`` is called with each result as soon as it is there.
     """
     results = []
     for name in names or CHECKS:
-        known = backend.journal.results.get(name) if backend.journal is not None else None
-        if known is None:
-            with around(name) if around is not None else nullcontext():
-                known = run_check(CHECKS[name], backend)
-            if backend.journal is not None:
-                backend.journal.add_result(known)
-        results.append(known)
-        ended(known)
+        with around(name) if around is not None else nullcontext():
+            result = run_check(CHECKS[name], backend)
+        results.append(result)
+        ended(result)
     return CheckReport(backend.name, tuple(results))

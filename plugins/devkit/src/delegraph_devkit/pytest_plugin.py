@@ -9,24 +9,17 @@ The backend is named in the configuration of pytest, ``delegraph_backend = my-np
     def test_every_program_of_the_kit(verify, delegraph_program):
         module, inputs = delegraph_program.make(2)
         verify(module, *inputs, delegates=0)
-
-
-    def test_contract(delegraph_check):
-        delegraph_check()
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from delegraph import LoweredProgram
-
-    from .backend_under_test import BackendUnderTest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,11 +34,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         from .programs import PROGRAMS
 
         metafunc.parametrize("delegraph_program", PROGRAMS, ids=[program.name for program in PROGRAMS])
-    if "delegraph_check" in metafunc.fixturenames:
-        from . import checks  # noqa: F401 - fills CHECKS
-        from .check import CHECKS
-
-        metafunc.parametrize("delegraph_check", list(CHECKS), indirect=True)
 
 
 @pytest.fixture
@@ -87,25 +75,3 @@ def verify(lower: Callable[..., LoweredProgram]) -> Callable[..., LoweredProgram
         return lowered
 
     return verify
-
-
-@pytest.fixture
-def delegraph_check(request: pytest.FixtureRequest, delegraph_backend: str) -> Callable[[], None]:
-    """Called, it runs one rule of the conformance kit."""
-    name = request.param
-    return lambda: _run(name, delegraph_backend)
-
-
-def _run(name: str, backend: str) -> None:
-    from .check import CHECKS
-
-    CHECKS[name].run(_under_test(backend))
-
-
-@cache
-def _under_test(backend: str) -> BackendUnderTest:
-    """One for all checks, so that they share what they lowered."""
-    from .backend_under_test import BackendUnderTest
-    from .configured_backend import QUICK_GATE
-
-    return BackendUnderTest(backend, gate=QUICK_GATE)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 from .configured_backend import ConfiguredBackend
 from .control_flow import WITHOUT_CONTROL_FLOW
@@ -22,9 +21,6 @@ from .reproduce import calling_again, lowering, verifying
 from .special_values import SPECIAL, special_programs
 from .subprocesses import Answer, Report, find_by_name
 from .trial import UNCOMPILED, Fault, Kind, Outcome, try_program
-
-if TYPE_CHECKING:
-    from .journal import Journal
 
 SILENT_SECONDS = 600.0
 """How long a program may take, on however busy a machine; a hang that uses the processor ends sooner."""
@@ -125,18 +121,15 @@ def _run_lane(
     backend: ConfiguredBackend, series: Series, seconds: float | None, lane: int, lanes: int
 ) -> Iterator[list[Outcome]]:
     """The outcomes of every ``lanes``-th program from number ``lane`` on."""
-    journal: Journal | None = getattr(backend, "journal", None)
-    known = journal.outcomes(series.name, lane) if journal is not None else []
-    yield from known
-    start, crashes, deadline = lane + lanes * len(known), 0, None if seconds is None else time.monotonic() + seconds
+    start = lane
+    crashes = 0
+    deadline = None if seconds is None else time.monotonic() + seconds
     told = TOLD_SECONDS
 
-    def note(found: list[list[Outcome]]) -> list[list[Outcome]]:
+    def tell_faults(found: list[list[Outcome]]) -> list[list[Outcome]]:
         for outcome in itertools.chain(*found):
             for fault in outcome.faults:  # at once: a long check may be stopped before its end
                 backend.tell(f"{outcome.program}: {' '.join(fault.text.split()):.200}")
-        if journal is not None and found:
-            journal.add_outcomes(series.name, lane, found)
         return found
 
     prepare = f"{series.name}.export" if series.export is not None else None
@@ -152,7 +145,7 @@ def _run_lane(
         left = None if deadline is None else deadline - time.monotonic()
         answer = elsewhere(start, lanes, False, told if left is None else min(told, left))
         items = [item for item in answer.items if item is not None]
-        yield from note(items)
+        yield from tell_faults(items)
         if not answer.failure:
             if len(items) == len(answer.items):  # it came to the end of the series
                 return
@@ -169,7 +162,7 @@ def _run_lane(
         if any(p.name == answer.progress for p in series.groups):
             inside = elsewhere(place, lanes, True, None)
         members = [o for os in inside.items for o in os] + _ended(inside) if inside.failure else _ended(answer)
-        yield from note([members])
+        yield from tell_faults([members])
         start, crashes = place + lanes, crashes + 1
 
 

@@ -70,28 +70,6 @@ def test_wrong_usage(arguments, said, installed, capsys):
     assert said in capsys.readouterr().err
 
 
-def test_a_run_that_was_stopped_goes_on(installed, capsys, tmp_path, monkeypatch):
-    installed()
-    journal = tmp_path / "good.jsonl"
-    arguments = ["check", "good", "--operator", "sin", "--journal", str(journal)]
-    assert main(arguments) == 0
-    table = capsys.readouterr().out
-    whole = journal.read_text().splitlines(keepends=True)
-    assert [json.loads(line).get("check", {}).get("name") for line in whole[-2:]] == ["accepted_compiles", "numerics"]
-
-    # stopped in the middle of a line, while the check that needs what the sweep found is at work
-    journal.write_text("".join(whole[:-2]) + whole[-2][:30])
-    monkeypatch.setattr("delegraph_devkit.trial._try", lambda *given: 1 / 0)
-    assert main(arguments) == 0
-    assert capsys.readouterr().out == table and len(journal.read_text().splitlines()) == len(whole)
-
-    assert main(["check", "good", "--operator", "cos", "--journal", str(journal)]) == 2
-    assert "is of another run: operator was ['sin'], and is ['cos']" in capsys.readouterr().err
-    journal.write_text("no json\n")
-    assert main(arguments) == 2
-    assert "is no file of a run of checks" in capsys.readouterr().err
-
-
 TRANSFORMED = """
 import torch
 

@@ -15,7 +15,7 @@ from delegraph.command import provided
 from delegraph.errors import InputError, OptionError
 from delegraph.exported import TRACING, Program
 from delegraph.exported_program import build_program, copy_node, flat_call, output_node
-from delegraph.io.escape import table, text
+from delegraph.io.escape import table
 from delegraph.source import source_of
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind, OutputSpec, TensorArgument
@@ -27,8 +27,6 @@ from .calibration import Batch, checked
 from .flow import LAYER, export_whole, module_of, quantize, quantizer_of
 
 RED_TO_GREEN = ("#d73027", "#fee08b", "#1a9850")
-FULL = 60.0
-"""dB at which a bar of the page is full: little is lost then."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +85,6 @@ class QuantizationErrors:
             "layers": [{**row, "joined": [*row["joined"]]} for row in rows],
         }
 
-    def to_html(self) -> str:
-        """A page with a bar for each layer, by ``delegraph-analysis``."""
-        page = provided("delegraph_analysis.page.tables:page_of_rows", "the errors as a page")
-        heads = ("module", "layer", "operator", "signal to noise, dB", "max error", "source")
-        made: str = page("Quantization errors by layer", heads, map(_html_cells, self.layers))
-        return made
-
     def to_model_explorer(self, graph: str = "graph") -> str:
         """Node data for Model Explorer, JSON: the ratio of each node of the quantized program, from red to green.
 
@@ -110,20 +101,6 @@ class QuantizationErrors:
 def _cells(row: LayerError) -> tuple[str, ...]:
     figures = _decibels(row.snr), f"{row.max_abs_error:.3g}", f"{row.max_abs_value:.3g}"
     return row.module, row.layer, row.operator, *figures, row.source
-
-
-def _html_cells(row: LayerError) -> list[str]:
-    limits = f'max="{FULL}" low="{FULL / 3}" high="{FULL / 1.5}" optimum="{FULL}"'
-    bar = f'<meter {limits} value="{min(max(row.snr, 0.0), FULL):.1f}" aria-label="{row.snr:.1f} dB"></meter>'
-    error = f"{row.max_abs_error:.3g}"
-    return [
-        text(row.module),
-        text(row.layer),
-        text(row.operator),
-        f"{bar} {_decibels(row.snr)}",
-        error,
-        text(row.source),
-    ]
 
 
 def _decibels(snr: float) -> str:

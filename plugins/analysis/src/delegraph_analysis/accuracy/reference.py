@@ -31,7 +31,7 @@ from .inside import DelegateValues
 from .operators import OperatorStatistics, OperatorVerification, VerificationByOperator, merged
 from .reruns import verify_ties
 from .ties import picked_from, why_tied
-from .values import Accuracy, Measured, measure, measure_together
+from .values import Accuracy, Measured, measure
 
 RANDOM = "random: eager draws other numbers, and goes on with those of the lowered program"
 DECIDED = "eager gives the same where it decides as the program did: see the operators"
@@ -41,10 +41,6 @@ ITERATIONS = 1000
 LATER = f"in a branch or loop body that was run before {ITERATIONS} times"
 WHOLE = "in a branch or loop that is a part of a delegate"
 VECTORIZED = "in a body that torch runs on many elements at a time"
-_WAITING = 1 << 20
-"""Elements of small values that wait to be measured together."""
-_LEAST = 1 << 8
-"""What each of them counts for: a tensor takes memory of its own."""
 
 
 class _Place(NamedTuple):
@@ -58,14 +54,6 @@ class _Place(NamedTuple):
     values: EagerValues
     path: str = ""
     iteration: int | None = None
-
-
-class _Seen(NamedTuple):
-    """What ``node`` made, to make a row of: measured, or small and waiting to be measured with others."""
-
-    node: Node
-    place: _Place
-    found: Measured | Accuracy
 
 
 def compare_operators(
@@ -111,8 +99,6 @@ class Reference:
         """The host's graph, and branches and bodies in it that are being run; None for runs beyond ``ITERATIONS``."""
         self._runs: Counter[str] = Counter()
         self._rows: list[OperatorStatistics] = []
-        self._seen: list[_Seen] = []
-        self._room = _WAITING
         self._missing: Counter[str] = Counter()
         self._inside: dict[LoweredBackendModule, Inside] = {}
         self._results = self._host.values.returned(MUTATIONS)
@@ -140,20 +126,11 @@ class Reference:
 
     def end(self) -> None:
         """The run is over: its results are compared before the caller's tensors are written."""
-        self._flush()
         wanted = [self._host.values.pair(v).eager if isinstance(v, Node) else v for v in self._results]
         got = [
             self._returned.get(v, w) if isinstance(v, Node) else v for v, w in zip(self._results, wanted, strict=True)
         ]
         self._outputs = Verification.of(got, wanted)
-
-    def _flush(self) -> None:
-        """Make the rows of what still waits."""
-        measured = iter(measure_together([seen.found for seen in self._seen if isinstance(seen.found, Measured)]))
-        for node, place, found in self._seen:
-            accuracy = next(measured) if isinstance(found, Measured) else found
-            self._rows.append(self._row(node, place, accuracy))
-        self._seen, self._room = [], _WAITING
 
     def inside(self, delegate: DelegateInfo, values: Inside) -> None:
         self._inside[delegate.module] = values
@@ -214,14 +191,12 @@ class Reference:
         given = [around.values.pair(a) if isinstance(a, Node) else Pair(a, a) for a in call.args[1:]]
         place.values.known.update(zip(user_inputs(module.original_module), given, strict=True))
         shown = dict(zip(delegate.returned, outputs, strict=True))
-        self._flush()
         first = len(self._rows)
         for node in place.values.operands:
             self._note_unseen(node, place, in_delegate=True)
             pair = place.values.compute(node)
             told = (shown[node], None) if node in shown else self._find(node, pair, delegate)
             place.values.keep(node, pair if told is None else self._judge(node, told[0], pair, place, told[1]))
-        self._flush()
         self._drop_fused(first, place, shown)
         pairs = [place.values.pair(n) if isinstance(n, Node) else Pair(n, n) for n in delegate.returned]
         # where eager has the same bits, what follows on the host is eager's too, and is not computed twice
@@ -276,30 +251,23 @@ class Reference:
     def _judge_one(self, node: Node, value: Measured, place: _Place, known: OutputStatistics | None) -> Pair:
         name, got, eager, exact = value
         if is_random(node):
-            self._add(node, place, Accuracy(compare(name, got, got)._replace(remark=RANDOM), 0.0))
+            self._add_row(node, place, Accuracy(compare(name, got, got)._replace(remark=RANDOM), 0.0))
             return Pair(got, widened(got))
         if eager.is_floating_point() or eager.is_complex():
-            self._add(node, place, value if value.is_small else measure(value, known))
+            self._add_row(node, place, measure(value, known))
             return Pair(eager, exact)
         figures = compare(name, got, eager)
         differs = figures.max_abs_error > 0 or figures.mismatched > 0
         remark = _why_undecided(node, got, eager, exact, place) if differs else ""
-        self._add(node, place, Accuracy(figures._replace(remark=remark) if remark else figures, 0.0))
+        self._add_row(node, place, Accuracy(figures._replace(remark=remark) if remark else figures, 0.0))
         return Pair(got, got) if remark else Pair(eager, eager)
 
-    def _add(self, node: Node, place: _Place, found: Measured | Accuracy) -> None:
-        self._seen.append(_Seen(node, place, found))
-        if isinstance(found, Measured):
-            self._room -= max(found.exact.numel(), _LEAST)
-            if self._room < 0:
-                self._flush()
-
-    def _row(self, node: Node, place: _Place, accuracy: Accuracy) -> OperatorStatistics:
+    def _add_row(self, node: Node, place: _Place, accuracy: Accuracy) -> None:
         maker = node.args[0] if node.target is operator.getitem else node  # of one of several results
         target, handle = _text(getattr(maker, "target", node.target)), node.meta.get("debug_handle")
         named = (self._method, node.name, target, handle, place.where, source_of(node))
         quantizes = target.startswith("quantized_decomposed.quantize")
-        return OperatorStatistics(*named, *accuracy, quantizes, place.iteration)
+        self._rows.append(OperatorStatistics(*named, *accuracy, quantizes, place.iteration))
 
 
 @cache

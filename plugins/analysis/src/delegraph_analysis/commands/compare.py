@@ -29,7 +29,7 @@ class Compare:
         add("model", metavar="MODEL", help="a .pt2 file, or path.py[:function] (this runs the file)")
         add("--backend", action="append", default=[], metavar="BACKEND", help="in order of preference (default: all)")
         add("--option", action="append", default=[], metavar="BACKEND.OPTION=VALUE")
-        add("--report", type=output_path, metavar="FILE", help="write the comparison: .json, .html, or else text")
+        add("--report", type=output_path, metavar="FILE", help="write the comparison: .json, or else text")
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
@@ -44,8 +44,6 @@ class Compare:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         outcome = Outcome("delegraph.compare/1", found.to_json(), found.text(width))
         if args.report:
-            suffix = args.report.suffix.lower()
-            html = suffix in (".html", ".htm")
-            text = found.to_html() if html else as_json(outcome) if suffix == ".json" else str(found)
+            text = as_json(outcome) if args.report.suffix.lower() == ".json" else str(found)
             write_whole(args.report, f"{text}\n".encode())
         return outcome

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from .picture import Picture, Wire, layers_of
@@ -61,14 +60,8 @@ class Layout:
 
 def lay_out(picture: Picture) -> Layout:
     """Boxes of one row do not overlap; a box stands below all boxes that it uses."""
-    heights = tuple([2 * PADDING + LINE * len(box.shown()) for box in picture.boxes])
-    return _lay_out(heights, tuple([Wire(wire.source, wire.targets) for wire in picture.wires]))
-
-
-@lru_cache(maxsize=16)
-def _lay_out(heights: tuple[int, ...], wires: tuple[Wire, ...]) -> Layout:
-    """Remembered, since the repeated layers of a network become delegates of one shape, each with a picture."""
-    grid = _Grid(len(heights), wires)
+    heights = [2 * PADDING + LINE * len(box.shown()) for box in picture.boxes]
+    grid = _Grid(len(heights), picture.wires)
     grid.order()
     return _Routes(heights, grid, grid.positions()).layout()
 

@@ -99,13 +99,12 @@ svg a:focus-visible rect, svg :target > rect { stroke: var(--link); stroke-width
 """
 
 
-def head(title: str, viewer: bool = True, script: str = "", style: str = "") -> str:
+def head(title: str, script: str = SCRIPT, style: str = "") -> str:
     """Everything before a page's body. Its policy lets the browser load this style sheet, this script, nothing else.
 
-    ``viewer``: whether the page has pictures, which the script moves and scales. ``script``: another one, in its place.
-    ``style``: what is added to the style sheet.
+    ``script``: in place of the one that moves and scales pictures; "" for none. ``style``: added to the style sheet.
     """
-    script, style = script or (SCRIPT if viewer else ""), STYLE + style
+    style = STYLE + style
     policy = f"default-src 'none'; style-src '{_digest(style)}'; base-uri 'none'; form-action 'none'"
     policy += f"; script-src '{_digest(script)}'" if script else ""
     element = f"<script>{script}</script>" if script else ""

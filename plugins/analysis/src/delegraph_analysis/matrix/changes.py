@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
-from xml.etree import ElementTree as xml
 
 from delegraph.io.escape import printable
 
+from ..junit_xml import Case, junit_xml
 from .rows import agrees, key_of, status, worst_error
 from .tables import file_bytes, milliseconds, peak_bytes, why
 
@@ -229,43 +229,23 @@ _FEW = 5
 
 
 def junit(rows: Sequence[Row], found: Sequence[Change], kinds: Sequence[str]) -> bytes:
-    """A test suite for each model, with a test for each cell: what failed its gates became worse.
-
-    Without changes before it, a test is whether the cell failed; so it is also for ``delegraph matrix`` itself.
-    """
+    """Return a test suite for each model, with a test for each cell: it fails if its gates became worse."""
     failing: dict[tuple[str, str, str], list[str]] = {}
     for change in gate(found, kinds):
         failing.setdefault((change.model, change.target, change.quantize), []).append(str(change))
-    keys = list(dict.fromkeys([*map(key_of, rows), *failing]))
-    return _suites(keys, failing, {key_of(row): row["measured"]["total_seconds"] or 0 for row in rows})
+    return _cells_as_junit(rows, {key: "\n".join(texts) for key, texts in failing.items()})
 
 
 def junit_of_rows(rows: Sequence[Row]) -> bytes:
-    """The same for one run: which cells failed."""
-    failing = {key_of(row): [why(row)] for row in rows if row["error"] is not None}
-    return _suites([key_of(r) for r in rows], failing, {key_of(r): r["measured"]["total_seconds"] or 0 for r in rows})
+    """Return the same for one run: which cells failed."""
+    return _cells_as_junit(rows, {key_of(row): why(row) for row in rows if row["error"] is not None})
 
 
-def _suites(
-    keys: Sequence[tuple[str, str, str]],
-    failing: Mapping[tuple[str, str, str], Sequence[str]],
-    seconds: Mapping[tuple[str, str, str], float],
-) -> bytes:
-    root = xml.Element("testsuites", name="delegraph matrix")
-    for model in dict.fromkeys(key[0] for key in keys):
-        own = [key for key in keys if key[0] == model]
-        suite = xml.SubElement(root, "testsuite", name=printable(model), tests=str(len(own)), errors="0", skipped="0")
-        suite.set("failures", str(sum(key in failing for key in own)))
-        for key in own:
-            name = printable(", ".join(key[1:]))
-            time = f"{seconds.get(key, 0):.3f}"
-            case = xml.SubElement(suite, "testcase", classname=printable(model), name=name, time=time)
-            if key in failing:
-                text = printable("\n".join(failing[key]), kept="\n")
-                xml.SubElement(case, "failure", type="worse", message=text.partition("\n")[0]).text = text
-    xml.indent(root)
-    written: bytes = xml.tostring(root, encoding="utf-8", xml_declaration=True)
-    return written
+def _cells_as_junit(rows: Sequence[Row], failing: Mapping[tuple[str, str, str], str]) -> bytes:
+    seconds = {key_of(row): row["measured"]["total_seconds"] or 0.0 for row in rows}
+    keys = dict.fromkeys([*seconds, *failing])
+    cases = [Case(key[0], ", ".join(key[1:]), seconds.get(key, 0.0), failing.get(key)) for key in keys]
+    return junit_xml("delegraph matrix", cases)
 
 
 def to_json(change: Change) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Executors by name: threads here, those of joblib, Dask and submitit, and any with the face of ``concurrent.futures``.
+"""Executors by name: threads here, those of Dask and submitit, and any with the face of ``concurrent.futures``.
 
 A cell has a process of its own wherever it is done, so what an executor has to run is a function that waits for one.
 """
@@ -19,15 +19,14 @@ from delegraph.errors import DelegraphError, OptionError, PluginUnavailable
 
 from .forking import close_all
 
-FORMS = "serial, process:N, joblib:N, dask:ADDRESS, slurm[:KEY=VALUE,...], submitit:local, or module:function"
+FORMS = "serial, process:N, dask:ADDRESS, slurm[:KEY=VALUE,...], submitit:local, or module:function"
 
 
 @dataclass
 class Engine:
-    """An executor, and how to make another one when it breaks. ``most``: jobs that it is given at a time; None: all."""
+    """An executor. ``most``: jobs that it is given at a time; None: all."""
 
     executor: Any
-    again: Callable[[], Any] | None = None
     most: int | None = None
 
 
@@ -60,18 +59,6 @@ def _serial(rest: str, stack: contextlib.ExitStack, store: Path, time_limit: flo
 
 def _process(rest: str, stack: contextlib.ExitStack, store: Path, time_limit: float) -> Engine:
     return _threads(_count(rest, "process"), stack)
-
-
-def _joblib(rest: str, stack: contextlib.ExitStack, store: Path, time_limit: float) -> Engine:
-    loky = _package("joblib.externals.loky", "joblib")
-    count = _count(rest, "joblib")
-
-    def make() -> Any:
-        pool = loky.ProcessPoolExecutor(count)
-        stack.callback(pool.shutdown, wait=False, kill_workers=True)
-        return pool
-
-    return Engine(make(), make)
 
 
 def _dask(rest: str, stack: contextlib.ExitStack, store: Path, time_limit: float) -> Engine:
@@ -110,7 +97,6 @@ def _submitit(cluster: str, parameters: Mapping[str, Any], store: Path, time_lim
 _KINDS: Mapping[str, Callable[[str, contextlib.ExitStack, Path, float], Engine]] = {
     "serial": _serial,
     "process": _process,
-    "joblib": _joblib,
     "dask": _dask,
     "slurm": _slurm,
     "submitit": _submitit_named,

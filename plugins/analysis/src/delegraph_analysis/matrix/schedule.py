@@ -46,8 +46,7 @@ class Work:
     engine: Engine
     waiting: deque[Cell]
     attempts: dict[str, int] = field(default_factory=dict)
-    breaks: int = 0
-    pending: dict[Any, tuple[Cell, Any]] = field(default_factory=dict)
+    pending: dict[Any, Cell] = field(default_factory=dict)
     done: int = 0
 
     def run(self) -> None:
@@ -57,8 +56,8 @@ class Work:
             while self.waiting or self.pending:
                 self._submit()
                 for future in self._finished():
-                    cell, executor = self.pending.pop(future)
-                    self._take(cell, future, executor)
+                    cell = self.pending.pop(future)
+                    self._take(cell, future)
                     _LOG.info("%d of %d cells, the last of them %s", self.done, total, cell)
         finally:
             for future in self.pending:
@@ -69,11 +68,9 @@ class Work:
             cell = self.waiting.popleft()
             try:
                 future = self.engine.executor.submit(execute.run, self._message(cell))
-            except BrokenExecutor:
-                self.waiting.appendleft(cell)
-                self._renew(self.engine.executor)
-                continue
-            self.pending[future] = cell, self.engine.executor
+            except BrokenExecutor as e:
+                raise _broken(e) from e
+            self.pending[future] = cell
 
     def _message(self, cell: Cell) -> bytes:
         limits = cell.limits()
@@ -90,14 +87,12 @@ class Work:
                 return done
             time.sleep(_POLL)
 
-    def _take(self, cell: Cell, future: Any, executor: Any) -> None:
+    def _take(self, cell: Cell, future: Any) -> None:
         """Add the row of a cell, or have the cell done again."""
         try:
             told: Mapping[str, Any] = _parse(future.result())
-        except BrokenExecutor:  # one job broke it, and nobody knows which: that is not held against this cell
-            self.waiting.append(cell)
-            self._renew(executor)
-            return
+        except BrokenExecutor as e:
+            raise _broken(e) from e
         except DelegraphError:
             raise
         except Exception as e:  # whatever an executor raises for a job that it lost
@@ -120,22 +115,11 @@ class Work:
             self.store.keep(data, "".join(Path(name).suffixes))
         self.store.append(row_of(cell, told, attempts))
 
-    def _renew(self, broken: Any) -> None:
-        """Another executor in place of one that broke; after the second, cells are done one after another here."""
-        if broken is not self.engine.executor:  # another cell that it had says so, too
-            return
-        self.breaks += 1
-        make = self.engine.again
-        self.engine = Engine(make(), make) if make and self.breaks == 1 else Engine(_Here(), most=1)
 
-
-class _Here:
-    """Does what it is given at once."""
-
-    def submit(self, function: Any, message: bytes) -> Future[bytes]:
-        future: Future[bytes] = Future()
-        future.set_result(function(message))
-        return future
+def _broken(error: BrokenExecutor) -> DelegraphError:
+    """Return the error for an executor that takes no jobs any more."""
+    hint = "call the command again: cells that have a row are not done again"
+    return DelegraphError("matrix/lost", f"the executor broke: {error}", hint=hint)
 
 
 def _parse(answer: Any) -> dict[str, Any]:

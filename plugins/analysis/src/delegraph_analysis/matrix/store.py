@@ -11,7 +11,7 @@ import secrets
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from delegraph.errors import InputError, WriteError
 from delegraph.io.atomic_write import write_whole
@@ -176,87 +176,22 @@ def _refuse(constant: str) -> float:
 
 
 def is_row(row: Any) -> bool:
-    """Whether all is there, and of the kinds, that every reader takes for granted. A row is a stranger's text."""
-    if not _has_form(row, _ROW) or not all(map(_is_artifact, files_of(row))):
+    """Whether a value has the entries of a row, and names files of its own store alone."""
+    if not isinstance(row, dict) or row.get("schema") != SCHEMA or _ENTRIES - row.keys():
         return False
-    counts = [row[name] for name in ("operators", "delegated", "delegates", "bytes")]
-    return counts == [None] * 4 or (None not in counts and 0 <= row["delegated"] <= row["operators"])
+    try:
+        return all(map(_is_artifact, files_of(row)))
+    except (AttributeError, TypeError):
+        return False
 
 
-class _Maybe(NamedTuple):
-    """The form of a value that may be null."""
-
-    form: Any
-
-
-class _Each(NamedTuple):
-    """The form of each value of an object with any names."""
-
-    form: Any
-
-
-class _Optional(NamedTuple):
-    """The form of a value that need not be there."""
-
-    form: Any
-
-
-_WHOLE, _NUMBER = _Maybe(int), _Maybe(float)
-_TIMED = _Optional({"seconds": [float]})
-_FILE = _Optional(str)
-_ROW: Mapping[str, Any] = {
-    "schema": SCHEMA,
-    **dict.fromkeys(("cell", "name", "model", "target", "quantize"), str),
-    **dict.fromkeys(("operators", "delegated", "delegates", "bytes"), _WHOLE),
-    **dict.fromkeys(("not_run", "stage"), _Maybe(str)),
-    "backends": [str],
-    "causes": [{"backend": str, "operator": str, "reason": str, "hint": _Maybe(str), "count": int}],
-    "methods": _Each({"agrees": bool, "relative_error": _NUMBER}),
-    "files": [{"suffix": str, "bytes": _WHOLE, "path": _Maybe(str), "others": _Optional(_Each(str))}],
-    "error": _Maybe({"code": str, "message": str, "source": _Maybe(str), "hint": _Maybe(str)}),
-    "settings": {"threads": int},
-    "versions": _Each(str),
-    "measured": {
-        **dict.fromkeys(("seconds", "cpu"), _Each(float)),
-        **dict.fromkeys(("latency", "eager"), _TIMED),
-        **dict.fromkeys(("page", "report"), _FILE),
-        **dict.fromkeys(("total_seconds", "load"), _NUMBER),
-        "peak_bytes": _WHOLE,
-        "machine": _Maybe(_Each(object)),
-        "ended": _Maybe(str),
-        "printed": _Optional([str]),
-    },
-}
-"""What tables, pages and comparisons read. docs/schema.json has all that a row has."""
-
-
-def _has_form(value: Any, form: Any) -> bool:
-    match form:
-        case _Maybe(inner):
-            return value is None or _has_form(value, inner)
-        case _Each(inner):
-            return isinstance(value, dict) and all(_has_form(entry, inner) for entry in value.values())
-        case [inner]:
-            return isinstance(value, list) and all(_has_form(entry, inner) for entry in value)
-        case dict():
-            return isinstance(value, dict) and all(_has_entry(value, name, inner) for name, inner in form.items())
-        case str():
-            return bool(value == form)
-        case _ if form in (int, float):
-            is_number = isinstance(value, int if form is int else (int, float)) and not isinstance(value, bool)
-            return is_number and abs(value) < _LARGEST
-        case _:
-            return isinstance(value, form)
-
-
-def _has_entry(values: Mapping[str, Any], name: str, form: Any) -> bool:
-    if isinstance(form, _Optional):
-        return name not in values or _has_form(values[name], form.form)
-    return name in values and _has_form(values[name], form)
-
-
-_LARGEST = 1 << 63
-"""Beyond all numbers of a row; what is smaller can be divided and printed."""
+_ENTRIES = frozenset(
+    """
+    cell name model target quantize operators delegated delegates bytes not_run stage backends causes methods files
+    error settings versions measured
+    """.split()
+)
+"""Entries that tables, pages and comparisons read. docs/schema.json has all that a row has."""
 
 
 def _is_artifact(name: Any) -> bool:

@@ -1,78 +1,20 @@
-"""Tables of pages, in HTML; what a cell is made of; and pages and notebook cells that hold nothing but tables."""
+"""Tables of pages, in HTML, and their cells."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from delegraph.reports import Fact, list_counts
+from delegraph.reports import Fact
 
-from ..drawing import head, text
+from ..drawing import text
 
 FEW = 4
 """Entries that a cell of a table shows without being unfolded, or at all."""
-_SHORT = 20
-"""Characters of a cell that needs no broad column."""
-_LONGEST_CELL = 300
-"""Characters of a cell in a notebook."""
-_MOST_ROWS = 12
-"""Rows of a table in a notebook."""
 _LONG = 30
 """Rows of a table that scrolls in a frame of its own, so that what follows is found."""
 _LINKED = 200
 """Links of one cell that are folded away; a cause may have thousands of boxes."""
-Section = tuple[str, Sequence[str], Sequence[Sequence[str]]]
-"""Title, heads and rows, all of text."""
-
-
-def tables(title: str, sections: Iterable[Section]) -> str:
-    """A page of tables alone. A table without rows is left out."""
-    parts = [head(title, viewer=False), f"<body>\n<header><h1>{text(title)}</h1></header>\n"]
-    for name, heads, rows in sections:
-        if rows:
-            cells = [[text(cell) for cell in row] for row in rows]
-            kinds = ["text" if is_long else "" for is_long in _long(rows)]
-            parts.append(f"<h2>{text(name)}</h2>\n{table(heads, cells, *kinds)}")
-    return "".join([*parts, "</body></html>\n"])
-
-
-def page_of_rows(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A page with one table, whose cells are HTML."""
-    top = f"<body>\n<header><h1>{text(title)}</h1></header>\n"
-    return f"{head(title, viewer=False)}{top}{table(heads, rows, *['text'] * len(heads))}</body></html>\n"
-
-
-def fragment(title: str, lines: Iterable[str], sections: Iterable[Section]) -> str:
-    """The same for a cell of a notebook, which has a style of its own: no style sheet, no script, no ids.
-    Notebooks align cells to the right, where text of several lines cannot be read.
-
-    It has ``lines`` of text, then the first ``_MOST_ROWS`` rows of each table.
-    """
-    parts = [f"<div><strong>{text(title)}</strong>", *(f"<div>{text(line)}</div>" for line in lines)]
-    for name, heads, rows in sections:
-        if rows:
-            looks = [' style="text-align: left"' if is_long else "" for is_long in _long(rows)]
-            top = "".join(f"<th{look}>{text(h)}</th>" for look, h in zip(looks, heads, strict=True))
-            cells = [zip(looks, row, strict=True) for row in rows[:_MOST_ROWS]]
-            body = "".join(
-                "<tr>" + "".join(f"<td{look}>{text(cell, _LONGEST_CELL)}</td>" for look, cell in row) + "</tr>"
-                for row in cells
-            )
-            more = f"<div>and {len(rows) - _MOST_ROWS:,} more</div>" if len(rows) > _MOST_ROWS else ""
-            shown = f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody>"
-            parts.append(f"<div>{text(name)}</div><table>{shown}</table>{more}")
-    return "".join([*parts, "</div>"])
-
-
-def kinds(operators: Mapping[str, int]) -> str:
-    """The most frequent of the operators, as text."""
-    listed = list_counts(operators)
-    return ", ".join([*listed[:FEW], *([f"and {len(listed) - FEW} more kinds"] if len(listed) > FEW else [])])
-
-
-def _long(rows: Sequence[Sequence[str]]) -> list[bool]:
-    """Whether each column has a long text."""
-    return [max(map(len, column)) > _SHORT for column in zip(*rows, strict=True)]
 
 
 def table(

@@ -6,15 +6,13 @@ import argparse
 import math
 from collections.abc import Iterable
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import delegraph
 from delegraph.command import Outcome, check_model, parse_options, progress, tell
 from delegraph.errors import UsageError
 
 if TYPE_CHECKING:
-    from ..backend_under_test import BackendUnderTest
     from ..check_result import CheckResult
     from ..programs import Example
 
@@ -33,12 +31,6 @@ class Check:
         parser.add_argument("--option", action="append", default=[], metavar="BACKEND.OPTION=VALUE")
         parser.add_argument(
             "--quick", action="store_true", help="end within a minute, with as many programs as that allows"
-        )
-        parser.add_argument(
-            "--journal",
-            type=Path,
-            metavar="FILE",
-            help="note there what was found, and go on from it if it is of a run that was stopped",
         )
         parser.add_argument("--device", action="store_true", help="run the programs in its device half, and only that")
         text = "its compiler may refuse what its support check took: no failure"
@@ -69,8 +61,6 @@ def _check(args: argparse.Namespace) -> Outcome:
     with progress("importing torch"):
         import delegraph_devkit as devkit
 
-        from ..journal import Journal
-
         delegraph.get_backend(args.backend)
     _known(args.only, devkit.CHECKS, args.operator)
     backend = devkit.BackendUnderTest(
@@ -86,8 +76,6 @@ def _check(args: argparse.Namespace) -> Outcome:
         budget=QUICK_SECONDS if args.quick else 0.0,
         tell=lambda text: tell(f"  {text}"),
     )
-    if args.journal is not None:
-        backend.journal = Journal(args.journal, _run_of(args, backend))
     if example is not None:
         with progress("exporting the example"):
             backend.programs[0].exported  # noqa: B018 - raises what is wrong with it, before any check
@@ -103,14 +91,6 @@ def _check(args: argparse.Namespace) -> Outcome:
 def _tell_result(result: CheckResult) -> None:
     """As each check ends, also where stderr is a file: who waits sees that something happens, and what."""
     tell(f"{result.name}: {result.status}, {result.summary() or 'nothing to count'}  {result.seconds:.1f} s")
-
-
-def _run_of(args: argparse.Namespace, backend: BackendUnderTest) -> dict[str, Any]:
-    """What results depend on."""
-    given = {name: value for name, value in vars(args).items() if isinstance(value, (str, int, float, list, tuple))}
-    telling = {"json", "verbose", "debug", "command"}
-    versions = {"producer": " ".join(backend.registry.producer(args.backend)), "delegraph": delegraph.__version__}
-    return {**{name: value for name, value in given.items() if name not in telling}, **versions}
 
 
 def _seconds(text: str) -> float:

@@ -26,7 +26,7 @@ def render_page(program: Program, facts: ProgramFacts, title: str) -> str:
 
 
 def _parts(program: Program, facts: ProgramFacts, title: str) -> Iterator[str]:
-    yield head(title, viewer=False)
+    yield head(title, script="")
     yield f"<body>\n<h1>{text(title)}</h1>\n<ul>\n"
     yield from (f"<li>{text(line)}</li>\n" for line in facts.lines())
     yield "</ul>\n"
