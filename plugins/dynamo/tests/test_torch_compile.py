@@ -10,7 +10,6 @@ from pathlib import Path
 import delegraph
 import pytest
 import torch
-from delegraph_dynamo.graph import _places, _reading_addresses
 from torch import nn
 
 
@@ -194,20 +193,6 @@ def test_an_equal_weight_in_place_of_another_is_the_one_that_is_looked_at():
             called(x)
             layer.weight.add_(1)
             torch.testing.assert_close(called(x), model(x))
-
-
-@pytest.mark.parametrize("positions", [[], [0], [3], [0, 1, 3], [1, 2], [0, 2], [0, 1, 2, 3]])
-def test_what_lies_at_some_places_of_a_tuple_is_told_by_its_addresses(positions):
-    values = [object() for _ in range(4)]
-    places = _places(positions)
-
-    def key(values):
-        return [_reading_addresses(len(values))(tuple(values))[place] for place in places]
-
-    for k in range(4):
-        others = [*values]
-        others[k] = object()
-        assert (key(others) == key(values)) == (k not in positions)
 
 
 def test_a_graph_that_is_called_with_another_number_of_inputs_says_so():

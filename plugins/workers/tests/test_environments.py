@@ -495,22 +495,6 @@ def test_what_is_compiled_there_is_cached_by_what_is_installed_there(far, tmp_pa
     assert compiled()[0] == "from the cache"
 
 
-def test_an_environment_of_the_first_workers_serves_what_it_has(far, tmp_path, monkeypatch):
-    """Its description lists no services; what it lacks is not asked for, and means that nothing is known."""
-    told = plugin.described()["far"][1]
-    for field in ("services", "workers", "quantizer", "formats"):
-        del told[field]
-    assert config._is_description(told)
-    for service in set(message.SERVICES) - set(message.FIRST_SERVICES):
-        monkeypatch.delitem(serve.ANSWERS, service)
-    small, x = nn.Linear(4, 4).eval(), torch.randn(1, 4)
-    lowered = delegraph.lower(small, (x,), backends=["far"], registry=far, cache=tmp_path)
-    assert lowered.verify(x).agrees()
-    assert any("gives no fingerprint" in note for note in lowered.report.notes)
-    assert not far.backends()[0].has_quantizer and not far.backends()[0].formats
-    assert far.runtime_for("far").compatible(BlobHeader("TOSABackend", 9, b"something", ""), []) is None
-
-
 def test_doctor_names_the_environments(far):
     (row,) = report(far.plugins(), (), {}).plugins
     place = f"[backends.far] of {config.path_of_settings()}: {sys.executable}"
@@ -518,8 +502,7 @@ def test_doctor_names_the_environments(far):
     assert f"\n  far is in {place}" in str(row)
 
 
-def test_services_are_listed_and_others_refused():
-    assert serve.ANSWERS.keys() == set(message.SERVICES)
+def test_unknown_jobs_are_refused():
     told, _ = message.unpack(execute.execute(message.pack({"do": "dance"})))
     assert "does not know the job 'dance'" in told["error"]["message"]
 

@@ -30,7 +30,7 @@ def test_a_matrix_from_a_file_and_what_became_of_it(folder, finished, capsys):
     assert all(path.stat().st_size > 100 for path in reports)
     validate(json.loads((folder / "made.json").read_text()), "matrix")
     assert 'href="store/artifacts/' in (folder / "made.html").read_text()
-    code, shown, _ = run(capsys, "matrix", "show", "store", "--width", "50")
+    code, shown, _ = run(capsys, "matrix", "show", "store")
     assert code == 0 and "13 cells: " in shown and "aten.linalg_inv_ex.default  tosa" in shown
 
 

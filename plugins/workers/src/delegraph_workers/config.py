@@ -23,8 +23,6 @@ from typing import Any
 
 from delegraph.errors import DelegraphWarning
 
-from .message import FIRST_SERVICES, PROTOCOL
-
 CONFIG = "DELEGRAPH_CONFIG"
 """The variable that names another file of settings; ``--config FILE`` sets it."""
 LARGEST = 1_000_000
@@ -176,34 +174,9 @@ def description_of(setting: Setting) -> dict[str, Any]:
 
 
 def _is_description(told: dict[str, Any]) -> bool:
-    """Whether an answer has what ``describe`` gives; of another protocol, just the protocol and the path are read."""
-    texts = "name", "backend_id", "summary", "distribution", "version", "prefix"
-    path, options = told.get("path"), told.get("options")
-    if type(told.get("protocol")) is not int or not isinstance(path, list) or not all(type(p) is str for p in path):
-        return False
-    if told["protocol"] != PROTOCOL:
-        return True
-    if not isinstance(options, list) or not all(isinstance(o, list) and len(o) == 5 for o in options):
-        return False
-    # an earlier delegraph-workers says nothing of what it cannot serve
-    formats, services = told.setdefault("formats", []), told.setdefault("services", list(FIRST_SERVICES))
-    if not isinstance(services, list) or type(told.setdefault("quantizer", False)) is not bool:
-        return False
-    if not isinstance(formats, list) or not all(map(_is_format, formats)):
-        return False
-    return all(isinstance(o[1], str) and o[1] in KINDS for o in options) and all(
-        isinstance(told.get(key), str) for key in texts
-    )
-
-
-def _is_format(told: Any) -> bool:
-    """Whether this is what ``describe`` says of a file format."""
-    if not isinstance(told, dict) or not isinstance(told.get("suffix"), str):
-        return False
-    abilities, backend_id, holds = (told.get(key) for key in ("abilities", "backend_id", "holds_named_data"))
-    if "error" in told:
-        return isinstance(told["error"], str)
-    return isinstance(abilities, dict) and isinstance(backend_id, str) and type(holds) is bool
+    """Whether an answer names a protocol and the path; the rest is as ``describe`` of that protocol writes it."""
+    path = told.get("path")
+    return type(told.get("protocol")) is int and isinstance(path, list) and all(type(p) is str for p in path)
 
 
 def _stamps(path: list[str]) -> list[Any]:

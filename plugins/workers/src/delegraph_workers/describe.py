@@ -12,7 +12,7 @@ from delegraph import backends, default_registry
 from delegraph.errors import DelegraphError
 from delegraph.formats import DelegateFormat
 
-from .message import PROTOCOL, SERVICES
+from .message import PROTOCOL
 
 
 def describe(name: str) -> dict[str, Any]:
@@ -33,7 +33,6 @@ def describe(name: str) -> dict[str, Any]:
     ]
     return {
         "protocol": PROTOCOL,
-        "services": list(SERVICES),
         "workers": metadata.version("delegraph-workers"),
         "name": info.full_name,
         "backend_id": info.backend_id,

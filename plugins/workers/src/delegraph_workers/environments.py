@@ -80,12 +80,7 @@ class Environment:
         return self._told(answer)[0]
 
     def about(self, specs: Sequence[CompileSpec] | None = None) -> dict[str, Any]:
-        """What a cache has to know of the backend: keeps_names, installed, and its fingerprint for compile specs.
-
-        Nothing if the environment has an earlier delegraph-workers: nothing of the backend is cached then.
-        """
-        if "about" not in self.told["services"]:
-            return {}
+        """What a cache has to know of the backend: keeps_names, installed, and its fingerprint for compile specs."""
         rows = None if specs is None else rows_of(specs)
         if (key := repr(rows)) not in self._about:
             header = {"do": "about", "backend": self.backend, "specs": rows}
@@ -264,7 +259,7 @@ class RemotePartitioner(Partitioner):
 
 def _refusal(nodes: Mapping[str, Node], row: Sequence[Any]) -> Refusal:
     """A refusal of a row; it cannot be asked again, so it does not say what would have to change."""
-    name, text, final, hint, cause, of, _ = row
+    name, text, final, hint, cause, of = row
     reason = Reason(str(text), hint=str(hint), cause=str(cause), of=nodes.get(str(of)))
     return Refusal(nodes[name], reason, final=bool(final))
 
@@ -319,8 +314,6 @@ def _runtime(name: str) -> type[BackendRuntime]:
         asked = {"id": header.backend_id, "size": header.size, "producer": header.producer}
         asked |= {"do": "compatible", "specs": rows_of(compile_specs), "device": device}
         there = environment(name)
-        if "compatible" not in there.told["services"]:
-            return None
         told, _, _ = there.run({**asked, "fingerprint": header.fingerprint}, [header.beginning])
         try:
             return told["verdict"] and Compatibility(*told["verdict"])

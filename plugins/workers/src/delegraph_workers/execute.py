@@ -91,7 +91,7 @@ def _compile(
         inline = dict(zip(map(bytes.fromhex, header["inline"]), parts[forms:], strict=True))
         fetch = fetch_from(header["folder"], inline)
         register_operators(parts[:forms])
-        programs = [read(part, fetch, named=header["named"]) for part in parts[:forms]]
+        programs = [read(part, fetch, named=True) for part in parts[:forms]]
         written = [write(program) for program in programs]
         borders = [_border(program) for program in programs]
         by_method: dict[str, list[int]] = {}

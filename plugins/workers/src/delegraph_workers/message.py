@@ -13,13 +13,8 @@ from delegraph.errors import FormatError
 PROTOCOL = 1
 """The version of the messages below; both sides have to speak it.
 
-It changes with what a job or an answer means, such as the fields of a result. A new service does not change it: a
-description says which ones there are, and of an environment that lacks one nobody asks for it.
+It changes with what a job or an answer means, such as the fields of a result, and with the jobs that there are.
 """
-SERVICES = ("about", "call", "compatible", "derive", "format", "keeps", "load", "partition", "quantize")
-"""What a worker of a backend's own environment does besides compiling (``serve``)."""
-FIRST_SERVICES = ("call", "keeps", "load", "partition")
-"""The services of the first delegraph-workers, whose descriptions do not list them."""
 _MAGIC = b"delegraph message"
 _HEAD = struct.Struct("<17sB32sQ")  # magic, protocol, SHA-256 of what follows it, size of the header
 

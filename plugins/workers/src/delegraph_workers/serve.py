@@ -67,11 +67,9 @@ def partition(header: Mapping[str, Any], parts: Sequence[memoryview]) -> Answer:
 
 
 def _refusal(node: Node, reason: str, final: bool) -> list[Any]:
-    """A refusal: name of the node, text, whether it is final, hint, cause, operand, and what would have to change."""
-    unless = getattr(reason, "unless", None)
+    """A refusal: name of the node, text, whether it is final, hint, cause and operand."""
     of = getattr(getattr(reason, "of", None), "name", None)
-    changed = str(unless).removeprefix("torch.") if unless is not None else None
-    return [node.name, str(reason), final, getattr(reason, "hint", ""), getattr(reason, "cause", ""), of, changed]
+    return [node.name, str(reason), final, getattr(reason, "hint", ""), getattr(reason, "cause", ""), of]
 
 
 def _marks(node: Node, before: set[str]) -> dict[str, Any]:
@@ -160,4 +158,4 @@ ANSWERS: Mapping[str, Callable[[Mapping[str, Any], Sequence[memoryview]], Answer
     "derive": serve_quantizer.derive,
     "format": file_format,
 }
-"""What answers each of ``message.SERVICES``."""
+"""Job besides compiling -> the function that answers it."""

@@ -192,7 +192,6 @@ class Workers:
             "versions": dict(versions),
             "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
             "threads": torch.get_num_threads(),
-            "named": True,
             "programs": [[m, [[s.key, s.value.hex()] for s in each]] for m in programs for each in specs[m]],
             "isolated": self._isolated,
             "time_limit": limits.seconds,

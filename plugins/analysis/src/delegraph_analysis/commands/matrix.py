@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -96,7 +97,6 @@ def _add_work(add: Callable[..., Any]) -> None:
     add("--report", action="append", default=[], type=output_path, metavar="FILE", help=form)
     add("--no-times", action="store_true", help="leave out of .md what differs from run to run, as in a busy machine")
     add("--refusals", action="store_true", help="print all that is left to hosts, not only the most frequent")
-    add("--width", type=_width, default="auto", metavar="N", help="characters of a line (default: the terminal's)")
 
 
 def _add_diff(add: Callable[..., Any]) -> None:
@@ -105,21 +105,6 @@ def _add_diff(add: Callable[..., Any]) -> None:
     kinds = f"fail if one of these became worse: {', '.join(GATES)}, or none (default: {' '.join(ALWAYS)})"
     add("--gate", nargs="+", choices=[*GATES, "none"], metavar="KIND", help=kinds)
     add("--noise", type=float, default=0.1, metavar="SHARE", help="how far a latency may move (default: 0.1)")
-
-
-def _width(text: str) -> int | None:
-    """For argparse: a number, or that of the terminal if the result goes to one.
-
-    This is called while arguments are parsed, when ``sys.stdout`` is where the result goes.
-    """
-    if text != "auto":
-        return natural_number(text)
-    if os.environ.get("COLUMNS", "").isdecimal():
-        return int(os.environ["COLUMNS"])
-    try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns
-    except (OSError, ValueError, AttributeError):  # a file or a pipe, which takes lines of any length
-        return None
 
 
 # --- doing cells ------------------------------------------------------------------------------------------------------
@@ -261,7 +246,8 @@ def _outcome(args: argparse.Namespace, rows: Sequence[Mapping[str, Any]], total:
     if index is not None:
         write_whole(index, _as_file(index, {"rows": latest(store.rows())}, store))
     refused = refusals.refusals_text(rows, None if args.refusals else _REFUSALS)
-    parts = [tables.terminal_table(rows, args.width), tables.summary(rows, total)]
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    parts = [tables.terminal_table(rows, width), tables.summary(rows, total)]
     parts += [f"left to hosts:\n{refused}"] if refused else []
     parts += [f"wrote {', '.join(map(str, written))}"] if written else []
     code = int((failed > 0 or len(rows) < total) and not args.exit_zero)
