@@ -24,8 +24,6 @@ class BridgedBackend(BackendDetails, abstract=True):
 
     theirs: ClassVar[Any]
     cached: ClassVar[bool] = False
-    shrink: ClassVar[Callable[[bytes], bytes]] = staticmethod(lambda blob: blob)
-    rename: ClassVar[Callable[[str], str]] = staticmethod(lambda key: key)
     prepare: ClassVar[Callable[[ExportedProgram], ExportedProgram]] = staticmethod(lambda edge: edge)
     loaded_by: ClassVar[type[BridgedRuntime] | None] = None
 
@@ -67,7 +65,8 @@ class BridgedBackend(BackendDetails, abstract=True):
             own = tuple(h for h in (listed if isinstance(listed, (tuple, list)) else (listed,)) if h in known)
             if own:
                 handles[identifier] = own
-        blob, store = cls.shrink(bytes(processed)), _named_data(result.data_store_output, cls.rename)
+        blob = bytes(processed)
+        store = _named_data(result.data_store_output)
         add_convention(store, cls.__name__, blob, program)
         translated = PreprocessResult(blob, handles, store.get_named_data_store_output(), result._delegate_info_meta)
         if cls.loaded_by is not None:
@@ -102,11 +101,11 @@ def _specs(compile_specs: Sequence[CompileSpec]) -> list[Any]:
     return [Theirs(spec.key, spec.value) for spec in compile_specs]
 
 
-def _named_data(output: Any, rename: Callable[[str], str]) -> NamedDataStore:
-    """Their named data as ours, under the names that the blob has for it; the contents are theirs, in one piece."""
+def _named_data(output: Any) -> NamedDataStore:
+    """Return their named data as ours, under the same names."""
     store = NamedDataStore()
     empty = NamedDataStoreOutput()
     for tag, entries in [(None, (output or empty).pte_data), *(output or empty).external_data.items()]:
         for key, entry in entries.items():
-            store.add_named_data(rename(key), bytes(output.buffers[entry.buffer_index]), entry.alignment, tag)
+            store.add_named_data(key, bytes(output.buffers[entry.buffer_index]), entry.alignment, tag)
     return store

@@ -30,8 +30,6 @@ def bridge(
     partitioner: Callable[..., Any],
     refuses: Callable[[Node, Collection[Node]], str | None] = lambda _, constants: None,
     cached: bool = False,
-    shrink: Callable[[bytes], bytes] = lambda blob: blob,
-    rename: Callable[[str], str] = lambda key: key,
     prepare: Callable[[ExportedProgram], ExportedProgram] = lambda edge: edge,
     loads: bool = False,
 ) -> Bridge:
@@ -48,8 +46,6 @@ def bridge(
     ``cached`` says that what ``backend`` compiles depends on nothing but its arguments, the plugin, ExecuTorch, and
     what the plugin's declaration ``composes`` on, and the tags of ``partitioner`` on nothing but the program, its
     options, the plugin and ExecuTorch: a cache may keep both.
-
-    ``shrink`` makes a blob smaller that means the same, and ``rename`` gives the names that it then has for named data.
 
     ``prepare`` changes a partition's program in edge dialect before ``backend`` gets it, for what its passes get wrong.
     ``loads``: what was compiled is loaded by ExecuTorch's runtime where that is installed, and refused if that fails.
@@ -78,8 +74,6 @@ def bridge(
             kind,
             theirs=backend,
             cached=cached,
-            shrink=staticmethod(shrink),
-            rename=staticmethod(rename),
             prepare=staticmethod(prepare),
             loaded_by=made if loads else None,
         ),

@@ -13,7 +13,6 @@ from torch.fx import Node
 from . import bridge
 from .constants_by_layer import separate_constants
 from .xnnpack_configs import correct
-from .xnnpack_graph import short_key, shrink
 
 with quietly():
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner as TheirPartitioner
@@ -193,8 +192,6 @@ XnnpackBackend, XnnpackPartitioner, XnnpackRuntime = bridge(
     _partitioner,
     _refuses,
     cached=True,
-    shrink=shrink,
-    rename=short_key,
     prepare=separate_constants,
     loads=True,
 )

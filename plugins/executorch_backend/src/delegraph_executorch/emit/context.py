@@ -34,7 +34,6 @@ class Context:
     is told whether the program returns the constant's gradient. ``plans_states`` and ``names_states``: whether buffers
     that are written get planned memory, and whether the file has their names. ``plans_devices``: whether what delegates
     of other devices take and return is planned in those devices' memory, with copies to and from the host's.
-    ``packs_int4``: whether weights of four bits are two in a byte (``nibbles``).
     ``places``: where written buffers lie that have places before the method is planned.
     """
 
@@ -47,7 +46,6 @@ class Context:
     plans_states: bool = True
     names_states: bool = False
     plans_devices: bool = True
-    packs_int4: bool = True
     places: StatePlaces = field(default_factory=StatePlaces)
     external_data: NamedDataStore = field(default_factory=NamedDataStore)
     constants: Pool = field(default_factory=lambda: Pool(TENSOR_ALIGNMENT))

@@ -36,9 +36,9 @@ def _finish_tensor(value: TensorValue, offsets: Mapping[Storage, int], context: 
         assert value.constant is not None
         context.external_data.add_named_data(value.name, value.constant, alignment=16, external_tag=value.file)
         extra = ExtraTensorInfo(fully_qualified_name=value.name, location=Location.EXTERNAL)
-    elif (content := value.constant if value.stored is None else value.stored) is not None:
+    elif value.constant is not None:
         # ExecuTorch's runtime loads no file whose constants have no bytes at all: an empty one points to a byte.
-        index = 1 + context.constants.add(_NO_ELEMENTS if 0 in value.sizes else content)
+        index = 1 + context.constants.add(_NO_ELEMENTS if 0 in value.sizes else value.constant)
     elif value.initial is not None and value.storage.is_planned and 0 not in value.sizes:
         index = 1 + context.states.add(value.initial)
     if extra is None and (value.name or value.place):

@@ -18,7 +18,6 @@ from ..program.tables import BoolList, DoubleList, IntList, OptionalTensorList, 
 from .body import Body, Item, Result, unsupported
 from .decompose import decompose
 from .in_place import KERNEL
-from .nibbles import unpack_weight
 from .places import BY_PLACE, by_elements
 from .values import ScalarValue, TensorValue, constant_tensor
 from .views import emit_view
@@ -38,7 +37,6 @@ def emit_operator(body: Body, node: Node) -> Result:
         return _write_in_place(body, node, body.in_place.writes[node])
     if target in BY_PLACE and (in_elements := by_elements(node, _arguments(target, node))) is not None:
         return _emit_instead(body, node, *in_elements)
-    unpack_weight(body, node)
     view = emit_view(body, node)
     return call_kernel(body, node) if view is None else view
 

@@ -41,7 +41,6 @@ _SWITCHES = (
     "emit_mutable_buffer_names",
     "enable_non_cpu_memory_planning",
     "share_mutable_buffers",
-    "pack_int4",
 )
 _BY_METHOD = ("plan_inputs", "plan_outputs", "skip_h2d_for_method_inputs", "skip_d2h_for_method_outputs")
 
@@ -67,8 +66,6 @@ class EmitOptions:
     ``enable_non_cpu_memory_planning``: whether what delegates with the compile spec ``target_device`` take and return
     is planned in that device's memory, with copies from and to the host's. ``skip_h2d_for_method_inputs`` and
     ``skip_d2h_for_method_outputs``: whether inputs and outputs of the method are left on such a device, by method too.
-    ``pack_int4``: whether integers of four bits that the host dequantizes are two in a byte, and taken apart by kernels
-    in each call.
     """
 
     kernels: KernelSet | str | Path | None = None
@@ -85,7 +82,6 @@ class EmitOptions:
     enable_non_cpu_memory_planning: bool = True
     skip_h2d_for_method_inputs: bool | Mapping[str, bool] = False
     skip_d2h_for_method_outputs: bool | Mapping[str, bool] = False
-    pack_int4: bool = True
 
     def __post_init__(self) -> None:
         for name in _SWITCHES:
@@ -144,7 +140,6 @@ def emit_program(program: ProgramContents, options: EmitOptions | None = None) -
         plans_states=options.alloc_mutable_buffers,
         names_states=options.emit_mutable_buffer_names,
         plans_devices=options.enable_non_cpu_memory_planning,
-        packs_int4=options.pack_int4,
         places=_places_of(program, options),
     )
     cores = {name: copy_program(_without_checks(program.core_program(name))) for name in program.methods}

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from delegraph.backend import Blob
 
 from ..memory.storage import Home, Place, Storage
 from ..program.tables import (
@@ -30,7 +29,6 @@ class TensorValue:
     """A tensor: its element type, its sizes (upper bounds where they vary) and its memory.
 
     ``constant`` is its content if that is known now, ``initial`` what its memory holds before the first run.
-    ``stored``: the bytes that the file has for it, where they are no elements of a tensor.
     ``name``: what the model calls it, if the file says so. A constant with a ``file`` is stored in that data file.
     ``place``: the device that it is on, None for the host.
     """
@@ -41,7 +39,6 @@ class TensorValue:
     varies: bool = False
     constant: torch.Tensor | None = None
     initial: torch.Tensor | None = None
-    stored: Blob | None = None
     name: str = ""
     file: str = ""
     place: Place | None = None
