@@ -30,7 +30,7 @@ INSTALLED += (
     "plugins/workers",
     "plugins/transformers",
 )
-NEEDED = ("pytest==9.2.0", "pytest-xdist==3.8.0", "hypothesis==6.168.5", "jsonschema==4.24.0", "flatbuffers==25.2.10")
+NEEDED = ("pytest==9.2.0", "pytest-xdist==3.8.0", "hypothesis==6.168.5", "jsonschema==4.24.0")
 TESTS = ("core/tests", "plugins/dynamo/tests", "plugins/vision/tests", "tests/test_portability.py")
 FORKS = ("core/tests/cli", "core/tests/acceptance")
 """Left out where there are no forks: they start commands from a warm Python."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from delegraph.io.flatbuffer_builder import Builder, Field
 from delegraph_tosa.ir.types import DType
-from delegraph_tosa.serialize.building import Field, SharingBuilder
 from delegraph_tosa.serialize.schema import CODES, IDENTIFIER
 
 SIZE = 1 << 16
@@ -16,7 +16,7 @@ class Parts:
     """The parts of a file with one block; positions of what was built, to be referred to any number of times."""
 
     def __init__(self) -> None:
-        self.build = SharingBuilder()
+        self.build = Builder()
         self.tensors: list[int] = []
         self.shapes: list[int] = []
         self.operators: list[int] = []
@@ -24,7 +24,11 @@ class Parts:
 
     def tensor(self, name: str, dtype: DType, sizes: Sequence[int] = (1,), data: int = 0, variable: str = "") -> int:
         b = self.build
-        fields = [Field(0, "offset", b.string(name)), Field(1, "offset", b.int32s(sizes)), Field(2, "uint32", dtype)]
+        fields = [
+            Field(0, "offset", b.string(name)),
+            Field(1, "offset", b.vector("int32", sizes)),
+            Field(2, "uint32", dtype),
+        ]
         fields += [Field(3, "offset", data)] if data else []
         fields += [Field(4, "bool", 1), Field(6, "offset", b.string(variable))] if variable else []
         return b.table(14, fields)
@@ -45,11 +49,13 @@ class Parts:
     def file(self) -> bytes:
         b = self.build
         vectors = {1: self.operators, 2: self.tensors, 5: self.shapes}
-        block = [Field(id, "offset", b.offsets(parts)) for id, parts in vectors.items()]
+        block = [Field(id, "offset", b.vector("offset", parts)) for id, parts in vectors.items()]
         block.append(Field(3, "offset", b.strings(self.inputs)))
-        region = b.table(2, [Field(0, "offset", b.string("main")), Field(1, "offset", b.offsets([b.table(6, block)]))])
+        region = b.table(
+            2, [Field(0, "offset", b.string("main")), Field(1, "offset", b.vector("offset", [b.table(6, block)]))]
+        )
         version = b.table(4, [Field(0, "int32", 1), Field(1, "int32", 1), Field(2, "int32", 0)])
-        root = b.table(4, [Field(0, "offset", version), Field(1, "offset", b.offsets([region]))])
+        root = b.table(4, [Field(0, "offset", version), Field(1, "offset", b.vector("offset", [region]))])
         return bytes(b.finish(root, IDENTIFIER))
 
 
@@ -57,13 +63,13 @@ def one_operator_many_times(p: Parts) -> None:
     """It has no result, so that nothing is defined twice."""
     p.inputs, p.tensors = (
         ["x"],
-        [p.tensor("x", DType.FP32), p.tensor("v", DType.FP32, (1,), p.build.raw(bytes(4)), "v")],
+        [p.tensor("x", DType.FP32), p.tensor("v", DType.FP32, (1,), p.build.byte_vector(bytes(4), 8), "v")],
     )
     p.operators = [p.operator("VARIABLE_WRITE", p.names("x"), p.names("v"))] * (SIZE // 28)
 
 
 def custom_operators_with_the_same_bytes(p: Parts) -> None:
-    data = p.build.raw(bytes(SIZE // 2))
+    data = p.build.byte_vector(bytes(SIZE // 2), 8)
     for i in range(SIZE // 200):
         attribute = p.build.table(3, [Field(0, "offset", p.build.string(f"f{i}")), Field(2, "offset", data)])
         p.tensors.append(p.tensor(f"y{i}", DType.FP32))
@@ -72,7 +78,7 @@ def custom_operators_with_the_same_bytes(p: Parts) -> None:
 
 def clamps_with_the_same_long_number(p: Parts) -> None:
     """They are refused; the time is what matters."""
-    number = p.build.raw(bytes(SIZE // 2))
+    number = p.build.byte_vector(bytes(SIZE // 2), 8)
     attribute = p.build.table(3, [Field(0, "offset", number), Field(1, "offset", number), Field(2, "uint32", 1)])
     p.inputs, p.tensors = ["x"], [p.tensor("x", DType.FP32)]
     p.operators = [p.operator("CLAMP", p.names("x"), p.names("x"), attribute)] * (SIZE // 8)
@@ -80,14 +86,14 @@ def clamps_with_the_same_long_number(p: Parts) -> None:
 
 def an_operator_without_results(p: Parts) -> None:
     """Repeated, since it defines nothing twice."""
-    p.shapes = [p.shape("s", 1, p.build.raw(b"\1\0\0\0\0\0\0\0"))]
+    p.shapes = [p.shape("s", 1, p.build.byte_vector(b"\1\0\0\0\0\0\0\0"))]
     p.operators = [p.operator("CONST_SHAPE", p.names(), p.names("s"))]
     equal = p.operator("ASSERT_EQUAL_SHAPE", p.names("s", "s"), p.names(), p.build.table(1, []))
     p.operators += [equal] * (SIZE // 32)
 
 
 def _constants_of_the_same_bytes(p: Parts, dtype: DType, elements: int, size: int) -> None:
-    data = p.build.raw(bytes(size))
+    data = p.build.byte_vector(bytes(size), 8)
     for i in range(SIZE // 120):
         p.tensors.append(p.tensor(f"c{i}", dtype, (elements,), data))
         p.operators.append(p.operator("CONST", p.names(), p.names(f"c{i}")))
@@ -111,7 +117,7 @@ def constants_of_the_same_bools(p: Parts) -> None:
 
 
 def shapes_that_double(p: Parts) -> None:
-    p.shapes = [p.shape("s0", 4, p.build.raw(b"\1\0\0\0\0\0\0\0" * 4))]
+    p.shapes = [p.shape("s0", 4, p.build.byte_vector(b"\1\0\0\0\0\0\0\0" * 4))]
     p.operators = [p.operator("CONST_SHAPE", p.names(), p.names("s0"))]
     for i in range(1, 25):
         p.shapes.append(p.shape(f"s{i}", 4 << i))
@@ -120,7 +126,7 @@ def shapes_that_double(p: Parts) -> None:
 
 def a_long_shape_used_often(p: Parts) -> None:
     entries = SIZE // 32
-    p.shapes = [p.shape("s", entries, p.build.raw(b"\1\0\0\0\0\0\0\0" * entries))]
+    p.shapes = [p.shape("s", entries, p.build.byte_vector(b"\1\0\0\0\0\0\0\0" * entries))]
     p.operators = [p.operator("CONST_SHAPE", p.names(), p.names("s"))]
     for i in range(SIZE // 150):
         p.shapes.append(p.shape(f"s{i}", entries))
@@ -157,7 +163,7 @@ def small_operators(p: Parts) -> None:
 
 def small_constants(p: Parts) -> None:
     """As many as there is room for; legal."""
-    data = p.build.raw(bytes(4))
+    data = p.build.byte_vector(bytes(4), 8)
     for i in range(SIZE // 90):
         p.tensors.append(p.tensor(f"c{i}", DType.FP32, (1,), data))
         p.operators.append(p.operator("CONST", p.names(), p.names(f"c{i}")))
@@ -222,23 +228,23 @@ def a_long_variable_used_often(p: Parts) -> None:
     """It is read and written; never twice declared."""
     name = _long("v")
     attribute = p.build.table(1, [Field(0, "offset", p.build.string(name))])
-    p.tensors = [p.tensor("v", DType.FP32, (1,), p.build.raw(bytes(4)), name)]
+    p.tensors = [p.tensor("v", DType.FP32, (1,), p.build.byte_vector(bytes(4), 8), name)]
     for i in range(SIZE // 240):
         p.tensors.append(p.tensor(f"y{i}", DType.FP32))
         p.operators.append(p.operator("VARIABLE_READ", p.names("v"), p.names(f"y{i}"), attribute))
 
 
 def one_operator_many_times_with_a_location_that_does_not_print(p: Parts) -> None:
-    p.build.raw(bytes(SIZE // 2))  # nobody refers to it, but the reader allows for it
+    p.build.byte_vector(bytes(SIZE // 2), 8)  # nobody refers to it, but the reader allows for it
     location = p.build.table(1, [Field(0, "offset", p.build.string("\u202e" * (SIZE // 12)))])
-    p.shapes = [p.shape("s" * 64, 1, p.build.raw(b"\1\0\0\0\0\0\0\0"))]
+    p.shapes = [p.shape("s" * 64, 1, p.build.byte_vector(b"\1\0\0\0\0\0\0\0"))]
     p.operators = [p.operator("CONST_SHAPE", p.names(), p.names("s" * 64))]
     equal = p.operator("ASSERT_EQUAL_SHAPE", p.names("s" * 64, "s" * 64), p.names(), p.build.table(1, []), location)
     p.operators += [equal] * (SIZE // 128)
 
 
 def custom_operators_with_the_same_long_names(p: Parts) -> None:
-    text, data = p.build.string(_long("f")[: SIZE // 4]), p.build.raw(bytes(SIZE // 4))
+    text, data = p.build.string(_long("f")[: SIZE // 4]), p.build.byte_vector(bytes(SIZE // 4), 8)
     attribute = p.build.table(3, [Field(0, "offset", text), Field(1, "offset", text), Field(2, "offset", data)])
     for i in range(SIZE // 240):
         p.tensors.append(p.tensor(f"y{i}", DType.FP32))

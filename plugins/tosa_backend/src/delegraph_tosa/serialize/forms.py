@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
+from typing import NamedTuple
+
+from delegraph.io.flatbuffer_builder import Field
 
 from ..ir.types import BLOCK_SCALED, DType
-from .building import Form, form
 from .schema import CODES, STORED, WRITTEN_AS, OperatorField, ShapeField, TensorField
+
+
+class Form(NamedTuple):
+    """A kind of table: how many fields its schema has, and id and kind of those that are written, in that order."""
+
+    field_count: int
+    fields: tuple[tuple[int, str], ...]
+
+    def with_values(self, values: Sequence[int]) -> list[Field]:
+        """Return the fields with these values, without those whose value is 0, which is their default."""
+        pairs = zip(self.fields, values, strict=True)
+        return [Field(id, kind, value) for (id, kind), value in pairs if value]
+
+
+def form(count: int, *fields: tuple[int, str]) -> Form:
+    """Return the form of tables with ``count`` fields in the schema, of which these (id, kind) are written."""
+    return Form(count, fields)
+
 
 CODES_IN_FILE = {name: (CODES[WRITTEN_AS.get(name, name)], tag) for name, tag in CODES.items()}
 _KINDS = {"int": "int32", "bool": "bool"} | dict.fromkeys(("Ints", "Number", "bytes", "str", "Graph"), "offset")
@@ -15,7 +36,6 @@ ATTRIBUTES = {
     for cls, stored in STORED.items()
 }
 """Of an operator's attributes; those that have no entry in ``_KINDS`` are enumerations."""
-NO_ATTRIBUTES = form(0)
 OPERATOR = form(
     6,
     (OperatorField.ATTRIBUTE, "offset"),
@@ -25,7 +45,6 @@ OPERATOR = form(
     (OperatorField.OUTPUTS, "offset"),
 )
 OPERATOR_WITH_LOCATION = form(6, *OPERATOR.fields, (OperatorField.LOCATION, "offset"))
-LOCATION = form(1, (0, "offset"))
 EMPTY_SHAPE = form(3, (ShapeField.DATA, "uint32"), (ShapeField.NAME, "offset"))
 SHAPE = form(3, *EMPTY_SHAPE.fields, (ShapeField.RANK, "uint32"))
 _INSIDE = (TensorField.DATA, TensorField.SCALE_DATA)

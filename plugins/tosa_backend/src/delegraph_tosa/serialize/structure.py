@@ -8,19 +8,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from delegraph.errors import InternalError, Unsupported
+from delegraph.io.flatbuffer_builder import Builder, Field
 
 from ..ir.graph import Folded, Graph, Illegal, Operator, Value
 from ..ir.operators import IDENTITY, RESHAPE, TRANSPOSE, VARIABLE, VARIABLE_READ, VARIABLE_WRITE
 from ..ir.sizes import LARGEST_SIZE
 from ..ir.types import BLOCK_SCALED, DType, Type, stored_types
-from .building import Field, SharingBuilder
 from .elements import pack_number, size_in_file
 from .forms import (
     ATTRIBUTES,
     CODES_IN_FILE,
     EMPTY_SHAPE,
-    LOCATION,
-    NO_ATTRIBUTES,
     OPERATOR,
     OPERATOR_WITH_LOCATION,
     SHAPE,
@@ -43,6 +41,10 @@ from .schema import (
 
 MAIN = "main"
 """Name of the first region, which is the program; the others are bodies of control flow."""
+DATA_FIELD_ALIGNMENT = 8
+"""Bytes that the schema aligns vectors of bytes to."""
+TO_BE_FILLED_IN = 1
+"""Of a field that gets its value when the structure is complete; anything but a default."""
 LENGTH_BYTES = 4
 """Of a vector's length, which lies before its elements."""
 
@@ -220,7 +222,7 @@ class Structure:
     """What writes the block of a region."""
 
     def __init__(self, graph: Graph, locations: bool, external: bool) -> None:
-        self.build = SharingBuilder()
+        self.build = Builder()
         self.locations, self.external = locations, external
         self.slots: list[Slot] = []
         self.types: dict[Type, tuple[int, ...]] = {}
@@ -238,20 +240,21 @@ class Structure:
         regions = [self.region(graph, name) for graph, name in zip(self.graphs, self.regions.values(), strict=True)]
         root = [
             Field(GraphField.VERSION, "offset", self.version(*version)),
-            Field(GraphField.REGIONS, "offset", self.build.offsets(regions)),
+            Field(GraphField.REGIONS, "offset", self.build.vector("offset", regions)),
         ]
         if any(type.dtype in BLOCK_SCALED for type in self.types):
             root.append(Field(GraphField.COMPATIBILITY, "offset", self.compatibility()))
         return self.build.finish(self.build.table(4, root), IDENTIFIER)
 
     def version(self, major: int, minor: int) -> int:
-        numbers = [Field(i, "int32", number, -1) for i, number in enumerate((major, minor, 0))]
-        draft = (major, minor) == (1, 1)
-        return self.build.table(4, [*numbers, Field(3, "bool", int(draft), 1)])
+        fields = [Field(i, "int32", number) for i, number in enumerate((major, minor, 0))]
+        if (major, minor) != (1, 1):
+            fields.append(Field(3, "bool", False))  # a draft unless the file has this
+        return self.build.table(4, fields)
 
     def compatibility(self) -> int:
         """What keeps readers away that do not know block-scaled tensors, as the official serializer writes it."""
-        numbers = [Field(i, "int32", number, -1) for i, number in enumerate(MXFP_READER)]
+        numbers = [Field(i, "int32", number) for i, number in enumerate(MXFP_READER)]
         reader = self.build.table(4, numbers)
         fields = [
             Field(CompatibilityField.MIN_READER_VERSION, "offset", reader),
@@ -263,7 +266,7 @@ class Structure:
         block = self.block(self, graph).table(name)
         fields = [
             Field(RegionField.NAME, "offset", self.build.string(name)),
-            Field(RegionField.BLOCKS, "offset", self.build.offsets([block])),
+            Field(RegionField.BLOCKS, "offset", self.build.vector("offset", [block])),
         ]
         return self.build.table(2, fields)
 
@@ -274,7 +277,7 @@ class Structure:
             shape = value.type.declared
             if max(shape, default=0) > LARGEST_SIZE:
                 raise Unsupported("unsupported", f"{value!r}: sizes in a TOSA file end at {LARGEST_SIZE}")
-            found = self.types[value.type] = (self.build.int32s(shape), *self.elements_of(value.dtype))
+            found = self.types[value.type] = (self.build.vector("int32", shape), *self.elements_of(value.dtype))
         return found
 
     def elements_of(self, dtype: DType) -> tuple[int, ...]:
@@ -285,16 +288,17 @@ class Structure:
         """The operator's attribute table, shared by operators with equal attributes."""
         cls = type(operator)
         values = [self.attribute(kind, getattr(operator, name), operator) for name, kind in STORED[cls]]
-        return self.build.shared_record(ATTRIBUTES[cls], values)
+        found = ATTRIBUTES[cls]
+        return self.build.table(found.field_count, found.with_values(values))
 
     def attribute(self, kind: str, value: Any, operator: Operator) -> int:
         """What the field of an attribute holds: a position, or the value itself."""
         if kind == "Ints":
-            return self.build.int32s(value)
+            return self.build.vector("int32", value)
         if kind == "Number":
-            return self.build.raw(pack_number(value, operator.inputs[0].dtype))
+            return self.build.byte_vector(pack_number(value, operator.inputs[0].dtype), DATA_FIELD_ALIGNMENT)
         if kind == "bytes":
-            return self.build.raw(value)
+            return self.build.byte_vector(value, DATA_FIELD_ALIGNMENT)
         if kind in ("str", "Graph"):
             return self.build.string(self.regions[value] if kind == "Graph" else value)
         return int(value)
@@ -322,8 +326,8 @@ class Block:
         build = self.build
         fields = [
             Field(BlockField.NAME, "offset", build.string(name)),
-            Field(BlockField.OPERATORS, "offset", build.offsets(self.operators)),
-            Field(BlockField.TENSORS, "offset", build.offsets(self.tensors)),
+            Field(BlockField.OPERATORS, "offset", build.vector("offset", self.operators)),
+            Field(BlockField.TENSORS, "offset", build.vector("offset", self.tensors)),
             Field(BlockField.INPUTS, "offset", build.strings([self.names[v] for v in self.graph.inputs])),
             Field(BlockField.OUTPUTS, "offset", build.strings([self.names[v] for v in self.graph.outputs])),
             *self.shapes_field(),
@@ -332,7 +336,7 @@ class Block:
 
     def shapes_field(self) -> list[Field]:
         """Where shapes are; empty for a version whose files have none."""
-        return [Field(BlockField.SHAPES, "offset", self.build.offsets(self.shapes))]
+        return [Field(BlockField.SHAPES, "offset", self.build.vector("offset", self.shapes))]
 
     def constants(self) -> list[Value]:
         """Constants that operators use; initial values of variables are none."""
@@ -357,15 +361,15 @@ class Block:
             self.shape(value, name)
         else:
             self.tensor(value)
-        self.append("CONST_SHAPE" if is_shape else "CONST", self.build.shared_record(NO_ATTRIBUTES, ()), [], [name])
+        self.append("CONST_SHAPE" if is_shape else "CONST", self.build.table(0, []), [], [name])
 
     def shape(self, value: Value, name: str) -> None:
         entries = value.shape[0] if value.shape else 0
         found = SHAPE if entries else EMPTY_SHAPE
         values = [self.build.string(name), *[entries] * (entries > 0)]
-        table, (distance,) = self.build.record_with_slots(found, 1, values)
-        self.structure.slots.append(Slot(value, 0, distance, False))
-        self.shapes.append(table)
+        table = self.build.table_with_places(found.field_count, found.with_values([TO_BE_FILLED_IN, *values]))
+        self.structure.slots.append(Slot(value, 0, table.places[ShapeField.DATA], False))
+        self.shapes.append(table.position)
 
     def computed_shape(self, value: Value, name: str) -> None:
         """The result of a shape operator: declared without entries."""
@@ -380,7 +384,8 @@ class Block:
         if variable is not None:
             values += [1, self.build.string(variable)]
         if value.constant is None:
-            made = self.build.record(tensor_form(value.dtype in BLOCK_SCALED, variable is not None), values)
+            found = tensor_form(value.dtype in BLOCK_SCALED, variable is not None)
+            made = self.build.table(found.field_count, found.with_values(values))
         else:
             made = self.with_data(value, variable is not None, values)
         self.tensors.append(made)
@@ -390,9 +395,11 @@ class Block:
         types = stored_types(value.type)
         sizes = [size_in_file(t) for t in types] if external else []
         found = tensor_form(value.dtype in BLOCK_SCALED, is_variable, len(types), external)
-        table, distances = self.build.record_with_slots(found, len(types), [*sizes, *values])
-        self.structure.slots += [Slot(value, part, d, external) for part, d in enumerate(distances)]
-        return table
+        fields = found.with_values([*[TO_BE_FILLED_IN] * len(types), *sizes, *values])
+        table = self.build.table_with_places(found.field_count, fields)
+        for part, place in enumerate(list(table.places.values())[: len(types)]):
+            self.structure.slots.append(Slot(value, part, place, external))
+        return table.position
 
     def operator(self, operator: Operator) -> None:
         if isinstance(operator, VARIABLE):
@@ -448,8 +455,9 @@ class Block:
         build = self.build
         values = [attributes, *CODES_IN_FILE[name], build.strings(inputs), build.strings(outputs)]
         if source is not None and self.structure.locations:
-            values.append(build.shared_record(LOCATION, [build.string(str(source))]))
-        self.operators.append(build.record(OPERATOR if len(values) == 5 else OPERATOR_WITH_LOCATION, values))
+            values.append(build.table(1, [Field(0, "offset", build.string(str(source)))]))
+        found = OPERATOR if len(values) == 5 else OPERATOR_WITH_LOCATION
+        self.operators.append(build.table(found.field_count, found.with_values(values)))
         self.structure.count += 1
 
 

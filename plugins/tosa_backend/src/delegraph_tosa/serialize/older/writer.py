@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 from delegraph.errors import Unsupported
+from delegraph.io.flatbuffer_builder import Field
 
 from ...ir.graph import Folded, Graph, Illegal, Operator, Value
 from ...ir.operators import CAST
 from ...ir.types import DType, Type
-from ..building import Field, Form, form
-from ..forms import OPERATOR
+from ..forms import OPERATOR, Form, form
 from ..schema import TensorField
-from ..structure import Block, Slot, Structure
+from ..structure import DATA_FIELD_ALIGNMENT, TO_BE_FILLED_IN, Block, Slot, Structure
 from .schema import CODES, NUMBERS, TABLE_OF, TABLES, TAGS, VERSION
 from .step import float_bytes, folded, operands_of
 
@@ -23,7 +22,6 @@ _FORMS: dict[str, Form] = {
     name: form(len(fields), *[(i, _KINDS.get(field.kind, "offset")) for i, field in enumerate(fields)])
     for name, fields in TABLES.items()
 }
-_NO_ATTRIBUTES = form(0)
 _TENSOR = form(4, (TensorField.NAME, "offset"), (TensorField.SHAPE, "offset"), (TensorField.TYPE, "uint32"))
 _CONSTANT = form(4, (TensorField.DATA, "uint32"), *_TENSOR.fields)
 
@@ -42,18 +40,18 @@ class OlderBlock(Block):
         build = self.build
         values = [build.string(self.names[value]), *self.structure.type_of(value)]
         if value.constant is None:
-            self.tensors.append(build.record(_TENSOR, values))
+            self.tensors.append(build.table(_TENSOR.field_count, _TENSOR.with_values(values)))
             return
-        table, (distance,) = build.record_with_slots(_CONSTANT, 1, values)
-        self.structure.slots.append(Slot(_as_stored(value), 0, distance, False))
-        self.tensors.append(table)
+        table = build.table_with_places(_CONSTANT.field_count, _CONSTANT.with_values([TO_BE_FILLED_IN, *values]))
+        self.structure.slots.append(Slot(_as_stored(value), 0, table.places[TensorField.DATA], False))
+        self.tensors.append(table.position)
 
     def operator(self, operator: Operator) -> None:
         if operator.name not in CODES:
             raise _refused(operator, "it is not in TOSA 0.80")
         try:
             attributes = self.structure.attributes(operator)
-        except (Illegal, struct.error) as problem:
+        except (Illegal, OverflowError) as problem:
             raise _refused(operator, str(problem)) from None
         results = [self.named(value, operator.name.lower()) for value in operator.outputs]
         for value in operator.outputs:
@@ -68,7 +66,7 @@ class OlderBlock(Block):
         if not tag:
             attributes = 0
         values = [attributes, CODES[name], tag, self.build.strings(inputs), self.build.strings(outputs)]
-        self.operators.append(self.build.record(OPERATOR, values))
+        self.operators.append(self.build.table(OPERATOR.field_count, OPERATOR.with_values(values)))
         self.structure.count += 1
 
 
@@ -83,8 +81,8 @@ class OlderStructure(Structure):
         super().__init__(graph, locations, external)
 
     def version(self, major: int, minor: int) -> int:
-        numbers = [Field(i, "int32", number, -1) for i, number in enumerate(VERSION)]
-        return self.build.table(4, [*numbers, Field(3, "bool", 0, 1)])
+        numbers = [Field(i, "int32", number) for i, number in enumerate(VERSION)]
+        return self.build.table(4, [*numbers, Field(3, "bool", False)])
 
     def elements_of(self, dtype: DType) -> tuple[int, ...]:
         if dtype not in NUMBERS:
@@ -97,13 +95,14 @@ class OlderStructure(Structure):
         if name is None:
             return 0
         values = [self.attribute(field.kind, value, operator) for field, value in folded(operator)]
-        return self.build.shared_record(_FORMS[name], values)
+        found = _FORMS[name]
+        return self.build.table(found.field_count, found.with_values(values))
 
     def attribute(self, kind: str, value: Any, operator: Operator) -> int:
         if kind == "Shorts":
-            return self.build.int16s(value)
+            return self.build.vector("int16", value)
         if kind == "float":
-            return self.build.raw(float_bytes(value))
+            return self.build.byte_vector(float_bytes(value), DATA_FIELD_ALIGNMENT)
         if kind == "DType":
             return NUMBERS[value] if value else 0
         return super().attribute(kind, value, operator)
