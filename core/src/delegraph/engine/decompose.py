@@ -114,7 +114,7 @@ class Decomposer:
         for node in nodes:
             # the report counts the user's call, not what it is decomposed to here
             node.meta[LEFT] = (node.meta.get("debug_handle", 0), node.name, operator_name(node))
-        reducer = _Reducer(self.tracer, lambda node: node.target in keep, frozenset(keep), at_once=True)
+        reducer = _Reducer(self.tracer, lambda node: node.target in keep, frozenset(keep))
         changed = [n for n in nodes if reducer.decompose(n)]
         return rebuild(program) if changed else program
 
@@ -277,20 +277,20 @@ class _Reducer:
     """Decomposes calls, and the calls in their decompositions, until each is kept or is core ATen.
 
     ``keeps`` tells whether a call is kept. ``whole``: operators that traces leave whole, so that ``keeps`` is asked
-    about them. ``at_once``: first try one trace down to core ATen, in which ``keeps`` is not asked about the steps
-    between.
+    about them.
     """
 
-    def __init__(self, tracer: Tracer, keeps: Keeps, whole: frozenset[Any], at_once: bool = False) -> None:
-        self.tracer, self.keeps, self.whole, self.at_once = tracer, keeps, whole, at_once
+    def __init__(self, tracer: Tracer, keeps: Keeps, whole: frozenset[Any]) -> None:
+        self.tracer = tracer
+        self.keeps = keeps
+        self.whole = whole
 
     def decompose(self, node: Node, composites: Composites | None = None) -> bool:
         """Replace ``node`` by its decomposition, and so on for the new calls that nobody keeps.
 
         ``composites`` records it; None: nothing does. Returns False if ``node`` has no decomposition.
         """
-        decomposition = self.tracer.decompose_to_core(node, self.whole) if self.at_once else None
-        decomposition = decomposition or self.tracer.decompose(node, to_core(node.target), self.whole)
+        decomposition = self.tracer.decompose(node, to_core(node.target), self.whole)
         if decomposition is None:
             return False
         inlining = Inlining(node, decomposition)

@@ -27,20 +27,10 @@ RECURRENT = frozenset({"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_r
 
 
 @cache
-def _core_table() -> Mapping[Any, Decompose]:
-    """torch's table of decompositions to core ATen.
-
-    Building it takes a tenth of a second, so it is built when first needed.
-    """
-    table: Any = torch.export.default_decompositions()
-    return dict(table.items())
-
-
-@cache
 def _listed() -> Mapping[Any, Decompose]:
-    """The part of ``_core_table`` that torch lists: all but composites, of which torch looks through all operators.
+    """torch's decompositions to core ATen without those of composites, for which ``OpOverload.decompose`` is the same.
 
-    This takes a thirtieth of the time, and ``OpOverload.decompose`` is what the table has for a composite.
+    torch's whole table takes a tenth of a second, because it looks through all operators.
     """
     make: Any = getattr(torch._decomp, "_core_aten_decompositions_post_autograd", torch.export.default_decompositions)
     return dict(make().items())
@@ -59,16 +49,6 @@ def to_core(op: Any) -> Decompose | None:
     # what torch wrote in Python comes before ``decompose``, which calls what a table puts in its place, and so itself
     python = op.py_kernels.get(torch._C.DispatchKey.CompositeImplicitAutograd)
     return _listed().get(op, python or (op.decompose if is_composite(op) else None))
-
-
-@cache
-def core_table(kept: frozenset[Any]) -> Mapping[OpOverload, Decompose]:
-    """Operator -> its ``to_core``, for the operators of torch's tables that are not ``kept``.
-
-    It is for a trace that goes down to core ATen at once.
-    """
-    operators = (op for op in (*_core_table(), *_OWN) if op not in kept)
-    return {op: step for op in operators if (step := to_core(op)) is not None}
 
 
 @cache

@@ -35,7 +35,7 @@ from ..schema import is_random
 from ..tracing import unlogged
 from .any_size import convolution_of_any_size
 from .attention import SEEN_ROWS, is_attention, sees_every_row
-from .tables import RECURRENT, Decompose, core_table, is_composite, to_core
+from .tables import RECURRENT, Decompose, is_composite, to_core
 
 aten = torch.ops.aten
 Table = Mapping[OpOverload, Decompose]
@@ -125,21 +125,8 @@ class Tracer:
         ``failures`` then says why. Operators in ``whole`` stay whole in it, even if torch would decompose them by
         itself.
         """
-        return None if how is None else self._recall(node, how, whole)
-
-    def decompose_to_core(self, node: Node, whole: frozenset[Any]) -> Decomposition | None:
-        """The decomposition of ``node`` into core ATen and operators of ``whole``, by one trace.
-
-        None if that fails. ``decompose``, step by step, may still succeed, or else says why not in ``failures``.
-        """
-        how = to_core(node.target)
-        return None if how is None else self._recall(node, how, whole, at_once=True)
-
-    def _recall(self, node: Node, how: Decompose, whole: frozenset[Any], at_once: bool = False) -> Decomposition | None:
-        """The remembered or newly traced decomposition of ``node``, if it can replace ``node``; else None.
-
-        ``at_once``: trace down to core ATen and ``whole``, instead of one step.
-        """
+        if how is None:
+            return None
         if why_factor_undecided(node) is not None:
             # torch's decomposition steps by the scale factor at all sizes, and eager does not
             return None
@@ -149,15 +136,13 @@ class Tracer:
                 return Decomposition(graph, single=True)
         table = self._simpler_parts(node)
         # ``table`` is empty or ``SEEN_ROWS``, so its length says which
-        key = (at_once, whole, len(table), self.signature(node))
+        key = (whole, len(table), self.signature(node))
         if key not in self._known:
-            if at_once:
-                table = {**core_table(whole), **table} if table else core_table(whole)
             try:
                 self._known[key] = self._trace_for_signature(node, how, whole, table)
             except Untraceable as e:
                 self._known[key] = None
-                if not at_once and to_core(node.target):
+                if to_core(node.target):
                     source = source_of(node)
                     where = f" ({source.place})" if source else ""
                     self.failures.append(f"{node.target}{where} was left whole: {e}")
