@@ -119,11 +119,11 @@ def test_what_was_measured_last_counts(rows):
 # --- changes ----------------------------------------------------------------------------------------------------------
 
 
-def changed(rows, change, name="small", target="tosa", **noise):
+def changed(rows, change, name="small", target="tosa", noise=changes.NOISE):
     """What is told when one cell is changed."""
     after = copy.deepcopy(rows)
     change(named(after, name, target))
-    return changes.changes(rows, after, changes.Noise(**noise)), after
+    return changes.changes(rows, after, noise), after
 
 
 def slower(factor, eager=1.0):

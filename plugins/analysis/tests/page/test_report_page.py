@@ -470,16 +470,14 @@ def test_a_chain_is_a_straight_line_beside_its_shortcut():
 
 
 def test_words_are_made_for_drawn_boxes_only():
-    """Of the chain, which is one box, only the title of each is read; the wires inside of it say nothing."""
+    """Of a stretch, which is one box, only the title of each is read; the wires inside of it say nothing."""
     made = []
     boxes = [Box((f"op{k}",), more=lambda k=k: made.append(k) or ("type",)) for k in range(1100)]
-    boxes[500] = Box(("cond",), link="d0", more=lambda: made.append("cond") or ("type", "more"))
     wires = [Wire(k, (k + 1,), lambda k=k: made.append(f"wire {k}") or "") for k in range(1099)]
     small, _ = condense(Picture(boxes, wires))
-    assert made == [] and [len(b.shown()) for b in small.boxes] == [2, 3, 2]
-    assert svg(small, "").count(">type<") == 1 and {*made} == {"cond", "wire 499", "wire 500"}
-    heights = [place.height for place in lay_out(small).places]
-    assert heights[0] == heights[2] < heights[1]
+    assert made == [] and {len(b.shown()) for b in small.boxes} == {2}
+    svg(small, "")
+    assert {*made} == {f"wire {k}" for k in range(2, 1099, 3)}
 
 
 def chain(size):
@@ -517,26 +515,6 @@ def test_large_pictures_are_condensed_and_nothing_is_lost(shape, size):
 def test_small_pictures_are_drawn_whole():
     picture = Picture([Box(("x",))] * 300, residual(300))
     assert condense(picture) == (picture, "")
-
-
-def test_chains_are_joined_first_but_not_with_what_leads_elsewhere():
-    made = [Box(("in",), kind="border"), *[Box((f"op{k}",)) for k in range(1100)]]
-    made[500] = Box(("cond",), link="d0")
-    small, note = condense(Picture(made, chain(1101)))
-    assert [b.lines for b in small.boxes] == [
-        ("in",),
-        ("499 operators", "op0, op1, op2, …"),
-        ("cond",),
-        ("600 operators", "op500, op501, op502, …"),
-    ]
-    assert note == "Condensed from 1,101 boxes to 4: each chain of operators is one box."
-
-
-def test_a_value_with_two_uses_ends_a_chain():
-    wires = [*chain(1200), Wire(600, (900,))]
-    small, _ = condense(Picture([Box(("op",))] * 1200, wires))
-    assert [b.count for b in small.boxes] == [601, 299, 300]
-    assert [(w.source, w.targets) for w in small.wires] == [(0, (1, 2)), (1, (2,))]
 
 
 def program(size, operator=lambda k: aten.relu.default if k % 10 else aten.sin.default):

@@ -19,16 +19,6 @@ def test_a_slow_or_talking_light_module_is_a_warning(installed):
     assert "light_declaration: warning: reading the declarations of good-plugin takes" in str(report)
 
 
-def test_a_backend_that_is_slow_to_import_is_a_warning(installed, site):
-    installed()
-    with open(site.folder / "bad_backends.py", "a") as file:
-        file.write("\ntime.sleep(2.1)\n")
-    report = devkit.run_checks(devkit.BackendUnderTest("good", gate=0), ["light_declaration"])
-    [slow] = [w for w in report.results[0].warnings if "importing" in w]  # a busy machine may read slowly too
-    assert report.passed and "importing bad_backends takes " in slow
-    assert "-X importtime -c 'import bad_backends'" in slow
-
-
 def test_a_target_without_a_device_here_is_only_compiled():
     register = backends.variant(partitioner=backends.TellsTheLevel, runtime=backends.HasNoDeviceOfLevelTwo)
     result = devkit.run_check(devkit.CHECKS["options_run"], under_test(register))

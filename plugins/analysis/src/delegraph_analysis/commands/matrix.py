@@ -327,7 +327,7 @@ def _diff(args: argparse.Namespace, stores: list[str]) -> Outcome:
         raise UsageError("usage-invalid", f"--report of a diff writes .junit.xml or .json, not {wrong.name!r}")
     kinds = changes.ALWAYS if args.gate is None else [kind for kind in args.gate if kind != "none"]
     before, after = (latest(read_rows(Path(name))) for name in stores)
-    found = changes.changes(before, after, changes.Noise(time=args.noise))
+    found = changes.changes(before, after, args.noise)
     failing = changes.gate(found, kinds)
     content = {
         "changes": [changes.to_json(change) for change in found],

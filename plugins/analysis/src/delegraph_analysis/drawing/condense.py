@@ -1,7 +1,4 @@
-"""Making large pictures smaller: a chain becomes one box, and if that is not enough, a stretch of the graph does.
-
-An overview is smaller in another way: it has the delegates, and little of what the host computes between them.
-"""
+"""Making large pictures smaller: stretches of the graph become one box each."""
 
 from __future__ import annotations
 
@@ -26,19 +23,20 @@ _CROSSED = 6
 """Wires that cross a layer, for each box, which are still drawn."""
 
 
-def condense(picture: Picture, largest: int = LARGEST, stretches: int = STRETCHES) -> tuple[Picture, str]:
+def condense(picture: Picture) -> tuple[Picture, str]:
     """The picture, made small enough to be drawn, and a sentence on what was left out; "" if nothing was."""
-    if _fits(picture, largest):
+    if _fits(picture, LARGEST):
         return picture, ""
-    chained = _merge_to(largest, picture, _chains(picture))
-    if chained is not None:
-        return chained, _describe(picture, chained, "each chain of operators is one box")
     size = 1
     while True:
-        size = max(2 * size, len(picture.boxes) // stretches)
-        stretched = _merge_to(2 * stretches, picture, _stretches(picture.boxes, size))
-        if stretched is not None:
-            return stretched, _describe(picture, stretched, f"stretches of up to {size:,} operators are one box each")
+        size = max(2 * size, len(picture.boxes) // STRETCHES)
+        groups = _stretches(picture.boxes, size)
+        if len(set(groups)) > 2 * STRETCHES:
+            continue
+        small = _merge(picture, groups)
+        if _fits(small, 2 * STRETCHES):
+            how = f"stretches of up to {size:,} operators are one box each"
+            return small, f"Condensed from {len(picture.boxes):,} boxes to {len(small.boxes):,}: {how}."
 
 
 def overview(picture: Picture) -> Picture | None:
@@ -86,10 +84,6 @@ def _islands(picture: Picture, orders: Sequence[int]) -> list[int]:
     return [root(i) for i in range(len(groups))]
 
 
-def _describe(before: Picture, after: Picture, how: str) -> str:
-    return f"Condensed from {len(before.boxes):,} boxes to {len(after.boxes):,}: {how}."
-
-
 def _fits(picture: Picture, largest: int) -> bool:
     """Whether boxes, wires, and the layers that wires cross, are few enough for a page."""
     if len(picture.boxes) > largest:
@@ -97,27 +91,6 @@ def _fits(picture: Picture, largest: int) -> bool:
     layers = layers_of(len(picture.boxes), picture.wires)
     crossed = sum(max([layers[w.source], *(layers[t] for t in w.targets)]) - layers[w.source] for w in picture.wires)
     return crossed + sum(len(w.targets) for w in picture.wires) <= _CROSSED * largest
-
-
-def _chains(picture: Picture) -> list[int]:
-    """The group of each box: it joins the box before it if nothing else leads in or out between the two."""
-    wires_into, wires_from = Counter[int](), Counter[int]()
-    feeder: dict[int, int] = {}
-    for wire in picture.wires:
-        wires_from[wire.source] += len(wire.targets)
-        for target in wire.targets:
-            wires_into[target] += 1
-            feeder[target] = wire.source
-    groups = list(range(len(picture.boxes)))
-    for i, box in enumerate(picture.boxes):
-        if wires_into[i] == 1 and wires_from[feeder[i]] == 1 and _alike(picture.boxes[feeder[i]], box):
-            groups[i] = groups[feeder[i]]
-    return groups
-
-
-def _alike(one: Box, other: Box) -> bool:
-    """A box that tells more elsewhere, as a delegate does, stays alone."""
-    return (one.kind, one.owner) == (other.kind, other.owner) and one.kind != "border" and not one.link + other.link
 
 
 def _stretches(boxes: Sequence[Box], size: int) -> list[int]:
@@ -131,14 +104,6 @@ def _stretches(boxes: Sequence[Box], size: int) -> list[int]:
             start = i
         groups.append(start)
     return groups
-
-
-def _merge_to(largest: int, picture: Picture, groups: Sequence[int]) -> Picture | None:
-    """A picture with a box for each group; None if it does not fit."""
-    if len(set(groups)) > largest:  # to make it would be in vain
-        return None
-    merged = _merge(picture, groups)
-    return merged if _fits(merged, largest) else None
 
 
 def _merge(picture: Picture, groups: Sequence[int], order: Callable[[int], int] = lambda _: 0) -> Picture:

@@ -19,18 +19,14 @@ ALWAYS = ("missing", "failed", "agreement", "delegated")
 """Kinds of which one that became worse fails ``matrix diff``, unless ``--gate`` names others."""
 
 
-@dataclass(frozen=True)
-class Noise:
-    """From when on a figure is another one: factors of the old one.
-
-    ``time``: of a latency, whose calls must not overlap either. ``once``: of lowering and memory, which are measured
-    once. ``size``: of files. ``error``: of errors of values, which rounding moves.
-    """
-
-    time: float = 0.1
-    once: float = 0.5
-    size: float = 0.01
-    error: float = 3.0
+NOISE = 0.1
+"""How far a latency may move, as a factor of the old one, if no other limit is given."""
+_ONCE = 0.5
+"""The same of lowering and memory, which are measured once."""
+_SIZE = 0.01
+"""The same of files."""
+_ERROR = 3.0
+"""The same of errors of values, which rounding moves."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +48,7 @@ class Change:
         return printable(f"{text}  ({self.why})" if self.why else text)
 
 
-def changes(before: Sequence[Row], after: Sequence[Row], noise: Noise = Noise()) -> list[Change]:
+def changes(before: Sequence[Row], after: Sequence[Row], noise: float = NOISE) -> list[Change]:
     """All changes, those that became worse first. Cells are matched by model, target and quantization."""
     old, new = ({key_of(row): row for row in rows} for rows in (before, after))
     found = []
@@ -71,7 +67,7 @@ Told = tuple[str, str, str, str, str]
 """Kind, way, before, after, why."""
 
 
-def _of_cell(old: Row, new: Row, noise: Noise) -> Iterator[Told]:
+def _of_cell(old: Row, new: Row, noise: float) -> Iterator[Told]:
     """What is other in one cell. Of one that failed, only that it did and does is compared."""
     was, now = old["error"] is not None, new["error"] is not None
     if was or now:
@@ -80,16 +76,16 @@ def _of_cell(old: Row, new: Row, noise: Noise) -> Iterator[Told]:
         elif old["error"]["code"] != new["error"]["code"]:
             yield "failed", OTHER, old["error"]["code"], new["error"]["code"], why(new)
         return
-    yield from _values(old, new, noise)
+    yield from _values(old, new)
     yield from _delegation(old, new)
-    yield from _size(old, new, noise)
+    yield from _size(old, new)
     if _machine(old) == _machine(new):
         yield from _latency(old, new, noise)
-        yield from _once("lowering", _lowering(old), _lowering(new), noise.once, 0.5, lambda v: f"{v:.2f} s of CPU")
-        yield from _once("memory", peak_bytes(old), peak_bytes(new), noise.once, 32e6, lambda v: f"{v / 1e6:.0f} MB")
+        yield from _once("lowering", _lowering(old), _lowering(new), _ONCE, 0.5, lambda v: f"{v:.2f} s of CPU")
+        yield from _once("memory", peak_bytes(old), peak_bytes(new), _ONCE, 32e6, lambda v: f"{v / 1e6:.0f} MB")
 
 
-def _values(old: Row, new: Row, noise: Noise) -> Iterator[Told]:
+def _values(old: Row, new: Row) -> Iterator[Told]:
     agreed, agreeing = agrees(old), agrees(new)
     errors = worst_error(old), worst_error(new)
     shown = ["-" if e is None else f"{e:.1e}" for e in errors]
@@ -97,7 +93,7 @@ def _values(old: Row, new: Row, noise: Noise) -> Iterator[Told]:
         words = {True: "agrees", False: "differs", None: "not compared"}
         way = OTHER if agreed is None else BETTER if agreeing and agreed is False else WORSE
         yield "agreement", way, words[agreed], words[agreeing], new["not_run"] or f"error {shown[0]} -> {shown[1]}"
-    elif None not in errors and max(errors) > noise.error * max(min(errors), 1e-6):  # type: ignore[type-var,operator]
+    elif None not in errors and max(errors) > _ERROR * max(min(errors), 1e-6):  # type: ignore[type-var,operator]
         way = WORSE if errors[1] > errors[0] else BETTER  # type: ignore[operator]
         yield "error", way, *shown, ""  # type: ignore[misc]
 
@@ -121,13 +117,13 @@ def _left(row: Row) -> set[str]:
     return {f"{cause['operator']} ({cause['reason'][:80]})" for cause in row["causes"]}
 
 
-def _size(old: Row, new: Row, noise: Noise) -> Iterator[Told]:
+def _size(old: Row, new: Row) -> Iterator[Told]:
     sizes = file_bytes(old) or old["bytes"], file_bytes(new) or new["bytes"]
     if (file_bytes(old) is None) == (file_bytes(new) is None):
-        yield from _once("size", *sizes, noise.size, 1024, lambda v: f"{v:,} bytes")
+        yield from _once("size", *sizes, _SIZE, 1024, lambda v: f"{v:,} bytes")
 
 
-def _latency(old: Row, new: Row, noise: Noise) -> Iterator[Told]:
+def _latency(old: Row, new: Row, noise: float) -> Iterator[Told]:
     """A call takes longer or shorter if no call of one run is among those of the other, and not because all of the
     machine is slower: what eager PyTorch, called in turns with it, became slower by is taken off. One call or two of a
     run say nothing about noise.
@@ -143,7 +139,7 @@ def _latency(old: Row, new: Row, noise: Noise) -> Iterator[Told]:
     drift = eager[1] / eager[0] if all(eager) else 1.0  # type: ignore[operator]
     is_apart = min(calls[1]) > max(calls[0]) or max(calls[1]) < min(calls[0])
     for way, by in ((WORSE, 1.0), (BETTER, -1.0)):
-        if is_apart and min(factor**by, (factor / drift) ** by) > 1 + noise.time:
+        if is_apart and min(factor**by, (factor / drift) ** by) > 1 + noise:
             shown = [f"{time:.3g} ms" for time in times]
             yield "latency", way, shown[0], shown[1], f"eager {eager[0]:.3g} -> {eager[1]:.3g} ms" if all(eager) else ""
 

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -18,16 +17,12 @@ from .. import import_watch
 from ..backend_under_test import BackendUnderTest
 from ..check import check
 from ..check_result import Figures
-from ..configured_backend import ConfiguredBackend
 from ..failures import CheckFailed, CheckSkipped
-from ..subprocesses import Report
 from ..sweep import SAMPLES, raise_first
 from ..trial import Fault, Kind
 
 SLOW = 0.5
 """Seconds beyond which reading declarations is worth a warning."""
-SLOW_TARGET = 2.0
-"""The same for importing the backend's class, which may bring a compiler."""
 
 
 @check
@@ -50,26 +45,7 @@ def light_declaration(backend: BackendUnderTest) -> Figures:
     if seconds > SLOW:
         text = f"reading the declarations of {distribution} takes {seconds:.1f} s, which every command waits for"
         backend.warnings.append(text)
-    _warn_of_slow_target(backend)
     return {"heavy_modules": 0, "seconds": round(seconds, 3)}
-
-
-def _warn_of_slow_target(backend: BackendUnderTest) -> None:
-    """Warn if the fastest of three imports takes longer than ``SLOW_TARGET``."""
-    tries = 0
-    while tries < 3 and (seconds := backend.run_elsewhere(import_target).result or 0.0) > SLOW_TARGET:
-        tries += 1
-    if tries == 3:
-        module = backend.registry.spec(backend.name).target.partition(":")[0]
-        text = f"importing {module} takes {seconds:.1f} s beyond torch, which every lowering waits for; `python -X"
-        backend.warnings.append(f"{text} importtime -c 'import {module}'` tells which import takes long")
-
-
-def import_target(backend: ConfiguredBackend, report: Report) -> float:
-    """Run in another process, which has imported torch: how many seconds the import of the backend's class takes."""
-    start = time.perf_counter()
-    backend.registry.get_backend(backend.name)
-    return time.perf_counter() - start
 
 
 def _read(backend: str, distribution: str) -> tuple[dict[str, Any], str]:
