@@ -489,26 +489,6 @@ def parallel_integer_layers(draw, d):
     return made
 
 
-def repeated_constants(draw, d):
-    """An operand that is a constant, repeated; along an axis of more than one element too, or reshaped otherwise."""
-    small = [draw(st.sampled_from([1, 1, 2])) for _ in range(3)]
-    times = [draw(st.sampled_from([1, 2, 3])) for _ in range(3)]
-    tiled = d.op(tosa.TILE, d.constant(*small), sizes(tuple(times)))
-    shape = [size for size in tiled.shape if size != 1 or draw(st.booleans())]
-    shape.insert(draw(st.integers(0, len(shape))), 1)
-    if len(shape) > 1 and draw(st.integers(0, 3)) == 0:
-        shape[:2] = [shape[0] * shape[1]]
-    tiled = d.reshape(tiled, *shape)
-    for operator in [d.operators.pop(), d.operators.pop()]:  # as lowering makes them of constants
-        operator.outputs[0].producer, operator.outputs[0].constant = None, Folded(operator)
-    x = d.input(*[n if draw(st.integers(0, 4)) else 1 for n in shape])
-    pair = draw(st.permutations([x, tiled]))
-    kinds = [tosa.ADD, tosa.SUB, tosa.MUL, tosa.MAXIMUM]
-    kind = draw(st.sampled_from(kinds))
-    y = d.op(kind, *pair, d.no_shift) if kind is tosa.MUL else d.op(kind, *pair)
-    return [y, *([d.op(tosa.ABS, tiled)] if draw(st.booleans()) else [])]
-
-
 @st.composite
 def shapes_of_any_size(draw):
     """A function of a size, a number or a symbol, that makes a draft with it in its shapes: (draft, outputs)."""
@@ -555,7 +535,6 @@ PATTERNS = {
         "integer convolution": (integer_convolution, (BOTH,)),
     },
     "merge_equal": {"twins": (twins, (FP,)), "clamps": (clamps, (FP,))},
-    "untile_constants": {"repeated constants": (repeated_constants, (FP,))},
     "narrow_constants": {"scaled integers": (scaled_integers, (BOTH,))},
 }
 """Pass -> what it is about -> a function that draws it, (draw, draft) -> values, and targets."""

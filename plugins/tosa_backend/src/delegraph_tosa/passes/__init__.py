@@ -18,7 +18,6 @@ from .outputs import name_outputs, separate_outputs
 from .rewriter import sources_of, with_bodies
 from .sink_transposes import sink_transposes
 from .transposed_products import transpose_products
-from .untile_constants import untile_constants
 
 __all__ = ["PASSES", "run_passes", "sources_of"]
 
@@ -30,7 +29,6 @@ PASSES = (
     fold_affine,
     compute_shapes,  # before merge_equal, which merges equal computations of sizes
     merge_equal,
-    untile_constants,  # after fold_affine, whose constants are of channels
     narrow_constants,  # after merge_equal: each user of a constant gets a RESCALE of its own, which NPUs fuse
     drop_dead,
 )
@@ -53,15 +51,22 @@ def run_passes(graph: Graph, spec: TosaSpec) -> Graph:
         from .joined_rescales import join_rescales
         from .joined_slices import join_slices
         from .patches import convolve_patches
-        from .split_products import split_products
         from .split_rows import split_heads, split_rows
         from .transposes_by_convolution import transpose_by_convolution
         from .unit_axes import drop_unit_axes
 
-        # join_slices before split_products: the slices of a product are then cut from the whole
-        moves = split_heads, split_rows, join_slices, split_products, drop_unit_axes
         # compute_shapes once more: a joined slice may begin at a size that is known at run time only
-        for run in (join_rescales, *moves, transpose_by_convolution, convolve_patches, compute_shapes, drop_dead):
+        for run in (
+            join_rescales,
+            split_heads,
+            split_rows,
+            join_slices,
+            drop_unit_axes,
+            transpose_by_convolution,
+            convolve_patches,
+            compute_shapes,
+            drop_dead,
+        ):
             graph = run(graph, spec)
     graph = separate_outputs(graph, spec, [value.producer and value.producer.source for value in outputs_before])
     return name_outputs(graph, [value.name for value in outputs_before])
