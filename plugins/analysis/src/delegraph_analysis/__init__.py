@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .accuracy.operators import OperatorStatistics, OperatorVerification, VerificationByOperator
-    from .accuracy.reference import compare_operators, verify_operators
+    from .accuracy.reference import verify_operators
     from .accuracy.reruns import verify_ties
     from .columns import NodeData, node_data
     from .comparison import Candidate, Comparison, compare
@@ -30,7 +30,6 @@ __all__ = [
     "ProgramProfile",
     "VerificationByOperator",
     "compare",
-    "compare_operators",
     "node_data",
     "profile_file",
     "profile_program",
@@ -42,7 +41,7 @@ __all__ = [
 
 _NAMES = {
     "accuracy.operators": "OperatorStatistics OperatorVerification VerificationByOperator",
-    "accuracy.reference": "compare_operators verify_operators",
+    "accuracy.reference": "verify_operators",
     "accuracy.reruns": "verify_ties",
     "comparison": "Candidate Comparison compare",
     "columns": "NodeData node_data",  # no module is called as one of the names: importing it would take the name away

@@ -29,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """With ``delegraph_program`` a test runs on each sample of the kit, with ``delegraph_check`` for each rule."""
+    """With ``delegraph_program`` a test runs on each sample of the kit."""
     if "delegraph_program" in metafunc.fixturenames:
         from .programs import PROGRAMS
 

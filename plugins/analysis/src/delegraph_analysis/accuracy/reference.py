@@ -18,7 +18,7 @@ from delegraph import LoweredProgram
 from delegraph.delegates import DelegateInfo, LoweredBackendModule
 from delegraph.exported import is_random
 from delegraph.exported_program import CALL_DELEGATE, MUTATIONS, user_inputs
-from delegraph.host import OutputStatistics, Verification, call_of_model, compare, is_observable
+from delegraph.host import OutputStatistics, Verification, compare, is_observable
 from delegraph.runtime import Inside
 from delegraph.source import source_of
 from torch._ops import OpOverload
@@ -54,19 +54,6 @@ class _Place(NamedTuple):
     values: EagerValues
     path: str = ""
     iteration: int | None = None
-
-
-def compare_operators(
-    lowered: LoweredProgram, *args: Any, method: str | None = None, **kwargs: Any
-) -> OperatorVerification:
-    """Run a method, and compare every value that it computes with eager and with float64; nothing else is run.
-
-    Of delegates whose runtime has no ``observe``, these are the values at the border.
-    """
-    reference = _reference_of(lowered, method)
-    with call_of_model(reference._method):
-        lowered.observe(reference, *args, method=method, **kwargs)
-    return reference.verification
 
 
 def verify_operators(
