@@ -25,22 +25,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--refresh-docs", action="store_true", help="write what the blocks of the guides print into them")
 
 
-LENGTHY = Path(__file__).parent / "tests" / "lengthy.txt"
-"""Tests that take long beside shorter ones of the same, a line each, written by tools/lengthy.py."""
-
-
-@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what is lengthy. A line that names no test is an error, where all tests were collected."""
-    lengthy = set(LENGTHY.read_text("utf-8").splitlines()) if LENGTHY.exists() else set()
-    named = [item for item in items if item.nodeid in lengthy]
-    for item in named:
-        item.add_marker("lengthy")
-    stale = lengthy.difference(item.nodeid for item in named)
-    if stale and config.args == config.getini("testpaths"):
-        raise pytest.UsageError(f"{LENGTHY} names what is no test: {', '.join(sorted(stale))}")
-
-
 @pytest.hookimpl(tryfirst=True)  # before hypothesis reads --hypothesis-profile, which is stronger
 def pytest_configure(config: pytest.Config) -> None:
     """The default suite draws the same examples each time: what fails in it is the change's. Slow sweeps draw anew."""

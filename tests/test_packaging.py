@@ -117,7 +117,7 @@ def contents(archive):
         return {m.name.partition("/")[2]: sdist.extractfile(m).read() for m in sdist.getmembers() if m.isfile()}
 
 
-@pytest.mark.parametrize("kind", ["wheels", pytest.param("sdists", marks=pytest.mark.lengthy)])
+@pytest.mark.parametrize("kind", ["wheels", pytest.param("sdists", marks=pytest.mark.slow)])
 def test_an_index_and_a_lawyer_find_what_they_look_for(kind, request):
     archives = request.getfixturevalue(kind)
     assert len(archives) == len(DISTRIBUTIONS)
@@ -136,7 +136,7 @@ def test_an_index_and_a_lawyer_find_what_they_look_for(kind, request):
             assert files[packed] == (ROOT / document).read_bytes()
 
 
-@pytest.mark.lengthy
+@pytest.mark.slow
 def test_an_sdist_has_every_file_that_its_tests_and_its_package_have(sdists):
     """Also those that .gitignore names by their suffix, such as the program files that tests read."""
     for archive, folder in zip(sdists, DISTRIBUTIONS, strict=True):

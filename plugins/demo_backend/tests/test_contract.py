@@ -11,7 +11,7 @@ class TestDemo(BackendContract):
     example = staticmethod(BackendWithDelegateMappingDemo.get_test_model_and_inputs)
 
 
-@pytest.mark.lengthy
+@pytest.mark.slow
 class TestCompilerDemo(BackendContract):
     backend = "compiler-demo"
     gate = 12

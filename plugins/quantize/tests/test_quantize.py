@@ -640,7 +640,7 @@ def test_arrays_are_found_by_the_names_of_inputs(command, tmp_path):
         ("rows.npz", "rows.npz: its arrays have different numbers of batches"),
         ("flat.npz", r"flat.npz: a batch has inputs of the shapes \[\[6\]\], and the model's example has \[\[2, 6\]\]"),
         ("empty.npz", "there are no calibration batches"),
-        ("dtype.npz", "calibration batch 0 does not fit the program: RuntimeError: mat1 and mat2 must have"),
+        ("dtype.npz", "dtype.npz: input 0 is int64, and the model's example is float32"),
     ],
 )
 def test_calibration_files_that_do_not_fit(command, tmp_path, file, message):

@@ -9,7 +9,7 @@ class TestTosa(BackendContract):
     gate = 4
 
 
-@pytest.mark.lengthy
+@pytest.mark.slow
 class TestTosaInteger(BackendContract):
     """A narrower target refuses more; what it takes still compiles."""
 

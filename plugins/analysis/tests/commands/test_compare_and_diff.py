@@ -16,7 +16,9 @@ def test_compare(model, tmp_path, capsys):
     (row,) = found["candidates"]
     assert code == 0 and row["backends"] == ["echo"] and row["relative_error"] == 0 and found["only"] == {}
     assert (tmp_path / "c.txt").read_text().startswith("BACKENDS")
-    assert "'nobody'" in fails(capsys, "compare", model, "--backend", "nobody", code=2, error="backend-not-found")
+    assert "Backend nobody was not found" in fails(
+        capsys, "compare", model, "--backend", "nobody", code=2, error="backend-not-found"
+    )
 
 
 def test_diff(model, tmp_path, capsys):

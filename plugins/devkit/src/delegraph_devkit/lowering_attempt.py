@@ -14,6 +14,7 @@ import delegraph
 import torch
 from delegraph.backend import CompileSpec
 from delegraph.errors import ContractViolation, Unsupported
+from delegraph.exported import INDEXED, WITHIN
 from delegraph.partitioner import Partitioner, PartitionResult
 from delegraph.reports import host_calls
 from torch.export import ExportedProgram
@@ -126,7 +127,7 @@ class Recording(Partitioner):
         return self.inner.ops_to_not_decompose(ep)
 
 
-_ALLOWED = {"delegation_tag", "no_copy"}
+_ALLOWED = {"delegation_tag", "no_copy", INDEXED, WITHIN}
 
 
 def _changes(before: Mapping[Node, Mapping[str, Any]], packages: tuple[str, ...]) -> Iterator[str]:

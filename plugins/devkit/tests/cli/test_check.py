@@ -20,6 +20,7 @@ def test_one_operator_on_the_command_line(installed, capsys):
     assert "good: 2 passed; " in out and "2 of 2 operators delegated at least once" in out
 
 
+@pytest.mark.slow  # 20 s
 def test_the_command_line_runs_the_same_checks(installed, capsys, monkeypatch):
     installed()
     monkeypatch.setattr(devkit, "QUICK_GATE", 0)
