@@ -51,6 +51,7 @@ PAGES = [
 DISTRIBUTIONS = ["core", "plugins/tosa_backend", "plugins/demo_backend", "plugins/devkit", "plugins/executorch_backend"]
 DISTRIBUTIONS += [
     "plugins/analysis",
+    "plugins/engines",
     "plugins/openvino_backend",
     "plugins/quantize",
     "plugins/workers",

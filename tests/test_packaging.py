@@ -19,7 +19,7 @@ from core.tests.support.warm import warm_python
 ROOT = Path(__file__).parent.parent
 DISTRIBUTIONS = (
     *("core", "plugins/analysis", "plugins/demo_backend", "plugins/devkit", "plugins/dynamo"),
-    *("plugins/ethosu_backend", "plugins/executorch_backend", "plugins/iree_backend"),
+    *("plugins/engines", "plugins/ethosu_backend", "plugins/executorch_backend", "plugins/iree_backend"),
     *("plugins/openvino_backend", "plugins/quantize", "plugins/tosa_backend"),
     *("plugins/transformers", "plugins/vgf_backend", "plugins/vision", "plugins/workers"),
 )
@@ -88,6 +88,7 @@ def test_the_wheels_are_pure_and_typed(wheels):
         "demo",
         "devkit",
         "dynamo",
+        "engines",
         "ethosu",
         "executorch",
         "iree",

@@ -24,6 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 INSTALLED = ("core", "plugins/tosa_backend", "plugins/demo_backend", "plugins/devkit", "plugins/analysis")
 INSTALLED += (
+    "plugins/engines",
     "plugins/dynamo",
     "plugins/vision",
     "plugins/executorch_backend",

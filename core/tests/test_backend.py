@@ -6,8 +6,16 @@ import pickle
 import delegraph
 import pytest
 import torch
-from delegraph.backend import BackendDetails, CompileSpec, DelegateMappingBuilder, PreprocessResult
-from delegraph.errors import ContractViolation, DelegraphError
+from delegraph.backend import (
+    BackendDetails,
+    CompileSpec,
+    DelegateMappingBuilder,
+    PreprocessResult,
+    from_specs,
+    read_properties,
+    to_specs,
+)
+from delegraph.errors import ContractViolation, DelegraphError, OptionError
 from delegraph.partitioner import CapabilityPartitioner, DelegationSpec, Partitioner
 
 
@@ -146,3 +154,25 @@ def test_a_partition_says_which_method_and_tag_it_comes_from(registry):
         lowered = delegraph.lower(methods, inputs, backends=[takes_relu], registry=registry)
     assert sorted(seen) == [("decode", "Asking_0"), ("encode", "Asking_0"), ("encode", "Asking_1")]
     assert [d.method for d in lowered.delegates] == ["encode", "encode", "decode"]
+
+
+def test_properties_are_words_and_numbers_of_names_that_are_known():
+    assert read_properties("o", " A=1, B = x.y-z ,,", {"A", "B"}) == {"A": "1", "B": "x.y-z"}
+    assert read_properties("o", "", {"A"}) == {}
+    for text, said in (("A", "has no '='"), ("C=1", "does not set 'C'"), ("A=../x", "does not set 'A'"), ("A=", "'A'")):
+        with pytest.raises(OptionError, match=said):
+            read_properties("o", text, {"A"})
+
+
+def test_settings_go_into_compile_specs_and_back():
+    specs = [*to_specs("acme_", {"flags": "-ä"}), CompileSpec("tosa_spec", b"x")]
+    assert from_specs(specs, "acme_", {"flags": "", "cpu": "any"}) == ({"flags": "-ä", "cpu": "any"}, specs[1:])
+    wrong = [[CompileSpec("acme_x", b"")], specs[:1] * 2, [CompileSpec("acme_cpu", b"\xff")]]
+    for given in wrong:
+        with pytest.raises(OptionError):
+            from_specs(given, "acme_", {"flags": "", "cpu": "any"})
+    with pytest.raises(OptionError, match="tosa_spec"):
+        from_specs(specs, "acme_", {"flags": ""}, only=True)
+    for text in ("\0", "\udcff"):
+        with pytest.raises(OptionError, match="'flags'"):
+            to_specs("acme_", {"flags": text})

@@ -67,6 +67,7 @@ PACKAGES = {
     "delegraph_analysis": "plugins/analysis/src",
     "delegraph_analysis.drawing": "plugins/analysis/src",
     "delegraph_devkit": "plugins/devkit/src",
+    "delegraph_engines": "plugins/engines/src",
     "delegraph_executorch.edge": "plugins/executorch_backend/src",
     "delegraph_tosa": "plugins/tosa_backend/src",
     "delegraph_dynamo": "plugins/dynamo/src",

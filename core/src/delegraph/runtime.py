@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BackendRuntime",
     "BlobHeader",
+    "Border",
     "Compatibility",
     "Counting",
     "Delegate",
@@ -119,10 +120,24 @@ class ObservedDelegate(Protocol):
     ) -> tuple[tuple[Any, ...], Mapping[Any, Sequence[torch.Tensor]]]: ...
 
 
+@dataclass(frozen=True)
+class Border:
+    """A key of ``Spent``: the time for handing over, such as copying, the input or output at ``place``.
+
+    It counts for the operator that computes the output, or for the only one that reads the input.
+    """
+
+    side: Literal["input", "output"]
+    place: int
+
+    def __str__(self) -> str:
+        return f"{self.side} {self.place}"
+
+
 Spent = Mapping[Any, Mapping[str, float]]
 """Delegate debug identifier -> what its operator took: "seconds", or "cycles", and maybe "bytes" of memory.
 
-A ``delegates.Border`` in its place stands for handing over an input or an output. A tuple of identifiers stands for
+A ``Border`` in its place stands for handing over an input or an output. A tuple of identifiers stands for
 operators that the engine fused into one when it loaded the blob.
 """
 
@@ -149,8 +164,8 @@ class Counting:
     """A ``ProfiledDelegate`` for an engine whose counters only grow: it tells by how much since the last reading.
 
     ``delegate``: is called. ``read(calls)`` returns the engine's counters after so many calls: delegate debug
-    identifier, or None, and seconds so far. Several rows of one identifier are added. ``borders``: seconds so far,
-    as ``Signature.timed`` counts them.
+    identifier, or None, and seconds so far. Several rows of one identifier are added. ``borders``: seconds so far
+    by ``Border``.
     """
 
     def __init__(

@@ -4,13 +4,12 @@ import delegraph
 import pytest
 import torch
 from delegraph.backend import BackendDetails, PreprocessResult
-from delegraph.delegates import Border
 from delegraph.discovery.registry import Registry
 from delegraph.errors import ContractViolation, PluginFailed
 from delegraph.host.executor import LoadedDelegate
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.plugin import BackendSpec, PartitionerSpec, RuntimeSpec, hookimpl
-from delegraph.runtime import BackendRuntime
+from delegraph.runtime import BackendRuntime, Border
 
 
 class SlowBackend(BackendDetails):

@@ -15,10 +15,10 @@ import pytest
 import torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.cli import main
-from delegraph.delegates import Border
 from delegraph.discovery.registry import Registry
 from delegraph.errors import InputError
 from delegraph.partitioner import CapabilityPartitioner
+from delegraph.runtime import Border
 from delegraph_analysis import ProgramProfile
 from delegraph_analysis.columns import node_data_of
 from delegraph_analysis.profiling import Part

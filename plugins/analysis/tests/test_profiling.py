@@ -7,9 +7,9 @@ import delegraph
 import pytest
 import torch
 from delegraph.cli import main
-from delegraph.delegates import Border
 from delegraph.errors import FormatError, InputError
 from delegraph.formats import Origin, Step
+from delegraph.runtime import Border
 from delegraph.source import Source
 from delegraph_analysis import ProgramProfile, profiling, render_page
 from delegraph_analysis.page.heat import Times

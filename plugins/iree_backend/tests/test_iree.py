@@ -10,8 +10,8 @@ import delegraph
 import pytest
 import torch
 from delegraph.errors import FormatError, InputError, OptionError
-from delegraph.io.sealed import seal, unseal
 from delegraph.runtime import BlobHeader
+from delegraph_engines import seal, unseal
 from delegraph_iree.backend import MARK
 from delegraph_iree.runtime import IREERuntime
 

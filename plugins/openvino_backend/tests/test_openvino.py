@@ -13,10 +13,9 @@ import pytest
 import torch
 import torch.ao.quantization.fx._decomposed  # the operators quantized_decomposed
 from delegraph.backend import CompileSpec
-from delegraph.delegates import Border
 from delegraph.errors import FormatError, InputError, NoRuntime, OptionError
-from delegraph.io.sealed import seal, unseal
-from delegraph.runtime import BlobHeader, fused, saturates
+from delegraph.runtime import BlobHeader, Border, fused, saturates
+from delegraph_engines import seal, unseal
 from delegraph_openvino import support
 from delegraph_openvino.frontend import Draft
 from delegraph_openvino.runtime import CACHE, MARK, OpenVINORuntime

@@ -8,7 +8,7 @@ import pytest
 import torch
 import vgfpy
 from delegraph.errors import FormatError
-from delegraph.io.sealed import unseal
+from delegraph_engines import unseal
 from delegraph_vgf.content import MARK, content_of
 
 INPUT, OUTPUT = vgfpy.ResourceCategory.Input, vgfpy.ResourceCategory.Output

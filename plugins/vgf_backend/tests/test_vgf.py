@@ -7,10 +7,9 @@ import sys
 import delegraph
 import pytest
 import torch
-from delegraph.delegates import Signature
 from delegraph.errors import FormatError, InputError, NoRuntime, OptionError
-from delegraph.io.sealed import unseal
 from delegraph.runtime import BlobHeader
+from delegraph_engines import Signature, unseal
 from delegraph_vgf import vulkan
 from delegraph_vgf.backend import VgfBackend
 from delegraph_vgf.content import MARK

@@ -15,11 +15,10 @@ from typing import Any
 import torch
 
 from ..delegates.delegates import DelegateInfo
-from ..delegates.kernels import Border
 from ..delegates.lowered_module import LoweredBackendModule
 from ..discovery.attribution import AtWork
 from ..errors import ContractViolation
-from ..runtime import BackendRuntime, Delegate, Inside, Observer, Spent
+from ..runtime import BackendRuntime, Border, Delegate, Inside, Observer, Spent
 from .executor import Delegates, Executable, LoadedDelegate, StoredDelegate
 
 

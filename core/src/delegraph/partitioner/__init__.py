@@ -2,7 +2,7 @@
 
 from .canonical import AllNodePartitioner, PatternPartitioner, matches
 from .capability import CapabilityPartitioner, NodeLists, WhyNot
-from .checks import DontPartition, DontPartitionModule, DontPartitionName, is_shape_dynamic, why_subgraph
+from .checks import DontPartition, DontPartitionModule, DontPartitionName, is_shape_dynamic
 from .contract import DelegationSpec, Partitioner, PartitionResult, Reason, Refusal, Support
 from .tagging import tag_constant_data, tag_mutated_buffer
 from .wrapping import WrappingPartitioner
@@ -27,5 +27,4 @@ __all__ = [
     "matches",
     "tag_constant_data",
     "tag_mutated_buffer",
-    "why_subgraph",
 ]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload
+from torch._ops import OpOverload
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -78,10 +78,3 @@ def is_shape_dynamic(node: Node) -> bool:
     # the sizes of tensors; numbers stand for themselves
     sizes = (d for v in values for d in getattr(v, "shape", (v,)))
     return any(isinstance(d, torch.SymInt) for d in sizes)
-
-
-def why_subgraph(node: Node, engine: str) -> str | None:
-    """Return a reason if ``node`` runs subgraphs, as ``cond`` and ``scan`` do, which ``engine`` has no way to run."""
-    if not isinstance(node.target, HigherOrderOperator):
-        return None
-    return f"{node.target} runs subgraphs of the program, and {engine} takes single operators"

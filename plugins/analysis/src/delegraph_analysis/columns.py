@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import delegraph
 from delegraph import LoweredProgram
-from delegraph.delegates import Border
 from delegraph.errors import InputError
 from delegraph.exported import EXPORTED, is_operator
 from delegraph.formats import defines
@@ -34,7 +33,7 @@ from delegraph.reports import (
     host_calls,
     refused_by,
 )
-from delegraph.runtime import fused
+from delegraph.runtime import Border, fused
 from delegraph.source import source_of
 from torch.fx import Node
 

@@ -16,14 +16,14 @@ from functools import partial
 from typing import Any
 
 from delegraph import LoweredProgram
-from delegraph.delegates import Border, DelegateInfo
+from delegraph.delegates import DelegateInfo
 from delegraph.errors import InputError
 from delegraph.exported import operator_name
 from delegraph.exported_program import CALL_DELEGATE
 from delegraph.formats import Origin, Step
 from delegraph.host import FileFormat, call_of_model
 from delegraph.io.escape import printable
-from delegraph.runtime import Spent, fused
+from delegraph.runtime import Border, Spent, fused
 from delegraph.source import Source, line_of
 from torch.fx import Node
 

@@ -60,7 +60,9 @@ def test_for_a_device_that_reads_tosa_with_a_device_half_the_project_is_that_of_
         contents(template)["pyproject.toml"].splitlines()
         for template in (package.DEVICE_TEMPLATE, package.TOSA_TEMPLATE, package.TOSA_DEVICE_TEMPLATE)
     )
-    assert {*tosa} - {*device} - {*both} == {'dependencies = ["delegraph>=0.1,<0.2", "delegraph-tosa>=0.1,<0.2"]'}
+    assert {*tosa} - {*device} - {*both} == {
+        'dependencies = ["delegraph>=0.1,<0.2", "delegraph-engines>=0.1,<0.2", "delegraph-tosa>=0.1,<0.2"]'
+    }
     assert {*both} - {*device} == {'dependencies = ["delegraph>=0.1,<0.2", "delegraph-tosa>=0.1,<0.2", "numpy"]'}
 
 

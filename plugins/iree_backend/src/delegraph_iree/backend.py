@@ -11,9 +11,9 @@ from pathlib import Path
 import delegraph
 import delegraph_tosa
 from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult, from_specs
-from delegraph.delegates import Signature
 from delegraph.errors import Unsupported
 from delegraph.formats import join
+from delegraph_engines import Signature
 from delegraph_tosa import Graph
 from torch.export import ExportedProgram
 

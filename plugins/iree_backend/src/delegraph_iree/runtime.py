@@ -13,9 +13,9 @@ import iree.runtime as iree
 import numpy as np
 import torch
 from delegraph.backend import CompileSpec
-from delegraph.delegates import Signature
 from delegraph.errors import FormatError, InputError, NoRuntime
 from delegraph.runtime import BackendRuntime, BlobHeader, Compatibility, Delegate
+from delegraph_engines import Signature
 
 from .backend import MARK
 from .for_iree import OUT_OF_RANGE

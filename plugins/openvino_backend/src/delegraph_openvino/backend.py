@@ -11,7 +11,7 @@ from typing import Any
 import openvino as ov
 import torch
 from delegraph.backend import BackendDetails, CompileSpec, NamedDataStore, PreprocessResult
-from delegraph.delegates import Signature
+from delegraph_engines import Signature
 from torch.export import ExportedProgram
 
 from .frontend import DTYPES, Draft, reason_of

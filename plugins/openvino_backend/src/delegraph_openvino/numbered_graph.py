@@ -6,10 +6,10 @@ import re
 from typing import Any
 
 import torch
-from delegraph.delegates import Signature
 from delegraph.errors import Unsupported
 from delegraph.exported_program import constant_placeholders, constant_tensor, output_values, placeholders
 from delegraph.source import source_of
+from delegraph_engines import Signature
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 

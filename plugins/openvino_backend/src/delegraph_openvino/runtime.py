@@ -14,10 +14,10 @@ import numpy as np
 import openvino as ov
 import torch
 from delegraph.backend import CompileSpec, from_specs, read_properties
-from delegraph.delegates import Kernel, Signature, computed_by
 from delegraph.errors import FormatError, NoRuntime, OptionError
 from delegraph.named_data import expect_data
 from delegraph.runtime import BackendRuntime, BlobHeader, Compatibility, Counting, Delegate, Observing, Pool, saturates
+from delegraph_engines import Kernel, Signature, computed_by
 
 from .frontend import DTYPES, reason_of, type_of
 from .numbered_graph import calls_in

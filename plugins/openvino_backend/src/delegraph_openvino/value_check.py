@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from delegraph.exported import is_random
-from delegraph.partitioner import Reason, why_subgraph
+from delegraph.partitioner import Reason
+from delegraph_engines import why_subgraph
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 

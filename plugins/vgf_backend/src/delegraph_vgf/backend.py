@@ -11,9 +11,9 @@ import delegraph
 import delegraph_tosa
 import model_converter
 from delegraph.backend import BackendDetails, Blob, CompileSpec, PreprocessResult, from_specs
-from delegraph.delegates import Signature
 from delegraph.errors import Unsupported
 from delegraph.formats import write_whole
+from delegraph_engines import Signature
 from torch.export import ExportedProgram
 
 from . import partitioner  # noqa: F401  # makes the word of targets that the compile specs have

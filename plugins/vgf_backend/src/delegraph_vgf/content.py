@@ -17,7 +17,7 @@ from delegraph.errors import FormatError
 from delegraph.io.flatbuffer import Buffer, Table
 
 if TYPE_CHECKING:
-    from delegraph.delegates import Signature
+    from delegraph_engines import Signature
 
 MARK = b"delegraph-vgf-3"
 """What a blob of ``VgfBackend`` ends with: a VGF file, and as told behind it, the signature."""

@@ -53,7 +53,7 @@ class VgfFormat(DelegateFormat):
     @staticmethod
     def sample(path: Path, seed: int) -> list[np.ndarray[Any, Any]]:
         """Random inputs: floats are standard normal, integers 0 or 1. FormatError unless delegraph wrote the file."""
-        from delegraph.delegates import Signature  # imports torch
+        from delegraph_engines import Signature  # imports torch
 
         generator, arrays = np.random.default_rng(seed), []
         for dtype, shape in Signature.unseal(path.read_bytes(), MARK)[1].inputs:

@@ -10,9 +10,9 @@ import numpy as np
 import scenario_runner
 import torch
 from delegraph.backend import CompileSpec
-from delegraph.delegates import Signature
 from delegraph.errors import FormatError
 from delegraph.runtime import BackendRuntime, BlobHeader, Compatibility, Delegate
+from delegraph_engines import Signature
 
 from . import vulkan
 from .content import FORMATS, MARK, Content, Tensor, content_of, version_of

@@ -66,7 +66,7 @@ class _Times:
 
     def spent(self, delegate: DelegateInfo, seconds: float, read: Callable[[], Mapping[Any, Any]]) -> None:
         self._known |= {*delegate.debug_handle_map}
-        from delegraph.delegates import Border
+        from delegraph.runtime import Border
 
         told = (identifier for key in read() for identifier in fused(key))
         self.identifiers += [identifier for identifier in told if not isinstance(identifier, Border)]

@@ -21,8 +21,8 @@ from delegraph.partitioner import (
     Refusal,
     tag_constant_data,
     tag_mutated_buffer,
-    why_subgraph,
 )
+from delegraph_engines import why_subgraph
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Node

@@ -11,10 +11,9 @@ from typing import Any, ClassVar
 
 import torch
 from delegraph.backend import CompileSpec
-from delegraph.delegates import Border
 from delegraph.errors import FormatError, InputError, NoRuntime
 from delegraph.io.quiet import quietly
-from delegraph.runtime import BackendRuntime, BlobHeader, Compatibility, Delegate, ProfiledDelegate, Spent
+from delegraph.runtime import BackendRuntime, BlobHeader, Border, Compatibility, Delegate, ProfiledDelegate, Spent
 
 from ..emit.kernel_calls import CODES
 from ..program import tables

@@ -9,7 +9,7 @@ from pathlib import Path
 import delegraph
 from delegraph.backend import BackendDetails, Blob, CompileSpec, PreprocessResult, from_specs
 from delegraph.formats import write_whole
-from delegraph.io.sealed import seal
+from delegraph_engines import seal
 from torch.export import ExportedProgram
 
 from .instructions import WORD

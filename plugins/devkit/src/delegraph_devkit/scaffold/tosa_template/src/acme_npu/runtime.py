@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import delegraph
 from delegraph.backend import CompileSpec, from_specs
-from delegraph.io.sealed import unseal
 from delegraph.runtime import BackendRuntime, Delegate
+from delegraph_engines import unseal
 
 from .backend import MARK
 from .instructions import WORD

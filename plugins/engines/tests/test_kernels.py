@@ -1,6 +1,6 @@
 """Which calls a kernel computes, where its engine forgot names as it fused."""
 
-from delegraph.delegates import Kernel, computed_by
+from delegraph_engines import Kernel, computed_by
 
 READS = [(1, 0), (2, 1), (3, 2), (4, 3), (5, 3), (6, 4), (6, 5)]
 """0 is read by 1, and so on; 3 by 4 and 5, which 6 adds."""

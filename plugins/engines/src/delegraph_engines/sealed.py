@@ -12,9 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..errors import FormatError
-
-__all__ = ["seal", "unseal"]
+from delegraph.errors import FormatError
 
 _CHUNK = 1 << 20
 

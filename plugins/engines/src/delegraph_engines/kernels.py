@@ -1,10 +1,9 @@
-"""What an engine's kernels compute, and what passes a delegate's border, for profiles by line."""
+"""Which calls the kernels of an engine compute, for profiles by line."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 
 class Kernel(NamedTuple):
@@ -17,20 +16,6 @@ class Kernel(NamedTuple):
     calls: Iterable[int]
     reads: Iterable[str]
     only_moves: bool = False
-
-
-@dataclass(frozen=True)
-class Border:
-    """A key of ``Spent``: what it took to hand over the ``side`` ("input" or "output") of a delegate at ``place``.
-
-    Such as copying it. It is the time of the operator that computes the output, or alone reads the input.
-    """
-
-    side: Literal["input", "output"]
-    place: int
-
-    def __str__(self) -> str:
-        return f"{self.side} {self.place}"
 
 
 def computed_by(kernels: Iterable[Kernel], reads: Iterable[tuple[int, int]]) -> dict[str, tuple[int, ...] | None]:

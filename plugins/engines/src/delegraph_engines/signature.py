@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from delegraph.errors import FormatError, InputError
+from delegraph.exported_program import MUTATIONS, output_values, user_inputs
+from delegraph.runtime import Border
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ..errors import FormatError, InputError
-from ..exported.call_spec import TensorCheck
-from ..exported_program import MUTATIONS, output_values, user_inputs
-from ..io.sealed import seal, unseal
-from .kernels import Border
+from .sealed import seal, unseal
 
 Type = tuple[str, tuple[int, ...]]
 """The name of a dtype (``float32``) and a shape, where -1 is a size that each call chooses. ("int", ()) is a number."""
@@ -59,7 +58,7 @@ class Signature:
         return cls(inputs, outputs)
 
     def seal(self, path: Path, mark: bytes, **facts: Any) -> bytes:
-        """The blob that is the engine's file at ``path``, this signature and ``facts``, sealed as by ``io.sealed``."""
+        """The blob that is the engine's file at ``path``, this signature and ``facts``, sealed as by ``seal``."""
         return seal(path, mark, [facts, *self.told])
 
     @classmethod
@@ -75,10 +74,6 @@ class Signature:
     def told(self) -> list[tuple[Type, ...]]:
         """The signature as JSON can have it."""
         return [self.inputs, self.outputs]
-
-    @cached_property
-    def _checks(self) -> list[TensorCheck | None]:
-        return [_check_of(*wanted) for wanted in self.inputs]
 
     def why_otherwise(self, inputs: Iterable[Held | None], outputs: Iterable[Held]) -> str | None:
         """Why an engine takes or returns something else than this signature says; None if it does not.
@@ -108,8 +103,8 @@ class Signature:
         if len(args) != len(self.inputs):
             text = f"the delegate takes {len(self.inputs)} inputs; {len(args)} were given"
             raise InputError("input-invalid", text)
-        for position, (arg, wanted, check) in enumerate(zip(args, self.inputs, self._checks, strict=True)):
-            if not (check.fits(arg) if check is not None else type(arg) is NUMBERS[wanted[0]]):
+        for position, (arg, wanted) in enumerate(zip(args, self.inputs, strict=True)):
+            if not _fits(arg, *wanted):
                 given = f"{arg!r:.40}"
                 if isinstance(arg, torch.Tensor):
                     given = "a nested tensor" if arg.is_nested else f"{arg.dtype} {tuple(arg.shape)}"
@@ -178,10 +173,20 @@ def _checked_type(dtype: Any, shape: Any) -> Type:
     return dtype, tuple(shape)
 
 
-def _check_of(dtype: str, shape: tuple[int, ...]) -> TensorCheck | None:
+def _fits(arg: Any, dtype: str, shape: tuple[int, ...]) -> bool:
+    """Whether ``arg`` is a number of the type, or a dense CPU tensor of the type and shape with memory of its own."""
     if dtype in NUMBERS:
-        return None
-    return TensorCheck(getattr(torch, dtype), [None if size < 0 else size for size in shape], "cpu")
+        return type(arg) is NUMBERS[dtype]
+    if not isinstance(arg, torch.Tensor):
+        return False
+    # a subclass with a __torch_dispatch__ of its own may hold no memory at all
+    if type(arg).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return False
+    if arg.dtype is not getattr(torch, dtype) or arg.device.type != "cpu":
+        return False
+    if arg.layout is not torch.strided or arg.is_nested or arg.dim() != len(shape):
+        return False
+    return all(wanted in (-1, size) for size, wanted in zip(arg.shape, shape, strict=True))
 
 
 def _may_be(held: Held, wanted: Type) -> bool:
