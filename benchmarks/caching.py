@@ -24,6 +24,7 @@ from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.exported_program import constant_tensor, placeholders
 from delegraph.partitioner import CapabilityPartitioner
+from delegraph_workers import Compiler
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 import mobilenet_v2
@@ -59,10 +60,10 @@ def measure(model: str, backend: str, folder: str | None, seconds: float) -> dic
     small = torch.export.export(torch.nn.Linear(2, 2).eval(), (torch.ones(1, 2),))
     program = torch.export.export(*MODELS[model]())
     with tempfile.TemporaryDirectory() as other:
-        delegraph.lower(small, backends=chosen, registry=registry, cache=other)
+        delegraph.lower(small, backends=chosen, registry=registry, compiler=Compiler(other))
     LongBackend.seconds = seconds
     wall, cpu = time.perf_counter(), time.process_time()
-    lowered = delegraph.lower(program, backends=chosen, registry=registry, cache=folder or False)
+    lowered = delegraph.lower(program, backends=chosen, registry=registry, compiler=Compiler(folder or False))
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     steps = lowered.report.seconds
     return {

@@ -25,6 +25,7 @@ import torch
 from caching import LongBackend
 from delegraph.discovery.registry import Registry
 from delegraph.partitioner import CapabilityPartitioner
+from delegraph_workers import Compiler
 
 LAYERS = 24
 ROWS = [
@@ -76,7 +77,7 @@ def measure(kind: str, folder: str, seconds: float) -> dict[str, Any]:
     LongBackend.seconds = seconds
     with ThreadPoolExecutor(LAYERS) as executor:
         wall, cpu = time.perf_counter(), time.process_time()
-        made = delegraph.lower(program, backends=[chosen], registry=registry, cache=folder, executor=executor)
+        made = delegraph.lower(program, backends=[chosen], registry=registry, compiler=Compiler(folder, executor))
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     how = Counter(
         "equal to another" if d.compiled.startswith("equal") else str(d.compiled) for d in made.report.delegates

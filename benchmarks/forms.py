@@ -13,7 +13,7 @@ import gc
 import hashlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,8 +21,10 @@ from typing import Any
 import delegraph
 import publishing
 import torch
-from delegraph.engine import pipeline
-from delegraph.exported.work import read, write
+from delegraph.compiler import Compiled, Request, compile_here
+from delegraph.partitioner import Partitioner, PartitionResult
+from delegraph_workers.forms import read, write
+from torch.export import ExportedProgram
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 import mobilenet_v2
@@ -44,16 +46,36 @@ def milliseconds(call: Callable[[], Any]) -> float:
     return (time.process_time() - start) * 1e3
 
 
+class Noting:
+    """A compiler, and its session, that compiles here and notes what it is given."""
+
+    notes = ()
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+
+    def session(self, registry: delegraph.Registry, backends: Sequence[str]) -> Noting:
+        return self
+
+    def __enter__(self) -> Noting:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        pass
+
+    def partition(self, partitioner: Partitioner, program: ExportedProgram) -> PartitionResult:
+        return partitioner(program)
+
+    def compile(self, requests: Sequence[Request]) -> list[Compiled]:
+        self.requests += requests
+        return compile_here(requests)
+
+
 def partition_of(program: Any) -> Any:
     """The program that the backend is given for the whole of ``program``."""
-    found: list[Any] = []
-    compile_all = pipeline.compile_all
-    pipeline.compile_all = lambda work, *rest: found.extend(work) or compile_all(work, *rest)  # type: ignore[func-returns-value]
-    try:
-        delegraph.lower(program, backends=["tosa"])
-    finally:
-        pipeline.compile_all = compile_all
-    return found[0].program
+    noting = Noting()
+    delegraph.lower(program, backends=["tosa"], compiler=noting)
+    return noting.requests[0].extract()
 
 
 def measure(build: Callable[[], Any], repeats: int) -> list[str]:

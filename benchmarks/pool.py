@@ -74,6 +74,7 @@ def lower(way: str) -> None:
 
     import delegraph
     import mobilenet_v2
+    from delegraph_workers import Compiler
     from delegraph_workers.execute import warm
 
     model, inputs = mobilenet_v2.mobilenet_v2()
@@ -84,7 +85,8 @@ def lower(way: str) -> None:
             pids |= {future.result() for future in [executor.submit(warm, ["slow"]) for _ in range(8)]}
         start = time.monotonic()
         isolation = "process" if way == "isolated" else None
-        made = delegraph.lower(model, inputs, backends=["slow"], executor=executor, isolation=isolation)
+        compiler = Compiler(executor=executor, isolation=isolation)
+        made = delegraph.lower(model, inputs, backends=["slow"], compiler=compiler)
         seconds = time.monotonic() - start
     digest = hashlib.sha256(b"".join(bytes(d.processed_bytes) for d in made.delegates)).hexdigest()[:12]
     print(f"{made.report.seconds['compile']:.2f} {seconds:.2f} {len(made.delegates)} {digest}")

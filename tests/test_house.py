@@ -14,6 +14,7 @@ SOURCES = [ROOT / "core/src", *sorted(ROOT.glob("plugins/*/src"))]
 PAGE = (ROOT / "docs/architecture.md").read_text()
 CONTRACT = (
     "backend",
+    "compiler",
     "errors",
     "exported_program",
     "formats",
@@ -23,7 +24,6 @@ CONTRACT = (
     "runtime",
     "source",
     "summary",
-    "work",
 )
 
 

@@ -23,14 +23,14 @@ for name in ("fcntl", "resource", "pwd", "grp"):
 sys.platform = "win32"  # os.name stays: pathlib would make paths of Windows
 """
 USING = """
-import delegraph, torch
+import delegraph, delegraph_workers, torch
 from delegraph.cli import main
 from pathlib import Path
 
 model, x = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).eval(), torch.ones(1, 4)
-cache = delegraph.Cache("cache")
+compiler = delegraph_workers.Compiler("cache")
 for _ in range(2):
-    lowered = delegraph.lower(model, (x,), backends=["tosa"], cache=cache)
+    lowered = delegraph.lower(model, (x,), backends=["tosa"], compiler=compiler)
 assert lowered.verify(x).agrees()
 lowered.save("model.tosa")
 lowered.save("model.tosa")

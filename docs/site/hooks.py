@@ -71,10 +71,12 @@ PACKAGES = {
     "delegraph_executorch.edge": "plugins/executorch_backend/src",
     "delegraph_tosa": "plugins/tosa_backend/src",
     "delegraph_dynamo": "plugins/dynamo/src",
+    "delegraph_workers": "plugins/workers/src",
 }
 """Packages whose ``__all__`` is public (docs/compatibility.md) -> where they lie. Modules of the core are found."""
 FLAT = (
     "backend",
+    "compiler",
     "errors",
     "exported_program",
     "formats",
@@ -83,7 +85,6 @@ FLAT = (
     "reports",
     "runtime",
     "source",
-    "work",
 )
 """Public modules of the core."""
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)

@@ -12,6 +12,7 @@ from delegraph.discovery.registry import Registry
 from delegraph.errors import NotFullyDelegated, PluginFailed
 from delegraph.partitioner import CapabilityPartitioner, Partitioner, PartitionResult
 from delegraph.runtime import BackendRuntime
+from delegraph_workers import Compiler
 from torch import nn
 from torch.export import Dim
 
@@ -225,7 +226,7 @@ def test_the_rest_is_found_in_a_cache(tmp_path):
     backend = failing_backend("FailingBackend", fails_on("sin"))
     backend.fingerprint = classmethod(lambda cls, specs: "1")
     for _ in range(2):
-        program = lowered(Program(chain), (x,), backend, cache=str(tmp_path))
+        program = lowered(Program(chain), (x,), backend, compiler=Compiler(str(tmp_path)))
         assert len(program.delegates) == 2
         torch.testing.assert_close(program(x), chain(x))
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from delegraph.errors import OptionError
 from delegraph.io.foreign_errors import kind_and_status
+from delegraph_workers import Cache, Compiler
 from delegraph_workers.remote_cache import Away, RemoteFolder
 
 SHOWN = [
@@ -113,8 +114,8 @@ class Store:
 
 
 def test_errors_of_other_stores_are_shown_by_kind(tmp_path):
-    cache = delegraph.Cache(tmp_path / "cache", remote=Store())
-    lowered = delegraph.lower(torch.nn.ReLU(), (torch.ones(2),), backends=["tosa"], cache=cache)
+    cache = Cache(tmp_path / "cache", remote=Store())
+    lowered = delegraph.lower(torch.nn.ReLU(), (torch.ones(2),), backends=["tosa"], compiler=Compiler(cache))
     assert "the remote cache the team's store is not used: StatusError (status 403)" in str(lowered.report)
     assert "7c0ffee7" not in str(lowered.report) + str(lowered.report.to_json())
 
@@ -125,7 +126,7 @@ def test_errors_of_other_stores_are_shown_by_kind(tmp_path):
 def test_a_url_in_place_of_a_folder_is_refused_without_it(url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(OptionError) as found:
-        delegraph.Cache(url)
+        Cache(url)
     assert "7c0ffee7" not in str(found.value) and "--cache-remote" in found.value.hint
     assert list(tmp_path.iterdir()) == []
 

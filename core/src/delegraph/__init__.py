@@ -42,7 +42,6 @@ if TYPE_CHECKING:
         get_runtime,
         register,
     )
-    from .engine.cache import Cache
     from .host.verify import Verification
     from .lowered_program import LoweredProgram
     from .partitioner import Refusal
@@ -52,7 +51,6 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BackendNotFound",
-    "Cache",
     "Choices",
     "ContractViolation",
     "DelegraphError",
@@ -92,7 +90,6 @@ __all__ = [
 
 _NAMES = {
     "api": "Choices export load lower",
-    "engine.cache": "Cache",
     "discovery.registry": "Registry backends default_registry get_backend get_partitioner get_runtime register",
     "host.verify": "Verification",
     "lowered_program": "LoweredProgram",

@@ -6,18 +6,17 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar
 
 from torch.export import ExportedProgram
 
 from .discovery.record import suggestion
 from .discovery.registry import Registry, default_registry
-from .engine.cache import Cache, asked_cache
-from .engine.compile_cached import Lookups
-from .engine.elsewhere import Elsewhere
 from .engine.export import export_method, sources_by_method
 from .engine.pipeline import Lowering, Round, run
-from .errors import OptionError
+from .engine.serial import CACHE_VARIABLES, Serial
+from .engine.session import Compiler
+from .errors import OptionError, PluginUnavailable
 from .exported.tracing import TRACING
 from .exported.types import ExampleInputs, Program, Transform
 from .host.files import FileFormat, LoadedProgram
@@ -55,11 +54,7 @@ class Choices(TypedDict, total=False):
     transforms: Sequence[Transform]
     require_full: bool
     registry: Registry | None
-    executor: Any
-    isolation: Literal["process"] | None
-    time_limit: float | None
-    memory_limit: int | None
-    cache: bool | str | os.PathLike[str] | Cache | None
+    compiler: Compiler | None
 
 
 @_name_arguments
@@ -74,11 +69,7 @@ def lower(
     transforms: Sequence[Transform] = (),
     require_full: bool = False,
     registry: Registry | None = None,
-    executor: Any = None,
-    isolation: Literal["process"] | None = None,
-    time_limit: float | None = None,
-    memory_limit: int | None = None,
-    cache: bool | str | os.PathLike[str] | Cache | None = None,
+    compiler: Compiler | None = None,
 ) -> LoweredProgram:
     """Lower a model for backends. The result's ``report`` says which backend got which operators, and why not more.
 
@@ -90,14 +81,9 @@ def lower(
     ``options``: {backend name: {option: value}}.
     ``transforms``: functions from program to program, called with the normalized program.
     ``require_full``: raise NotFullyDelegated, which lists the operators, if any is left to the host.
-    ``executor``: a ``concurrent.futures`` executor that compiles partitions in parallel; the blobs are the same. One of
-    threads is used for thread-safe backends only, one of other processes or machines for all.
-    ``isolation="process"``: compile each partition in another process. If that crashes, exits, or takes more than
-    ``time_limit`` seconds or ``memory_limit`` bytes, the partition goes to the next backend or to the host. Other
-    processes need ``delegraph-workers``.
-    ``cache``: a folder for compiled partitions, True for the user's folder, or a ``Cache``. Partitions that it has are
-    not compiled again, and equal partitions are compiled once; the report says where each delegate came from. None: the
-    folder in the environment variable ``DELEGRAPH_CACHE``, if that is set; False: no cache.
+    ``compiler``: compiles the partitions, such as ``delegraph_workers.Compiler(cache=..., isolation="process")``. None:
+    they are compiled in this process, one after the other. The installed compiler that is declared as the default takes
+    over if the environment variable ``DELEGRAPH_CACHE`` is set, or if a backend declares to be isolated.
 
     If a backend refuses a call that has only constant operands, it is computed here, unless the result has more than
     16 MiB. Numbers that are read off constants (``.item()``) become literals.
@@ -106,8 +92,6 @@ def lower(
     codes.
     """
     registry, options = registry or default_registry(), options or {}
-    used_cache = asked_cache(cache)
-    lookups = Lookups(used_cache) if used_cache else None
     _expect_choices(options, transforms)
     why_these_backends = None
     if backends is None:
@@ -115,17 +99,17 @@ def lower(
     backends = _expect_backends(backends)
     # ``chosen``: a name such as ``acme/npu`` decides which of several backends a bare id means
     chosen = registry.preferring(b for b in backends if isinstance(b, str))
-    elsewhere = Elsewhere(chosen, executor, isolation, time_limit, memory_limit)
-    with elsewhere:
+    compiler, why_not_cached = (compiler, None) if compiler is not None else _default_compiler(chosen)
+    names = [b for b in backends if isinstance(b, str)]
+    with compiler.session(chosen, names) as session:
         partitioners = _named_partitioners(backends, options, registry)
-        if backends:
-            elsewhere.begin(b for b in backends if isinstance(b, str))
         if example_inputs is None and (model := _model_of_plugin(program, registry)) is not None:
             program, transforms = model.programs, (*model.transforms, *transforms)
             example_inputs, example_kwargs, dynamic_shapes = model.inputs, model.kwargs, model.dynamic_shapes
         sources = sources_by_method(program, example_inputs, example_kwargs, dynamic_shapes)
         lowering = Lowering(
             chosen,
+            session,
             sources=sources,
             transforms=dict.fromkeys(sources, transforms),
             rounds=[
@@ -133,12 +117,12 @@ def lower(
                 for backend, (name, partitioner) in zip(backends, partitioners, strict=True)
             ],
             folds_constants=True,
-            elsewhere=elsewhere,
-            cache=lookups,
             gives_back=True,
             notifies=True,
         )
         report = run(lowering).report()
+    if why_not_cached:
+        report.notes.append(why_not_cached)
     if why_these_backends:
         report.notes.append(why_these_backends)
     if require_full:
@@ -212,6 +196,20 @@ def _model_of_plugin(program: Any, registry: Registry) -> GivenModel | None:
 
             return from_elsewhere(spec, program, spec.title, registry)
     return None
+
+
+def _default_compiler(registry: Registry) -> tuple[Compiler, str | None]:
+    """The compiler for a call of ``lower`` without one; and a note if it keeps no results, although the user wants it.
+
+    The user wants it who set a variable of ``CACHE_VARIABLES``.
+    """
+    wanted = next((name for name in CACHE_VARIABLES if os.environ.get(name)), None)
+    if wanted is None:
+        return Serial(), None
+    try:
+        return registry.default_compiler(f"the cache of {wanted}"), None
+    except PluginUnavailable as e:
+        return Serial(), f"{e.message}: {e.hint}"
 
 
 def _expect_choices(options: Any, transforms: Any) -> None:

@@ -22,8 +22,10 @@ __all__ = [
     "PROJECT",
     "BackendSpec",
     "CommandSpec",
+    "CompilerSpec",
     "Declaration",
     "Declarations",
+    "FlagSpec",
     "FormatSpec",
     "Hooks",
     "ModelSpec",
@@ -73,6 +75,18 @@ class OptionSpec:
         _as_tuple(self, "choices")
         if self.default is not None and not accepts(self, self.default):
             raise ValueError(f"option {self.name!r}: its own default {self.default!r} is not {expected(self)}")
+
+
+@dataclass(frozen=True)
+class FlagSpec(OptionSpec):
+    """An option of a compiler, which ``delegraph lower`` has as ``--name``.
+
+    ``metavar``: what ``--help`` shows for the value. ``bare``: the value of the flag if it is given without one; None:
+    it needs a value.
+    """
+
+    metavar: str = ""
+    bare: Any = None
 
 
 class Declaration:
@@ -386,6 +400,31 @@ class CommandSpec(Declaration):
         return f"has no {' and no '.join(absent)}" if absent else None
 
 
+@dataclass(frozen=True)
+class CompilerSpec(Declaration):
+    """A compiler for ``delegraph.lower(compiler=...)``; ``target`` is a class as ``delegraph.compiler.Compiler`` is.
+
+    It is called with the ``options`` that the user gave as flags, as keyword arguments in which ``_`` replaces ``-``.
+    ``default``: without a compiler, ``lower`` calls it for backends that declare to be isolated, and if the environment
+    variable ``DELEGRAPH_CACHE`` is set.
+    """
+
+    noun = "compiler"
+    rule = "it is called with its options, and returns a delegraph.compiler.Compiler"
+    alone = True
+
+    name: str
+    target: str
+    options: tuple[FlagSpec, ...] = ()
+    default: bool = False
+    requires: tuple[str, ...] = ()
+    install_hint: str = ""
+
+    @property
+    def key(self) -> str:
+        return self.name
+
+
 _FORMS = {
     "name": (re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*"), "a short name such as 'tosa'"),
     "backend_id": (re.compile(r"[A-Za-z_]\w*"), "the name of the backend's class"),
@@ -450,6 +489,10 @@ class Hooks(Protocol):
     @hookspec
     def delegraph_commands(self) -> Iterable[CommandSpec]:
         """The commands that this distribution adds to ``delegraph``."""
+
+    @hookspec
+    def delegraph_compilers(self) -> Iterable[CompilerSpec]:
+        """The compilers of this distribution, which compile partitions in a way of their own."""
 
     @hookspec
     def delegraph_reports(self) -> Iterable[ReportSpec]:

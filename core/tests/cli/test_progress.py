@@ -22,7 +22,7 @@ class Steps(nn.Module):
         return ((x + 1).sin() + 1).sin() + 1
 
 
-def lower_slowly(registry, executor=None):
+def lower_slowly(registry):
     class Slow(logging.Handler):
         def emit(self, record):
             time.sleep(0.12)
@@ -31,7 +31,7 @@ def lower_slowly(registry, executor=None):
     logging.getLogger("delegraph.progress").addHandler(slow)
     try:
         partitioner = CapabilityPartitioner(lambda n: "no" if "sin" in str(n.target) else None, "EchoBackend")
-        return lower(Steps().eval(), (torch.ones(2),), backends=[partitioner], registry=registry, executor=executor)
+        return lower(Steps().eval(), (torch.ones(2),), backends=[partitioner], registry=registry)
     finally:
         logging.getLogger("delegraph.progress").removeHandler(slow)
 

@@ -11,6 +11,7 @@ import torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.engine.pipeline import Lowering, Round, run
+from delegraph.engine.serial import Serial
 from delegraph.errors import ContractViolation, NotFullyDelegated, PluginFailed, Unsupported
 from delegraph.partitioner import (
     CapabilityPartitioner,
@@ -24,6 +25,7 @@ from delegraph.partitioner import (
 )
 from delegraph.runtime import BackendRuntime
 from delegraph_executorch.edge import extract_partition, to_backend
+from delegraph_workers import Compiler
 from torch import nn
 
 from core.tests.conftest import COMPILED, EchoRuntime
@@ -228,7 +230,7 @@ def test_by_threads():
     x = torch.randn(2, 4)
     first = backend("FirstBackend", lambda names: "full" if "sin" in names else None, safe=True)
     with ThreadPoolExecutor(3) as pool:
-        program = lowered(Thirds(), (x,), (first, taking("FirstBackend", *FIRST)), executor=pool)
+        program = lowered(Thirds(), (x,), (first, taking("FirstBackend", *FIRST)), compiler=Compiler(executor=pool))
     assert len(program.report.given_back) == 3 and len(program.delegates) == 3
     same(program, x)
 
@@ -400,7 +402,9 @@ def test_what_a_backend_would_take_leaves_out_what_its_compiler_refused():
     partitioner = CapabilityPartitioner(why_not, "WideBackend")
     programs = {"forward": torch.export.export(Wide(), inputs)}
     rounds = [Round("wide", {"forward": partitioner}, own=True)]
-    lowering = Lowering(registry_of(kind), programs=programs, rounds=rounds, gives_back=True)
+    registry = registry_of(kind)
+    session = Serial().session(registry, ())
+    lowering = Lowering(registry, session, programs=programs, rounds=rounds, gives_back=True)
     causes = run(lowering, "normalize").report().causes
     assert [(c.frees, sum(c.operators.values())) for c in causes if c.frees is not None] == [(2, 2)]
 

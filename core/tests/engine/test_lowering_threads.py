@@ -1,4 +1,4 @@
-"""Lowering in several threads: partitions side by side through ``executor=``, and whole lowerings at once."""
+"""Lowering in several threads: partitions side by side in an executor, and whole lowerings at once."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from delegraph.partitioner import CapabilityPartitioner
 from delegraph.plugin import FormatSpec, hookimpl
 from delegraph.runtime import BackendRuntime
 from delegraph_executorch.edge import ExecutorchProgramManager, to_edge
+from delegraph_workers import Compiler
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 aten = torch.ops.aten
@@ -70,7 +71,8 @@ def lowered(made, count=4, executor=None, partitioners=None):
     for each in made if isinstance(made, list) else [made]:
         registry.register(each)
     who = partitioners or [additions()]
-    return delegraph.lower(Steps(count).eval(), (torch.ones(3),), backends=who, registry=registry, executor=executor)
+    compiler = None if executor is None else Compiler(executor=executor)
+    return delegraph.lower(Steps(count).eval(), (torch.ones(3),), backends=who, registry=registry, compiler=compiler)
 
 
 def blobs(result):

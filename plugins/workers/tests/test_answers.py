@@ -6,8 +6,9 @@ import delegraph
 import pytest
 from delegraph.discovery.registry import Registry
 from delegraph.partitioner import CapabilityPartitioner, Reason
+from delegraph_workers import Compiler
 
-from core.tests.engine.test_cache import Blocks, CountingBackend, X, contents, entries, entry, model
+from .test_cache import Blocks, CountingBackend, X, contents, entries, entry, model
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ class Slow(CapabilityPartitioner):
 def answered(folder, registry, partitioner=None, module=None):
     Slow.asked.clear()
     given = [partitioner or Slow()]
-    return delegraph.lower(module or model(), X, backends=given, registry=registry, cache=folder)
+    return delegraph.lower(module or model(), X, backends=given, registry=registry, compiler=Compiler(cache=folder))
 
 
 def test_an_answer_of_a_partitioner_is_found_again(registry, tmp_path):

@@ -27,10 +27,10 @@ from delegraph.formats import Quantization, QuantizationParameters
 from delegraph.host import FileFormat
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.runtime import BlobHeader
-from delegraph.work import write
 from delegraph_tosa.format import TosaFormat
 from delegraph_tosa.quantizer import TOSAQuantizer
 from delegraph_workers import (
+    Compiler,
     annotations,
     arrays,
     config,
@@ -46,6 +46,7 @@ from delegraph_workers import (
     tensors,
     workers,
 )
+from delegraph_workers.forms import write
 from importlib_metadata import entry_points
 from torch import nn
 from torchao.quantization.pt2e import MinMaxObserver
@@ -274,7 +275,7 @@ def test_two_versions_of_a_compiler_serve_one_lowering(registry, settings, tmp_p
     )
     assert "SIGABRT" in crashed.report.given_back[0].reason and len(crashed.report.delegates) == 1
     for found in ("compiled", "from the cache"):
-        kept = delegraph.lower(model, (x,), backends=["one", "second"], registry=registry, cache=tmp_path)
+        kept = delegraph.lower(model, (x,), backends=["one", "second"], registry=registry, compiler=Compiler(tmp_path))
         assert [d.compiled for d in kept.report.delegates] == [found] * 2
         assert [d.processed_bytes for d in kept.delegates] == [d.processed_bytes for d in lowered.delegates]
     assert [(d.producer, d.fingerprint) for d in kept.delegates] == [("acme-one 3.1", "1.0"), ("acme-two 3.1", "2.0")]
@@ -474,7 +475,7 @@ def test_what_is_compiled_there_is_cached_by_what_is_installed_there(far, tmp_pa
     small, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), torch.randn(1, 4)
 
     def compiled(**choices):
-        lowered = delegraph.lower(small, (x,), backends=["far"], registry=far, cache=tmp_path, **choices)
+        lowered = delegraph.lower(small, (x,), backends=["far"], registry=far, compiler=Compiler(tmp_path, **choices))
         (delegate,) = lowered.report.delegates
         return delegate.compiled, lowered
 

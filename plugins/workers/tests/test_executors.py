@@ -18,9 +18,9 @@ import pytest
 import torch
 from delegraph.backend import CompileSpec, PreprocessResult
 from delegraph.errors import FormatError, OptionError, PluginFailed, Unsupported
-from delegraph_workers import Workers, execute, message
+from delegraph_workers import Compiler, execute, message
 from delegraph_workers.supervise import Limits
-from delegraph_workers.workers import Remote
+from delegraph_workers.workers import Remote, Workers
 from torch import nn
 
 
@@ -36,9 +36,10 @@ class Steps(nn.Module):
         return x
 
 
-def lowered(registry, executor=None, names=("sin", "sin"), backends=("good",), **choices):
+def lowered(registry, executor=None, names=("sin", "sin"), backends=("good",), options=None, **choices):
     model = Steps(*names).eval()
-    given = {"backends": list(backends), "registry": registry, "executor": executor, **choices}
+    compiler = Compiler(executor=executor, **choices)
+    given = {"backends": list(backends), "registry": registry, "compiler": compiler, "options": options}
     return delegraph.lower(model, (torch.ones(512, 1024),), **given)
 
 

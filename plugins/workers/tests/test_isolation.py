@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 import delegraph
 import pytest
 import torch
+from delegraph.discovery.registry import Registry
 from delegraph.errors import NotFullyDelegated, OptionError, PluginUnavailable
 from delegraph.partitioner import CapabilityPartitioner
-from delegraph_workers import workers
+from delegraph_workers import Compiler, workers
 from torch import nn
 
 aten = torch.ops.aten
@@ -29,9 +30,13 @@ class Steps(nn.Module):
         return x
 
 
-def lowered(names, registry, *backends, **choices):
+def lowered(names, registry, *backends, require_full=False, **choices):
     model = Steps(*names).eval()
-    return delegraph.lower(model, (torch.ones(512, 1024),), backends=[*backends, "good"], registry=registry, **choices)
+    inputs = (torch.ones(512, 1024),)
+    used = [*backends, "good"]
+    return delegraph.lower(
+        model, inputs, backends=used, registry=registry, require_full=require_full, compiler=Compiler(**choices)
+    )
 
 
 def blobs(result):
@@ -79,10 +84,12 @@ def test_what_a_backend_declares_is_enough(registry, monkeypatch):
         def prepare(self, backends):
             begun.append(list(backends))
 
-    monkeypatch.setattr("delegraph_workers.Workers", Recorded, raising=False)
+    monkeypatch.setattr("delegraph_workers.compiler.Workers", Recorded)
     lowered(["sin"], registry, "leaving")
     assert begun == [["troubled/leaving"]]
-    delegraph.lower(Steps("sin").eval(), (torch.ones(512, 1024),), backends=[], registry=registry, **APART)
+    delegraph.lower(
+        Steps("sin").eval(), (torch.ones(512, 1024),), backends=[], registry=registry, compiler=Compiler(**APART)
+    )
     assert len(begun) == 1  # there is nothing to compile
 
 
@@ -92,7 +99,13 @@ def test_a_registered_backend_is_refused(registry):
     made = type("HereBackend", (troubled.GoodBackend,), {"__module__": "troubled"})
     additions = CapabilityPartitioner(lambda n: None if n.target is aten.add.Tensor else "no", "HereBackend")
     with registry.register(made), pytest.raises(OptionError, match="HereBackend was registered in this process"):
-        delegraph.lower(Steps("sin").eval(), (torch.ones(512, 1024),), backends=[additions], registry=registry, **APART)
+        delegraph.lower(
+            Steps("sin").eval(),
+            (torch.ones(512, 1024),),
+            backends=[additions],
+            registry=registry,
+            compiler=Compiler(**APART),
+        )
 
 
 @pytest.mark.parametrize(
@@ -112,9 +125,9 @@ def test_wrong_choices(choices, text, registry):
 
 
 def test_without_the_distribution_there_is_one_error(registry, monkeypatch):
-    monkeypatch.setattr("delegraph.discovery.own.missing", lambda modules: list(modules))
+    monkeypatch.setattr(Registry, "declared", lambda self, kind: [])
     with pytest.raises(PluginUnavailable, match="comes with delegraph-workers") as error:
-        lowered(["sin"], registry, isolation="process")
+        delegraph.lower(Steps("sin").eval(), (torch.ones(512, 1024),), backends=["leaving"], registry=registry)
     assert error.value.hint == "pip install delegraph-workers"
 
 
@@ -137,7 +150,7 @@ def test_a_worker_reads_a_quantized_program():
     """torch registers the operators of quantized programs when a module of it is imported, which no rule needs here."""
     model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), torch.randn(2, 4)
     quantized = delegraph.quantize(model, [(x,)], backend="tosa")
-    apart, here = (delegraph.lower(quantized, backends=["tosa"], **choices) for choices in (APART, {}))
+    apart, here = (delegraph.lower(quantized, backends=["tosa"], compiler=c) for c in (Compiler(**APART), None))
     assert [d.processed_bytes for d in apart.delegates] == [d.processed_bytes for d in here.delegates] != []
 
 

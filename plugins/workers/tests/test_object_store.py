@@ -1,10 +1,10 @@
 """A remote cache in an object store: S3's protocol, spoken by moto's server (``pip install "moto[server]" s3fs``)."""
 
-import delegraph
 import pytest
 from delegraph.discovery.registry import Registry
+from delegraph_workers import Cache
 
-from core.tests.engine.test_cache import CountingBackend, contents, entries, lowered, model, said
+from .test_cache import CountingBackend, contents, entries, lowered, model, said
 
 
 @pytest.fixture
@@ -43,23 +43,23 @@ def store(monkeypatch):
 def test_a_team_shares_what_one_of_them_compiled(store, registry, tmp_path):
     server, system = store
     url = "s3://team/delegraph"
-    wanted = contents(lowered(model(), registry, delegraph.Cache(tmp_path / "one", remote=url)))
+    wanted = contents(lowered(model(), registry, Cache(tmp_path / "one", remote=url)))
     names = sorted(path.rpartition("/")[2] for path in system.ls("team/delegraph", refresh=True))
     assert names == [path.name for path in entries(tmp_path / "one")]
-    program = lowered(model(), registry, delegraph.Cache(tmp_path / "two", remote=url))
+    program = lowered(model(), registry, Cache(tmp_path / "two", remote=url))
     assert contents(program) == wanted and len(CountingBackend.calls) == 2
     assert [row.compiled for row in program.report.delegates] == ["from the cache"] * 2
 
     for name in names:  # damaged there
         system.pipe_file(f"team/delegraph/{name}", b"damaged")
-    program = lowered(model(), registry, delegraph.Cache(tmp_path / "three", remote=url))
+    program = lowered(model(), registry, Cache(tmp_path / "three", remote=url))
     assert contents(program) == wanted and len(CountingBackend.calls) == 4
     assert sum("remote cache entry" in note for note in said(program)) == 2
 
-    program = lowered(model(), registry, delegraph.Cache(tmp_path / "four", remote="s3://nobody/has/it"))
+    program = lowered(model(), registry, Cache(tmp_path / "four", remote="s3://nobody/has/it"))
     assert "the remote cache s3://nobody/has/it is not used: " in said(program)[1] and len(said(program)) == 2
 
     server.stop()  # and away
-    program = lowered(model(seed=5), registry, delegraph.Cache(tmp_path / "two", remote=url))
+    program = lowered(model(seed=5), registry, Cache(tmp_path / "two", remote=url))
     assert len(program.delegates) == 2
     assert sum("the remote cache s3://team/delegraph is not used: " in note for note in said(program)) == 1

@@ -2,12 +2,11 @@
 
 import time
 
-import delegraph
 import pytest
 from delegraph.discovery.registry import Registry
-from delegraph_workers import remote_cache
+from delegraph_workers import Cache, remote_cache
 
-from core.tests.engine.test_cache import CountingBackend, contents, entries, lowered, model, said
+from .test_cache import CountingBackend, contents, entries, lowered, model, said
 
 
 @pytest.fixture
@@ -25,8 +24,8 @@ REMOTES = {"memory": lambda path: f"memory://{path.name}", "file": lambda path: 
 def test_a_remote_folder_is_read_through_and_written_back(kind, registry, tmp_path):
     pytest.importorskip("fsspec")
     url = REMOTES[kind](tmp_path)
-    wanted = contents(lowered(model(), registry, delegraph.Cache(tmp_path / "one", remote=url)))
-    program = lowered(model(), registry, delegraph.Cache(tmp_path / "two", remote=url))
+    wanted = contents(lowered(model(), registry, Cache(tmp_path / "one", remote=url)))
+    program = lowered(model(), registry, Cache(tmp_path / "two", remote=url))
     assert len(CountingBackend.calls) == 2
     assert contents(program) == wanted
     assert [row.compiled for row in program.report.delegates] == ["from the cache"] * 2
@@ -37,14 +36,14 @@ def test_a_remote_folder_is_read_through_and_written_back(kind, registry, tmp_pa
 
 def test_entries_of_a_remote_folder_are_checked(registry, tmp_path):
     url = f"file://{tmp_path}/far"
-    wanted = contents(lowered(model(), registry, delegraph.Cache(tmp_path / "one", remote=url)))
+    wanted = contents(lowered(model(), registry, Cache(tmp_path / "one", remote=url)))
     for path in entries(tmp_path / "far"):
         path.write_bytes(path.read_bytes()[:-1])
-    program = lowered(model(), registry, delegraph.Cache(tmp_path / "two", remote=url))
+    program = lowered(model(), registry, Cache(tmp_path / "two", remote=url))
     assert contents(program) == wanted
     assert sum("remote cache entry" in note and "is not used" in note for note in said(program)) == 2
     assert len(CountingBackend.calls) == 4
-    lowered(model(), registry, delegraph.Cache(tmp_path / "three", remote=url))
+    lowered(model(), registry, Cache(tmp_path / "three", remote=url))
     assert len(CountingBackend.calls) == 4  # they were written anew
 
 
@@ -60,7 +59,7 @@ def full(*args):
 def test_a_remote_folder_that_is_slow_or_full_is_one_line(system, why, registry, tmp_path, monkeypatch):
     monkeypatch.setattr(remote_cache, "_PATIENCE", 0.05)
     monkeypatch.setattr(remote_cache.RemoteFolder, "_open", system)
-    program = lowered(model(), registry, delegraph.Cache(tmp_path / "one", remote="memory://x"))
+    program = lowered(model(), registry, Cache(tmp_path / "one", remote="memory://x"))
     assert len(program.delegates) == 2
     _, note = said(program)
     assert note.startswith("the remote cache memory://x is not used: ") and why in note
@@ -68,7 +67,7 @@ def test_a_remote_folder_that_is_slow_or_full_is_one_line(system, why, registry,
 
 @pytest.mark.parametrize("url", ["nosuch://user:secret@host/folder?token=secret", "file:///proc/nowhere/x"])
 def test_a_remote_folder_that_is_away_is_one_line_without_its_password(url, registry, tmp_path):
-    program = lowered(model(), registry, delegraph.Cache(tmp_path / "one", remote=url))
+    program = lowered(model(), registry, Cache(tmp_path / "one", remote=url))
     assert len(program.delegates) == len(entries(tmp_path / "one")) == 2
     _, note = said(program)
     assert "is not used: " in note
@@ -80,7 +79,7 @@ def test_the_environment_names_a_remote_folder(registry, tmp_path, monkeypatch):
     lowered(model(), registry, tmp_path / "near")
     assert len(entries(tmp_path / "far")) == len(entries(tmp_path / "near")) == 2
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
-    monkeypatch.setattr("delegraph.engine.cache.sys.platform", "linux")
+    monkeypatch.setattr("delegraph_workers.cache.sys.platform", "linux")
     lowered(model(), registry, None)
     assert len(CountingBackend.calls) == 2
     assert len(entries(tmp_path / "user/delegraph")) == 2

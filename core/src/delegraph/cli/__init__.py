@@ -218,12 +218,15 @@ def _run(words: Sequence[str], page: worker.Page | None, refused: Mapping[worker
         watchdog(),
         _reporting_to(page, refused),
     ):
+        from ..command.compilers import expect_installed  # imported late because it needs pluggy
+
         _use_settings(_flags(words))
         command_line = parser(words)
         # all else prints to stderr; but while arguments are parsed, ``output_path`` looks at sys.stdout for /dev/stdout
         with contextlib.redirect_stdout(stdout):
             args, unknown = command_line.parse_known_args(words)
             if unknown:  # ``parse_args`` would show the usage of delegraph, not that of the command
+                expect_installed(unknown)
                 args.refuse(f"unrecognized arguments: {' '.join(unknown)}")
         outcome: Outcome = args.run_command(args)
     return outcome

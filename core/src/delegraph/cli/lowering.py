@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import math
-import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..command import terminal
+from ..command.compilers import add_compiler_flags, chosen_compiler
 from ..command.contract import parse_options
 from ..command.inputs import read_inputs
 from ..command.model import check_model, read_model
@@ -51,14 +50,7 @@ class Lower:
         add("--report", action="append", default=[], type=output_path, metavar="FILE", help=form)
         add("-v", "--verbose", action="store_true", help="also operators, border and time of each delegate")
         add("--require-full", action="store_true", help="fail if an operator is left to the host")
-        text = "keep compiled partitions in this folder, or in the user's, and compile none that is there"
-        add("--cache", nargs="?", const=True, metavar="DIR", help=f"{text} (default: $DELEGRAPH_CACHE)")
-        add("--cache-remote", metavar="URL", help="also in this one, which others share, such as s3://bucket/folder")
-        isolation = "compile each partition in a process of its own, which a compiler may end (delegraph-workers)"
-        add("--isolation", choices=["process"], help=isolation)
-        limit = "stop compiling a partition after so long; it goes to the next backend or to the host"
-        add("--time-limit", type=_amount, metavar="SECONDS", help=limit)
-        add("--memory-limit", type=_amount, metavar="MB", help="the same for memory that compiling a partition takes")
+        add_compiler_flags(parser)
         add("--min-delegated", type=_share, metavar="SHARE", help="fail if fewer operators are delegated, such as 0.95")
         add("--max-delegates", type=natural_number, metavar="N", help="fail if there are more delegates")
 
@@ -121,7 +113,6 @@ def _lower(
     result, backends = Attempt(model=model, verbose=args.verbose), chosen.names
     with attempt(result):  # stores an error in ``result.error``
         with progress(f"loading {model}"):
-            from .. import Cache
             from ..api import Choices, lower
 
             loaded = read_model(model)
@@ -130,17 +121,10 @@ def _lower(
             quantize_given = provided(f"{_QUANTIZING}:quantize_given", "--quantize")
             notes.append(quantize_given(loaded, args.quantize, backends[0]))
         with progress(f"lowering {model} for {', '.join(backends) or 'the host'}"):
-            cache = args.cache  # a folder, True for --cache without one, or None
-            if args.cache_remote:
-                folder = args.cache or os.environ.get("DELEGRAPH_CACHE")
-                cache = Cache(None if folder is True else folder, remote=args.cache_remote)  # None: the user's folder
             choices: Choices = {
                 "backends": backends,
                 "options": options,
-                "cache": cache,
-                "isolation": args.isolation,
-                "time_limit": args.time_limit,
-                "memory_limit": None if args.memory_limit is None else int(args.memory_limit * 1e6),  # bytes, of MB
+                "compiler": chosen_compiler(args),
             }
             lowered = lower(**loaded.arguments(), **choices)
         result.report = lowered.report
@@ -254,17 +238,6 @@ def _share(text: str) -> float:
 
 
 _share.__name__ = "share from 0 to 1"  # argparse shows this name in errors
-
-
-def _amount(text: str) -> float:
-    """For argparse: a number above 0."""
-    amount = float(text)
-    if not 0 < amount < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return amount
-
-
-_amount.__name__ = "number above 0"  # argparse shows this name in errors
 
 
 def _choose_backends(registry: Registry, args: argparse.Namespace) -> DefaultBackends:

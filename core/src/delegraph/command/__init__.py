@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..discovery.own import provided
     from .arrays import read_array
+    from .compilers import add_compiler_flags, chosen_compiler
     from .contract import Command, Outcome, check_model, load_model, parse_options, progress, table
     from .inputs import read_inputs
     from .model import read_model
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
 __all__ = [
     "Command",
     "Outcome",
+    "add_compiler_flags",
     "as_json",
     "check_model",
+    "chosen_compiler",
     "expect_file",
     "expect_places",
     "load_model",
@@ -41,6 +44,7 @@ __all__ = [
 _NAMES = {
     "..discovery.own": "provided",
     ".arrays": "read_array",
+    ".compilers": "add_compiler_flags chosen_compiler",
     ".contract": "Command Outcome check_model load_model parse_options progress table",
     ".inputs": "read_inputs",
     ".model": "read_model",

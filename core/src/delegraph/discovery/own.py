@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import PluginUnavailable
-from ..plugin import BackendSpec, CommandSpec, Declaration, FormatSpec, ModelSpec, ReportSpec
+from ..plugin import BackendSpec, CommandSpec, CompilerSpec, Declaration, FormatSpec, ModelSpec, ReportSpec
 from .loading import load, missing
 
 COMMANDS = (
@@ -31,6 +31,7 @@ OWN: tuple[Declaration, ...] = (*COMMANDS, *REPORTS)
 _GROUPS: Mapping[type[Declaration], str] = {
     BackendSpec: "backends",
     CommandSpec: "commands",
+    CompilerSpec: "compilers",
     FormatSpec: "formats",
     ModelSpec: "models",
     ReportSpec: "reports",
@@ -53,7 +54,8 @@ class Provider(NamedTuple):
 def provider_of(kind: type[Declaration] | str, name: str) -> Provider | None:
     """The distribution of this project that declares ``name``; None if none does.
 
-    ``kind``: the class of the declaration, or "runtimes" for runtimes that execute whole files. Backends are found by
+    ``kind``: the class of the declaration, or "runtimes" for runtimes that execute whole files, or "flags" for
+    flags of compilers. Backends are found by
     their name and by their id.
     """
     return _providers().get((kind if isinstance(kind, str) else _GROUPS.get(kind, ""), name))
@@ -75,7 +77,7 @@ def _providers() -> dict[tuple[str, str], Provider]:
     for distribution, described in _our_distributions().items():
         plain = Provider(distribution, distribution)
         whole = Provider(distribution, described.get("install", distribution))
-        for group in (*_GROUPS.values(), "runtimes"):
+        for group in (*_GROUPS.values(), "runtimes", "flags"):
             for name in described.get(group, ()):
                 # formats, reports and commands work without the extra
                 found[group, name] = whole if group in ("backends", "models", "runtimes") else plain

@@ -8,7 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from importlib_metadata import EntryPoint
 
@@ -21,14 +21,25 @@ from ..errors import (
     PluginConflict,
     PluginUnavailable,
 )
-from ..plugin import EVENTS, IN_PROCESS, BackendSpec, Declaration, FormatSpec, OptionSpec, QuantizerSpec, RuntimeSpec
+from ..plugin import (
+    EVENTS,
+    IN_PROCESS,
+    BackendSpec,
+    CompilerSpec,
+    Declaration,
+    FormatSpec,
+    OptionSpec,
+    QuantizerSpec,
+    RuntimeSpec,
+)
 from .attribution import AtWork, working
 from .defaults import DefaultBackends, choose_default, none_usable
 from .entry_points import Discovery, Key, discover, loadable
 from .index import BackendInfo, D, Declared, Index
 from .loading import missing
 from .options import complete_options
-from .record import Fault, PluginRecord, Status, describe, without
+from .own import provider_of
+from .record import DENY, Fault, PluginRecord, Status, describe, without
 from .resolve import in_process, resolve
 from .validate import read_declarations
 
@@ -41,6 +52,31 @@ if TYPE_CHECKING:
 
 _reading = threading.local()
 _warned: set[tuple[str, str]] = set()
+
+
+class InstalledBackend(NamedTuple):
+    """A backend that can be used: its class, its declaration, and the plugin's record.
+
+    ``record`` has the distribution that declares the backend, with its version.
+    """
+
+    kind: type[BackendDetails]
+    spec: BackendSpec
+    record: PluginRecord
+
+    @property
+    def full_name(self) -> str:
+        """``distribution/name``, which is never ambiguous between distributions."""
+        return f"{self.record.distribution}/{self.spec.name}"
+
+    @property
+    def producer(self) -> tuple[str, str]:
+        """(distribution, version) that have the backend."""
+        return self.spec.origin or (self.record.distribution, self.record.version)
+
+    def owner(self, kind: type) -> PluginRecord:
+        """The record, for errors of the backend's class (``attribution.Owners``)."""
+        return self.record
 
 
 class Registry:
@@ -161,6 +197,33 @@ class Registry:
         entry = self._index().usable(name)
         backend: type[BackendDetails] = self.resolve(entry.spec, entry.record)
         return backend
+
+    def installed(self, name: str) -> InstalledBackend:
+        """The backend ``name``: its imported class with its declaration. Raises what ``get_backend`` does."""
+        entry = self._index().usable(name)
+        return InstalledBackend(self.get_backend(name), entry.spec, entry.record)
+
+    def default_compiler(self, what: str) -> Any:
+        """A new compiler of the kind that a plugin declares as the default (``CompilerSpec``), without options.
+
+        If no plugin of this registry does, one of ``default_registry()`` is taken. ``what``: the feature that needs it,
+        for errors. Raises PluginUnavailable if none is installed, and PluginConflict if several are the default.
+        """
+        declared = [(spec, record) for spec, record in self.declared(CompilerSpec) if spec.default]
+        if not declared and self is not default_registry():
+            return default_registry().default_compiler(what)
+        if not declared:
+            provider = provider_of(CompilerSpec, "workers")
+            assert provider is not None, "our_distributions.json has it"
+            text = f"{what} comes with {provider.distribution}, which is not installed"
+            raise PluginUnavailable("plugin-unavailable", text, hint=provider.hint)
+        if len(declared) > 1:
+            owners = " and ".join(record.owner for _, record in declared)
+            raise PluginConflict(
+                "plugin-conflict", f"{owners} both declare a default compiler", hint=f"set {DENY} to one of them"
+            )
+        spec, record = declared[0]
+        return self.get(CompilerSpec, f"{record.distribution}/{spec.name}")()
 
     def get_partitioner(self, name: str, /, **options: Any) -> Partitioner:
         """Construct the default partitioner of the backend ``name``, or the partitioner of that name, with ``options``.

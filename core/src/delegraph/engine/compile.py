@@ -1,193 +1,176 @@
-"""The step ``compile``: makes the calls of backends, in order, each in the right thread."""
+"""The step ``compile``: calls the compilers of backends, one after the other, and checks what they did."""
 
 from __future__ import annotations
 
 import logging
-import threading
+import time
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from contextlib import nullcontext
+from typing import Any
+
+from torch.fx import Node
 
 from ..backend import BackendDetails
-from ..errors import OptionError
-from .compile_cached import Lookups
-from .preprocess import compile_work, compiles_jointly
-
-if TYPE_CHECKING:
-    from ..discovery.registry import Registry
-    from .partition import Work
+from ..discovery.attribution import AtWork
+from ..discovery.registry import InstalledBackend
+from ..errors import DelegraphError, Unsupported
+from ..exported.subgraphs import all_nodes
+from ..exported.tracing import TRACING
+from ..source import source_of
+from .failures import may_be_refusal
+from .returned import check_others, check_result, check_untouched, flat_results, handles_of
+from .session import Compiled, Refused, Request
+from .snapshot import Snapshot
 
 LOG = logging.getLogger("delegraph.progress")
-_MOMENT = 0.05
-"""Seconds that an executor has to begin a call. If none of its calls runs after that, this thread makes the call."""
 
 
-class _Call:
-    """One call of a backend, made by a thread of the executor or by the thread that lowers: by the first to begin it.
+def compile_here(requests: Sequence[Request], first: int = 1, total: int | None = None) -> list[Compiled]:
+    """Compile partitions in this process, one after the other.
 
-    ``backend`` gets the programs of ``work``, whose results the call stores there. ``registry``: knows the backends.
-    ``may_refuse``: a refusal is stored as well, and is no error. ``cache``: gets the result; None for no cache.
-    ``outcome`` is done when the call has ended. ``place``: what the call compiles, for the log. ``_first``: a lock that
-    the thread takes that begins the call, and never releases.
+    Backends are called in the order of their first requests (``calls_of``). A backend
+    that is not thread-safe is called while no other thread lowers. The results are
+    checked, and so is what a backend may not change in its program.
+
+    If a backend raises Unsupported, the requests that the error is about are refused,
+    and the backend is called again with the others. If it raises an exception of its
+    own, it is called with each program alone, and refuses those with which it fails.
+
+    ``first`` and ``total``: the number of the first request, and of all requests of the
+    lowering, for the log ``delegraph.progress``.
+
+    Raises ContractViolation for wrong results and for forbidden changes.
+    """
+    answers: dict[int, Compiled] = {}
+    total = len(requests) if total is None else total
+    for positions in calls_of(requests):
+        last = first + len(positions) - 1
+        name = requests[positions[0]].backend.spec.name
+        if first == last:
+            LOG.info("partition %d of %d, %s", first, total, name)
+        else:
+            LOG.info("partitions %d to %d of %d, %s", first, last, total, name)
+        first = last + 1
+        call = [_Given(requests[k]) for k in positions]
+        _compile(call)
+        for position, given in zip(positions, call, strict=True):
+            answers[position] = Compiled(given.result, seconds=given.seconds)
+    return [answers[k] for k in range(len(requests))]
+
+
+def calls_of(requests: Sequence[Request]) -> list[list[int]]:
+    """The calls of backends that ``requests`` need: for each one, their positions.
+
+    Backends come in the order of their first requests. A backend that compiles jointly
+    is called once, others are called once for each partition.
+    """
+    by_backend: dict[type[BackendDetails], list[int]] = {}
+    for position, request in enumerate(requests):
+        by_backend.setdefault(request.backend.kind, []).append(position)
+    calls: list[list[int]] = []
+    for kind, positions in by_backend.items():
+        if compiles_jointly(kind):
+            calls.append(positions)
+        else:
+            calls.extend([position] for position in positions)
+    return calls
+
+
+def compiles_jointly(kind: type[BackendDetails]) -> bool:
+    """Whether a backend compiles the partitions of all methods in one call.
+
+    That is so if its class replaces ``preprocess_multimethod``, whose default compiles
+    one partition after the other.
+    """
+    default: Any = BackendDetails.preprocess_multimethod
+    return getattr(kind.preprocess_multimethod, "__func__", None) is not default.__func__
+
+
+class _Given:
+    """A request whose program is given to a backend.
+
+    ``before``: a snapshot of the program. ``handles``: the debug handles that the
+    result may name. ``result``: the answer, once there is one.
     """
 
-    def __init__(
-        self,
-        backend: type[BackendDetails],
-        work: Sequence[Work],
-        registry: Registry,
-        may_refuse: bool,
-        cache: Lookups | None,
-    ) -> None:
-        """A call that no thread has begun. The class describes the parameters."""
-        self.backend, self._work, self._registry, self._may_refuse = backend, work, registry, may_refuse
-        self._cache = cache
-        self._first = threading.Lock()
-        self.outcome: Future[None] = Future()
-        self.place = ""
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.result: Any = None
+        self.seconds = 0.0
+        self.extract()
 
-    @property
-    def begun(self) -> bool:
-        """Whether some thread has begun the call. That thread keeps the lock for good."""
-        return self._first.locked()
-
-    def begin(self) -> None:
-        """Make the call, unless another thread has begun it. Errors go into ``outcome``."""
-        if not self._first.acquire(blocking=False):
-            return
-        LOG.info(self.place)
-        try:
-            if self._cache is None:
-                compile_work(self.backend, self._work, self._registry, self._may_refuse)
-            else:  # with a cache, each call compiles a single partition
-                self._cache.compile(self._work[0], self._registry, self._may_refuse)
-            self.outcome.set_result(None)
-        except BaseException as e:  # the caller gets it with the outcome
-            self.outcome.set_exception(e)
-
-    def counted(self, first: int, total: int) -> tuple[str, int]:
-        """What the call compiles, as text for the log (``partition 3 of 28, xnnpack``); and a number.
-
-        ``first``: the number of the first partition of this call. ``total``: how many partitions all calls have
-        together. The returned number is that of the first partition of the next call.
-        """
-        after = first + len(self._work)
-        name = self._registry.spec(self._work[0].partition.spec.backend_id).name
-        numbers = f"partition {first}" if after == first + 1 else f"partitions {first} to {after - 1}"
-        return f"{numbers} of {total}, {name}", after
-
-    def drop(self) -> bool:
-        """Keep every thread from beginning the call; returns False if a thread has begun it already.
-
-        Whoever acquires ``_first`` makes the call; a call that is dropped is made by nobody.
-        """
-        return self._first.acquire(blocking=False) and self.outcome.cancel()
-
-    def submit(self, executor: Executor) -> None:
-        """Let the executor make the call. Raises OptionError, here or in ``outcome``, if it has no threads."""
-        try:
-            executor.submit(self.begin).add_done_callback(partial(self._finished_by_executor, executor))
-        except Exception as e:
-            raise _no_threads(executor, e) from e
-
-    def _finished_by_executor(self, executor: Executor, future: Future[None]) -> None:
-        """Called when the executor is done with the call: set an error if the executor never began it.
-
-        ``future``: the executor's own outcome of the call. A call that the executor cancelled is left to the thread
-        that lowers.
-        """
-        if not future.cancelled() and self._first.acquire(blocking=False):
-            self.outcome.set_exception(_no_threads(executor, future.exception()))
-
-    def __reduce__(self) -> Any:
-        """Refuse to be pickled: an executor of processes would do so to send the call to another process."""
-        raise TypeError("partitions are compiled in this process and interpreter, and cannot be sent to another")
+    def extract(self) -> None:
+        """Get a fresh program: a call that failed may have rewritten the last one."""
+        self.program = self.request.extract()
+        self.before = Snapshot(self.program)
+        self.handles = handles_of(self.program)
 
 
-def compile_all(
-    work: Sequence[Work],
-    registry: Registry,
-    executor: Executor | None = None,
-    may_refuse: bool = False,
-    cache: Lookups | None = None,
-) -> None:
-    """Compile each program of ``work`` with its backend, and store the result in ``result`` of the work.
-
-    Backends are called in the order in which they first appear: once if they compile all methods jointly, else once for
-    each partition. Thread-safe backends are called in ``executor``, if there is one. All others are called on this
-    thread, while no other thread lowers. If the executor cannot begin a call, because its threads all wait for this
-    one, this thread makes it.
-
-    ``cache``: a partition whose result it has is not compiled, and other results are added to it. Of equal partitions
-    only one is compiled. None: no cache is used.
-
-    ``may_refuse``: if a backend raises Unsupported for a partition, ``not_compiled`` of its work gets the reason, and
-    the other calls go on. Without it, the error is raised.
-    """
-    if not isinstance(executor, Executor | None):
-        raise _no_threads(executor, None)
-    # a partitioner may give a backend's short name: from here on, modules have the name of its class
-    for item in work:
-        item.module.belongs_to(registry.get_backend(item.partition.spec.backend_id).__name__)
-    left = work if cache is None else cache.look_up(work, registry)
-    wanted = dict.fromkeys(w.partition.spec.backend_id for w in left)
-    calls = [call for backend_id in wanted for call in _calls(backend_id, left, registry, may_refuse, cache)]
-    aside: list[_Call] = []  # calls that the executor was given
-    first = 1
-    for call in calls:
-        call.place, first = call.counted(first, len(left))
+def _compile(call: Sequence[_Given]) -> None:
+    """Call a backend with the programs of ``call``; each of these gets its result."""
+    backend = call[0].request.backend
+    by_method: dict[str, list[_Given]] = {}
+    for given in call:
+        by_method.setdefault(given.request.method, []).append(given)
     try:
-        if executor is not None:
-            aside = [c for c in calls if c.backend.thread_safe]
-            for call in aside:
-                call.submit(executor)
-        for call in (c for c in calls if c not in aside):
-            call.begin()
-            call.outcome.result()
-        for call in aside:
-            _await(call, aside)
-    finally:  # before an error is raised, calls that run have to end, and the others must not begin (``drop``)
-        wait([call.outcome for call in calls if not call.drop()])
-    if cache is not None:
-        cache.share(registry, may_refuse)
+        results = _results(backend, by_method, len(call))
+    except DelegraphError as error:
+        if not isinstance(error, Unsupported) and not may_be_refusal(error):
+            raise
+        for given in call:
+            check_others(backend.kind.__name__, given.request.tag, given.before)
+        _compile_again(call, error)
+        return
+    in_order = [given for same_method in by_method.values() for given in same_method]
+    for given, result in zip(in_order, results, strict=True):
+        name, request = backend.kind.__name__, given.request
+        check_result(name, request.tag, given.handles, result)
+        check_untouched(name, request.tag, given.program, given.before, request.extract)
+        given.result = result
 
 
-def _no_threads(executor: Any, why: BaseException | None) -> OptionError:
-    """The error for an executor that cannot run calls in threads; ``why``: the error that shows it, if there is one."""
-    reason = "" if why is None else f", which cannot run calls of this process: {type(why).__name__}: {why}"
-    hint = "for example concurrent.futures.ThreadPoolExecutor(4)"
-    text = f"executor is to run threads; it is a {type(executor).__name__}{reason}"
-    return OptionError("option-invalid", text, hint=hint)
+def _results(backend: InstalledBackend, by_method: dict[str, list[_Given]], count: int) -> list[Any]:
+    """Call ``preprocess_multimethod``, the only place where partitions are compiled."""
+    programs = {m: [given.program for given in g] for m, g in by_method.items()}
+    specs = {m: [list(given.request.compile_specs) for given in g] for m, g in by_method.items()}
+    call = [given for same_method in by_method.values() for given in same_method]
+    places = ", ".join(given.request.place for given in call)
+    nodes = [n for given in call for n in given.program.graph.nodes]
+    with nullcontext() if backend.kind.thread_safe else TRACING:
+        start = time.perf_counter()
+        with AtWork(backend.kind, "preprocess", places, nodes, backend):
+            returned = backend.kind.preprocess_multimethod(programs, specs)
+        seconds = (time.perf_counter() - start) / count
+    for given in call:
+        given.seconds = seconds
+    return flat_results(backend.kind.__name__, programs, returned)
 
 
-def _calls(
-    backend_id: str, work: Sequence[Work], registry: Registry, may_refuse: bool, cache: Lookups | None
-) -> list[_Call]:
-    """The calls of one backend: one with all of its partitions if it compiles jointly, else one for each partition."""
-    backend = registry.get_backend(backend_id)
-    mine = [w for w in work if w.partition.spec.backend_id == backend_id]
-    joint = compiles_jointly(backend)
-    cache = None if joint else cache  # results of joint calls are not cached
-    parts = [mine] if joint else [[item] for item in mine]
-    return [_Call(backend, items, registry, may_refuse, cache) for items in parts]
+def _compile_again(call: Sequence[_Given], error: DelegraphError) -> None:
+    """Refuse the requests that ``error`` is about, and call the backend with others."""
+    if isinstance(error, Unsupported):
+        concerned = _concerned(call, error)
+        others = [given for given in call if given not in concerned]
+        calls = [others] if others else []
+    elif len(call) > 1:
+        concerned = []
+        calls = [[given] for given in call]
+    else:
+        concerned = call
+        calls = []
+    for given in concerned:
+        given.result = Refused(error)
+    for again in calls:
+        for given in again:
+            given.extract()
+        _compile(again)
 
 
-def _await(call: _Call, others: Sequence[_Call]) -> None:
-    """Wait for ``call``. If after a moment the executor runs none of ``others``, make the call on this thread.
-
-    ``others``: all calls that the executor was given. Raises the error of the call.
-    """
-
-    def running() -> list[Future[None]]:
-        """The outcomes of the calls that the executor runs now."""
-        return [c.outcome for c in others if c.begun and not c.outcome.done()]
-
-    while not call.outcome.done():
-        if outcomes := running():
-            wait(outcomes, return_when=FIRST_COMPLETED)
-            continue
-        wait([call.outcome], _MOMENT)  # the executor may be about to begin a call
-        if not running():
-            call.begin()
-    call.outcome.result()
+def _concerned(call: Sequence[_Given], refusal: Unsupported) -> Sequence[_Given]:
+    """The requests that a refusal is about; all if no program has its node."""
+    node = refusal.node
+    if not isinstance(node, Node):
+        return call
+    refusal.source = refusal.source or source_of(node)
+    containing = [given for given in call if any(n is node for n in all_nodes(given.program.graph_module))]
+    return containing or call

@@ -29,11 +29,11 @@ from ..exported.subgraphs import rewrite_subgraphs
 from ..exported.tracing import TRACING
 from ..exported_program import build_program, copy_program, name_outputs, output_values, root_call
 from ..partitioner import Partitioner, Support
-from .compile_cached import Lookups
 from .composites import Composites
 from .failures import GuardedSupport, log, may_be_refusal
 from .partition import ON_HOST, Plan
 from .plan import Answer, ask, make_plan
+from .session import Session
 
 Keeps = Callable[[Node], bool]
 """A function that tells whether some backend takes a call whole."""
@@ -43,13 +43,13 @@ class Decomposer:
     """The decompositions of one lowering. Remembers traces, and which decompositions were of no use.
 
     It changes the graphs of the programs that it gets, so they must belong to the lowering. ``watched``: check that
-    partitioners change nothing but tags (``plan.ask``). ``cache``: may have what they said before. ``may_fail``: an
-    exception of a partitioner refuses the calls that it is about.
+    partitioners change nothing but tags (``plan.ask``). ``session``: calls them; None: they are called here.
+    ``may_fail``: an exception of a partitioner refuses the calls that it is about.
     """
 
-    def __init__(self, watched: bool = True, cache: Lookups | None = None, may_fail: bool = False) -> None:
-        """``watched``: check that partitioners change only tags. ``cache``: None for none."""
-        self.tracer, self._watched, self._cache = Tracer(), watched, cache
+    def __init__(self, watched: bool = True, session: Session | None = None, may_fail: bool = False) -> None:
+        """``watched``: check that partitioners change only tags. ``session``: None for none."""
+        self.tracer, self._watched, self._session = Tracer(), watched, session
         self._may_fail = may_fail
         self._useless: set[Any] = set()  # keys of calls whose decomposition did not help
 
@@ -93,7 +93,7 @@ class Decomposer:
         # be refused in the next turn, so the loop goes on until no call is left to attempt.
         attempted: set[Node] = set()
         while True:
-            answer = ask(program, partitioner, self._watched, self._cache, self._may_fail)
+            answer = ask(program, partitioner, self._watched, self._session, self._may_fail)
             final = {r.node for r in answer.result.refusals if r.final}
             left = [n for n in _calls(program) if n not in answer.tags and ON_HOST not in n.meta]
             left = [n for n in left if to_core(n.target) or beyond_core(n.target)]

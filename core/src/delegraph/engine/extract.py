@@ -36,7 +36,7 @@ def begin_work(method: str, plan: Plan, partition: Partition) -> Work:
     outputs = [_argument(node, partition) for node in partition.outputs]
     module = LoweredBackendModule(spec.backend_id, program, spec.compile_specs, inputs, outputs)
     module.boundary_types = dict(partition.boundary_types)
-    return Work(method, plan, partition, program, module, {"extract": time.perf_counter() - start})
+    return Work(method, plan, partition, module, {"extract": time.perf_counter() - start})
 
 
 def _argument(node: Node, partition: Partition) -> Argument:
@@ -65,6 +65,25 @@ def extract(method: str, plan: Plan, partition: Partition) -> ExportedProgram:
         is_parameter = isinstance(shared, torch.nn.Parameter)
         tensors[target] = torch.nn.Parameter(copy, shared.requires_grad) if is_parameter else copy
     return program
+
+
+class ProgramsOf:
+    """A function that returns the partition's program for its backend, a fresh one at each call.
+
+    The first program is the one that the module for the host has, too. Who calls it again may have changed that one,
+    so the module gets the last program.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._is_first = True
+
+    def __call__(self) -> ExportedProgram:
+        work = self._work
+        if not self._is_first:
+            work.module.restore(extract(work.method, work.plan, work.partition))
+        self._is_first = False
+        return work.module.original_module
 
 
 class _Build:

@@ -101,21 +101,20 @@ class NotCompiled(NamedTuple):
 class Work:
     """One partition on its way through the steps.
 
-    ``program``: the partition's program, for the backend. ``module``: its module, for the host. ``seconds``: seconds by
-    step. After compiling, ``result`` is what the backend returned, or ``not_compiled`` says why it refused the program.
-    ``compiled``: where the result comes from, if the lowering uses a cache; ``equal_to``: the equal partition whose
-    result it is. ``name``: the attribute of the method's program that has the module, once there is one.
+    ``module``: its module, for the host. ``seconds``: seconds by step. After compiling, ``result`` is what the backend
+    returned, or ``not_compiled`` says why it refused the program. ``origin``: where the result comes from, if the
+    compiler keeps results; ``equal_to``: the equal partition whose result it is. ``name``: the attribute of the
+    method's program that has the module, once there is one.
     """
 
     method: str
     plan: Plan
     partition: Partition
-    program: ExportedProgram
     module: LoweredBackendModule
     seconds: dict[str, float]
     result: PreprocessResult | None = None
     not_compiled: NotCompiled | None = None
-    compiled: str = ""
+    origin: str = ""
     equal_to: Work | None = None
     name: str = ""
 
@@ -126,8 +125,8 @@ class Work:
         """
         self.name = name
         operators = tuple(filter(is_operator, self.partition.nodes))
-        compiled = self.compiled if self.equal_to is None else f"equal to {self.equal_to.name}"
-        return DelegateInfo(self.method, name, self.module, operators, self.seconds, compiled)
+        origin = self.origin if self.equal_to is None else f"equal to {self.equal_to.name}"
+        return DelegateInfo(self.method, name, self.module, operators, self.seconds, origin)
 
 
 def broken(text: str, node: Node | None = None, hint: str | None = None) -> ContractViolation:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import count, groupby
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -40,21 +39,21 @@ from ..report.model import Report
 from ..report.rows import Reasons, ReportOrigin, Rows
 from .asked import Asked
 from .checks import settle_checks
-from .compile import compile_all
-from .compile_cached import Lookups
 from .constants import compute_constants
 from .decompose import Decomposer, rebuild, support_of
-from .elsewhere import Elsewhere
 from .export import Source, export_method
-from .extract import begin_work
+from .extract import ProgramsOf, begin_work
+from .failures import log
 from .fingerprint import fingerprint_of
 from .give_back import give_back, given_back_row
 from .insert import insert_delegates
 from .known_scalars import fold_scalars
 from .narrow import Narrowed, narrow
 from .order import order, random_notes
-from .partition import Plan, Work
+from .partition import NotCompiled, Plan, Work
 from .plan import ask, check_settings, make_plan
+from .serial import Serial
+from .session import Refused, Request, Session
 from .snapshot import Snapshot
 from .state import mark_shared_state
 
@@ -82,7 +81,7 @@ class Lowering:
     - ``decomposed``: operators that no backend keeps are decomposed.
     - ``in_core_aten``: what the host computes becomes core ATen, apart from operators to ``keep`` whole.
     - ``folds_constants``: calls on constants alone that a backend refuses are computed now.
-    - ``elsewhere``: where backends compile; None: here. ``cache``: where compiled results are kept and looked up.
+    - ``session``: calls partitioners and compiles partitions.
     - ``gives_back``: a partition that its compiler refuses goes to the next backend or to the host. Without it,
       that is an error, because an entry point without a report could not tell the user.
     - ``notifies``: plugins that listen are told of each round.
@@ -94,6 +93,7 @@ class Lowering:
     """
 
     registry: Registry
+    session: Session
     sources: Mapping[str, Source] = field(default_factory=dict)
     programs: dict[str, ExportedProgram] = field(default_factory=dict)
     transforms: Mapping[str, Sequence[Transform]] = field(default_factory=dict)
@@ -102,8 +102,6 @@ class Lowering:
     in_core_aten: bool = False
     keep: Collection[object] = ()
     folds_constants: bool = False
-    elsewhere: Elsewhere | None = None
-    cache: Lookups | None = None
     gives_back: bool = False
     notifies: bool = False
     whole: bool = False
@@ -122,7 +120,7 @@ class Lowering:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.decomposer = Decomposer(cache=self.cache, may_fail=self.gives_back)
+        self.decomposer = Decomposer(session=self.session, may_fail=self.gives_back)
 
     def report(self) -> Report:
         """The report of the rounds up to the current one."""
@@ -281,16 +279,10 @@ def _compile(lowering: Lowering) -> None:
 
     Parts of a partition on which its compiler failed are compiled, so that only the smallest failing part is lost.
     """
-    gives_back = lowering.gives_back
-    narrowed: list[Narrowed] = []
     _expect_known_backends(lowering)
-    with lowering.elsewhere or Elsewhere(lowering.registry) as elsewhere:
-        registry, executor = elsewhere.open()
-        compile_all(lowering.work, registry, executor, gives_back, lowering.cache)
-        for work in lowering.work:
-            if work.not_compiled is not None:
-                compile_part = partial(_compile_part, registry=registry, cache=lowering.cache)
-                narrowed.append(narrow(work, compile_part))
+    _compile_work(lowering, lowering.work)
+    refused = [work for work in lowering.work if work.not_compiled is not None]
+    narrowed = [narrow(work, lambda part: _compile_work(lowering, [part])) for work in refused]
     lowering.work = [work for work in lowering.work if work.not_compiled is None]
     lowering.work += [work for one in narrowed for work in one.kept]
     for plan_of_method in lowering.plans.values():
@@ -305,16 +297,50 @@ def _compile(lowering: Lowering) -> None:
     fingerprints: dict[Any, str | None] = {}
     for work in lowering.work:
         if work.result is not None:
-            settings = (work.module.backend_id, *work.module.compile_specs)
+            backend = lowering.registry.installed(work.partition.spec.backend_id)
+            specs = work.module.compile_specs
+            settings = (work.module.backend_id, *specs)
             if settings not in fingerprints:
-                fingerprints[settings] = fingerprint_of(work, lowering.registry)
-            producer = lowering.registry.producer(work.module.backend_id)
-            work.module.attach(work.result, producer, fingerprints[settings])
+                fingerprints[settings] = fingerprint_of(backend, specs)
+            work.module.attach(work.result, backend.producer, fingerprints[settings])
 
 
-def _compile_part(work: Work, registry: Any, cache: Lookups | None) -> None:
-    """Compile a part of a partition on this thread; a refusal is stored in ``work``."""
-    compile_all([work], registry, None, True, cache)
+def _compile_work(lowering: Lowering, work: Sequence[Work]) -> None:
+    """Compile partitions, and store the result of each, or the reason of its refusal.
+
+    Raises the error of a refusal if the lowering has no report.
+    """
+    requests: list[Request] = []
+    for item in work:
+        spec = item.partition.spec
+        backend = lowering.registry.installed(spec.backend_id)
+        # a partitioner may give a backend's short name: from here on, modules have the name of its class
+        item.module.belongs_to(backend.kind.__name__)
+        requests.append(Request(backend, tuple(spec.compile_specs), item.method, item.partition.tag, ProgramsOf(item)))
+    answers = lowering.session.compile(requests)
+    if len(answers) != len(requests):
+        name = type(lowering.session).__name__
+        text = f"{name} returned {len(answers)} answers for {len(requests)} requests"
+        raise ContractViolation("contract-violation", text)
+    for item, compiled in zip(work, answers, strict=True):
+        item.seconds["compile"] = compiled.seconds
+        item.origin = compiled.origin
+        if compiled.equal_to is not None:
+            item.equal_to = work[compiled.equal_to]
+        if not isinstance(compiled.result, Refused):
+            item.result = compiled.result
+        elif lowering.gives_back:
+            item.not_compiled = _not_compiled(compiled.result)
+        else:
+            raise compiled.result.error
+
+
+def _not_compiled(refused: Refused) -> NotCompiled:
+    """The reason of a refusal for the report. Logs the error if the compiler failed."""
+    if refused.has_failed:
+        log(refused.error)
+    # not the error itself: its traceback would keep the program alive for as long as the report
+    return NotCompiled(refused.reason, refused.hint, refused.error.source, refused.has_failed)
 
 
 def _split_note(narrowed: Narrowed) -> str:
@@ -373,7 +399,7 @@ def _finish(lowering: Lowering) -> None:
     if lowering.in_core_aten:
         lowering.programs = {m: decomposer.finish(p, lowering.keep) for m, p in lowering.programs.items()}
     lowering.notes += decomposer.notes
-    lowering.notes += lowering.cache.notes if lowering.cache is not None else []
+    lowering.notes += lowering.session.notes
     lowering.notes += random_notes(lowering.programs, lowering.delegates)
 
 
@@ -452,15 +478,18 @@ def lower_programs(
 
     Raises an error for a partition that its compiler refuses, since no report could tell of it.
     """
-    lowering = Lowering(
-        registry or default_registry(),
-        programs=dict(programs),
-        transforms=transforms,
-        # the partitioners need not say which backend they are for: the first one is "choice 1" in notes
-        rounds=[Round(f"choice {k + 1}", partitioners) for k, partitioners in enumerate(turns)],
-        decomposed=decompose,
-        in_core_aten=decompose,
-        keep=keep,
-        whole=whole,
-    )
-    return run(lowering, "normalize", "finish" if decompose else "insert").programs
+    registry = registry or default_registry()
+    with Serial().session(registry, ()) as session:
+        lowering = Lowering(
+            registry,
+            session,
+            programs=dict(programs),
+            transforms=transforms,
+            # the partitioners need not say which backend they are for: the first one is "choice 1" in notes
+            rounds=[Round(f"choice {k + 1}", partitioners) for k, partitioners in enumerate(turns)],
+            decomposed=decompose,
+            in_core_aten=decompose,
+            keep=keep,
+            whole=whole,
+        )
+        return run(lowering, "normalize", "finish" if decompose else "insert").programs

@@ -11,15 +11,14 @@ from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
 from ..discovery.attribution import AtWork
-from ..discovery.own import provided
-from ..errors import PluginFailed, PluginUnavailable
+from ..errors import PluginFailed
 from ..exported.call_names import is_operator
 from ..exported_program import SHARED_STATE, constant_placeholders, output_values, written_values
 from ..partitioner.contract import Partitioner, PartitionResult, Refusal
 from ..partitioner.validate import check_result
-from .compile_cached import Lookups
 from .failures import guarded, may_be_refusal, reason_of
 from .partition import ON_HOST, Partition, Plan, Tags, broken
+from .session import Session
 from .snapshot import Snapshot
 from .state import give_state, returned_values
 
@@ -46,19 +45,19 @@ def ask(
     program: ExportedProgram,
     partitioner: Partitioner,
     watched: bool = True,
-    cache: Lookups | None = None,
+    session: Session | None = None,
     may_fail: bool = False,
 ) -> Answer:
     """Ask ``partitioner`` about ``program``, and check that it did only what the contract allows.
 
     Calling it puts tags on the nodes of ``program``. ``watched``: also check that it changed only tags. That is left
-    out for a program that was made just to ask. ``cache``: may have an earlier answer, which saves asking; None for no
-    cache. ``may_fail``: an exception of the partitioner refuses the calls that it is about, or all if that is not
-    known. Raises ContractViolation.
+    out for a program that was made just to ask. ``session``: calls the partitioner, or has an earlier answer; None: it
+    is called here. ``may_fail``: an exception of the partitioner refuses the calls that it is about, or all if that is
+    not known. Raises ContractViolation.
     """
     before = Snapshot(program) if watched else None
     try:
-        result = _result(program, partitioner) if cache is None else _cached_result(program, partitioner, cache)
+        result = _result(program, partitioner) if session is None else session.partition(partitioner, program)
     except PluginFailed as failure:
         if not may_fail or not may_be_refusal(failure):
             raise
@@ -99,21 +98,6 @@ def _result_after_failure(program: ExportedProgram, partitioner: Partitioner, fa
 def _forget_tags(program: ExportedProgram) -> None:
     for node in program.graph.nodes:
         node.meta.pop("delegation_tag", None)
-
-
-def _cached_result(program: ExportedProgram, partitioner: Partitioner, cache: Lookups) -> PartitionResult:
-    """The result from ``cache``, if the partitioner says what it depends on; else, or if there is none, a new one."""
-    with AtWork(partitioner, "fingerprint"):
-        fingerprint = partitioner.fingerprint(program)
-    if fingerprint is None:
-        return _result(program, partitioner)
-    try:
-        ask_once = provided("delegraph_workers:ask_once", "keeping what partitioners answer")
-    except PluginUnavailable as e:
-        cache.say(f"cache: {e.message} ({e.hint})")
-        return _result(program, partitioner)
-    result: PartitionResult = ask_once(program, partitioner, fingerprint, cache, lambda: _result(program, partitioner))
-    return result
 
 
 def make_plan(answer: Answer) -> Plan:

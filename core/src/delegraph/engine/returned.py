@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -16,8 +16,6 @@ from ..exported.subgraphs import all_nodes
 from ..exported_program import MUTATIONS, output_values, user_inputs
 from ..io.blob import is_blob
 from ..named_data import check_output
-from .extract import extract
-from .partition import Work
 from .snapshot import Snapshot
 
 
@@ -115,26 +113,31 @@ def _why_not_reported(result: PreprocessResult) -> str | None:
     return None
 
 
-def check_untouched(backend: str, item: Work, before: Snapshot) -> None:
-    """Raise ContractViolation if a backend changed something that is not its own, compared with ``before``.
+def check_untouched(
+    backend: str,
+    tag: str,
+    program: ExportedProgram,
+    before: Snapshot,
+    extract: Callable[[], ExportedProgram],
+) -> None:
+    """Raise ContractViolation if a backend changed something that is not its own.
 
-    ``before``: a snapshot of the program of ``item``, taken before the call of the backend. A backend may rewrite the
-    graph of that program; the module for the host then gets a fresh extract of the partition. A backend may not change
-    what it shares with others (``check_others``), nor the inputs and outputs with which the delegate is called.
+    ``program``: the program of the partition ``tag`` as the backend left it. ``before``: a snapshot of it, taken before
+    the call. ``extract`` returns the program as it was. A backend may rewrite the graph of its program. It may not
+    change what it shares with others (``check_others``), nor the inputs and outputs with which the delegate is called.
     """
-    check_others(backend, item, before)
+    check_others(backend, tag, before)
     if before.is_rewritten():
-        fresh = extract(item.method, item.plan, item.partition)
-        check_convention(backend, item, [n.name for n in user_inputs(fresh)])
-        item.module.restore(fresh)
+        _check_convention(backend, tag, program, extract())
 
 
-def check_others(backend: str, item: Work, before: Snapshot) -> None:
+def check_others(backend: str, tag: str, before: Snapshot) -> None:
     """Raise ContractViolation if a backend changed something that it shares with others.
 
     These are the caller's weights, and subgraphs of branches and loops, which the host's graph contains too.
     """
-    written, edited, tag = before.written_tensors(), before.edited_subgraphs(), item.partition.tag
+    written = before.written_tensors()
+    edited = before.edited_subgraphs()
     if written:
         text = f"{backend}.preprocess changed weights of partition {tag}, which are the caller's: {written[0]}"
         raise ContractViolation("contract-violation", text, hint="compute with copies: tensor.clone()")
@@ -144,24 +147,30 @@ def check_others(backend: str, item: Work, before: Snapshot) -> None:
         raise ContractViolation("contract-violation", text, hint=hint)
 
 
-def check_convention(backend: str, item: Work, inputs: Sequence[str]) -> None:
+def _check_convention(backend: str, tag: str, program: ExportedProgram, fresh: ExportedProgram) -> None:
     """Raise ContractViolation if a backend removed, reordered or added inputs or outputs of its program.
 
-    The compiled blob would then be called in another way than the host calls it. ``inputs``: the names that the
-    program's inputs had. Inputs are compared by name, outputs by type.
+    The compiled blob would then be called in another way than the host calls it. ``fresh``: the program as it was.
+    Inputs are compared by name, outputs by type.
     """
-    program, outputs = item.program, [a.type for a in item.module.outputs]
+    inputs = [node.name for node in user_inputs(fresh)]
     inputs_now = [n.name for n in program.graph.nodes if n.op == "placeholder" and n.name in inputs]
-    specs = zip(program.graph_signature.output_specs, output_values(program), strict=False)
-    values = [value for spec, value in specs if spec.kind not in MUTATIONS]
+    outputs = [_type_of(value) for value in _results(fresh)]
+    values = _results(program)
     # a backend's own nodes may have no recorded type: then the old type counts, or "?" if there was no such output
     outputs_now = [_type_of(v) or old for v, old in zip_longest(values, outputs[: len(values)], fillvalue="?")]
     for kind, wanted, present in (("inputs", inputs, inputs_now), ("outputs", outputs, outputs_now)):
         if wanted != present:
-            text = f"{backend}.preprocess changed how partition {item.partition.tag} is called: its {kind} are {wanted}"
+            text = f"{backend}.preprocess changed how partition {tag} is called: its {kind} are {wanted}"
             hint = "an input that the compiled part does not need is still passed; ignore it there"
             text += f", and {present} in the program that it left"
             raise ContractViolation("contract-violation", text, hint=hint)
+
+
+def _results(program: ExportedProgram) -> list[Any]:
+    """The values that a program returns, without new values of buffers and inputs."""
+    specs = zip(program.graph_signature.output_specs, output_values(program), strict=False)
+    return [value for spec, value in specs if spec.kind not in MUTATIONS]
 
 
 def _type_of(value: Any) -> str | None:

@@ -7,7 +7,7 @@ host, so its delegate is compiled again where these differ.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,8 @@ from torch.fx import Graph, Node
 
 from ..delegates.delegates import DelegateInfo
 from ..delegates.lowered_module import Argument, LoweredBackendModule
-from ..discovery.attribution import AtWork
 from ..discovery.registry import Registry
-from ..errors import InputError, Unsupported
+from ..errors import InputError
 from ..exported.call_spec import VARYING
 from ..exported.subgraphs import next_handles
 from ..exported_program import (
@@ -40,8 +39,10 @@ from ..exported_program import (
     written_targets,
 )
 from .extract import as_dtype, cast
-from .returned import check_result, flat_results, handles_of
+from .serial import Serial
+from .session import Refused, Request
 
+_TAG = "of all inputs and results"
 _HINT = "a .pte file holds whatever the host keeps and returns (delegraph-executorch)"
 
 
@@ -75,8 +76,7 @@ def whole_delegate(program: ExportedProgram, delegate: DelegateInfo, registry: R
     module = delegate.module
     if border.is_of(module):
         return delegate
-    whole = _Build(program, module, border).program()
-    return _compiled(whole, delegate, registry)
+    return _compiled(lambda: _Build(program, module, border).program(), delegate, registry)
 
 
 def _border_of(program: ExportedProgram) -> _Border:
@@ -244,21 +244,24 @@ class _Build:
         return new
 
 
-def _compiled(program: ExportedProgram, delegate: DelegateInfo, registry: Registry) -> DelegateInfo:
-    """The delegate that the backend makes of ``program``. Raises InputError, with the reason, if it refuses that."""
+def _compiled(build: Callable[[], ExportedProgram], delegate: DelegateInfo, registry: Registry) -> DelegateInfo:
+    """The delegate that the backend makes of the program that ``build`` builds.
+
+    Raises InputError, with the reason, if the backend refuses it.
+    """
     module = delegate.module
-    backend = registry.get_backend(module.backend_id)
-    place = f"the file of method {delegate.method}"
-    specs = {delegate.method: [module.compile_specs]}
-    handles = handles_of(program)
-    try:
-        with AtWork(backend, "preprocess", place, list(program.graph.nodes), registry):
-            returned = backend.preprocess_multimethod({delegate.method: [program]}, specs)
-    except Unsupported as refusal:
-        text = f"{backend.__name__} refuses it with all inputs and results of {delegate.method}: {refusal.message}"
-        raise _cannot(text, refusal.hint or _HINT) from refusal
-    (result,) = flat_results(backend.__name__, {delegate.method: [program]}, returned)
-    check_result(backend.__name__, place, handles, result)
+    program = build()  # for the result; the backend gets programs of its own
+    backend = registry.installed(module.backend_id)
+    request = Request(backend, tuple(module.compile_specs), delegate.method, _TAG, build)
+    with Serial().session(registry, ()) as session:
+        (compiled,) = session.compile([request])
+    result = compiled.result
+    if isinstance(result, Refused):
+        if result.has_failed:
+            raise result.error
+        name = backend.kind.__name__
+        text = f"{name} refuses it with all inputs and results of {delegate.method}: {result.reason}"
+        raise _cannot(text, result.hint or _HINT) from result.error
     names = user_inputs(program)
     outputs = zip(program.graph_signature.output_specs, output_values(program), strict=True)
     values = [value for spec, value in outputs if spec.kind not in MUTATIONS]
@@ -269,5 +272,5 @@ def _compiled(program: ExportedProgram, delegate: DelegateInfo, registry: Regist
         [Argument.of(node.name, node.meta["val"]) for node in names],
         [Argument.of(node.name, node.meta["val"]) for node in values],
     )
-    whole.attach(result, registry.producer(module.backend_id), delegate.fingerprint)
+    whole.attach(result, backend.producer, delegate.fingerprint)
     return DelegateInfo(delegate.method, delegate.name, whole, delegate.nodes, delegate.seconds)

@@ -14,6 +14,7 @@ from .input_sizes import input_names
 from .opaque import Opaque
 from .resizing import why_factor_undecided
 from .schema import bound_arguments, is_random
+from .shared_memory import addresses
 from .subgraphs import all_nodes
 from .tracing import TRACING
 from .types import ExampleInputs, Program, Transform
@@ -31,6 +32,7 @@ __all__ = [
     "Opaque",
     "Program",
     "Transform",
+    "addresses",
     "all_nodes",
     "bound_arguments",
     "count_operators",

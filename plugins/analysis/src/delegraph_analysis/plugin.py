@@ -26,11 +26,6 @@ def delegraph_commands() -> list[CommandSpec]:
             "compare every operator of a lowered model with eager and float64",
         ),
         CommandSpec(
-            "cache",
-            "delegraph_analysis.commands.cache:CacheCommand",
-            "list, check or clear a cache of compiled partitions",
-        ),
-        CommandSpec(
             "compare",
             "delegraph_analysis.commands.compare:Compare",
             "lower a model for several backends, side by side",

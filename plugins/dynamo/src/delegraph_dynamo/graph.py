@@ -25,8 +25,6 @@ _MOST_CONSTANTS = 256
 """Sets of constants for which programs are kept: modules that share a graph, such as the layers of a model."""
 _MOST_SIZES = 8
 """For how many sizes a graph gets programs of its own, if one cannot have all: as often as Dynamo compiles anew."""
-_ELSEWHERE = ("executor", "isolation", "time_limit", "memory_limit")
-"""Arguments of ``delegraph.lower`` with which other threads compile."""
 _version = attrgetter("_version")
 _address = torch.Tensor.data_ptr
 _Key = tuple[int, ...]
@@ -277,7 +275,7 @@ class CompiledGraph:
 
         An empty one where other threads compile, as the user's options say: they would wait for what this one holds.
         """
-        if any(self._choices.get(name) for name in _ELSEWHERE):
+        if self._choices.get("compiler") is not None:  # other threads may compile
             return nullcontext()
         from torch._dynamo import convert_frame
 

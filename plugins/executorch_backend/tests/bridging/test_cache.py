@@ -10,6 +10,7 @@ import pytest
 import torch
 from delegraph.io.blob import join
 from delegraph_executorch.bridging.xnnpack import TheirBackend
+from delegraph_workers import Compiler
 from torch import Tensor, nn
 
 
@@ -44,7 +45,7 @@ def test_blobs_are_found_again_and_equal_ones_compile_once(tmp_path: Path, monke
     monkeypatch.setattr(TheirBackend, "preprocess", lambda *given: compiled.append(given) or theirs(*given))
     wanted = None
     for whence in ("compiled", "from the cache"):
-        program = delegraph.lower(Heads().eval(), (X,), backends=["xnnpack"], cache=tmp_path / "cache")
+        program = delegraph.lower(Heads().eval(), (X,), backends=["xnnpack"], compiler=Compiler(tmp_path / "cache"))
         first = program.delegates[0].name
         assert [d.compiled for d in program.delegates] == [whence, f"equal to {first}", whence]
         assert len(compiled) == 2

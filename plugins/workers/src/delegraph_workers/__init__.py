@@ -1,7 +1,6 @@
-"""Compiles for delegraph elsewhere: in other processes, in executors of any kind, in other environments.
+"""Compiles for delegraph in other processes, in executors of any kind, in other environments, and keeps results.
 
-``delegraph.lower(..., isolation="process")`` and its neighbours find what they need here, and so does a cache: the
-folder that a team shares, and answers of slow partitioners.
+``delegraph.lower(..., compiler=delegraph_workers.Compiler(...))``; the flags of ``delegraph lower`` make one, too.
 """
 
 from __future__ import annotations
@@ -10,15 +9,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .answers import ask_once
+    from .cache import Cache, CacheEntry, Store
+    from .compiler import Compiler
     from .remote_cache import RemoteFolder
-    from .workers import Workers
 
-__all__ = ["RemoteFolder", "Workers", "ask_once"]
+__all__ = ["Cache", "CacheEntry", "Compiler", "RemoteFolder", "Store"]
 
 
 if not TYPE_CHECKING:
-    _HOMES = {"RemoteFolder": "remote_cache", "Workers": "workers", "ask_once": "answers"}
+    _HOMES = {
+        "Cache": "cache",
+        "CacheEntry": "cache",
+        "Compiler": "compiler",
+        "RemoteFolder": "remote_cache",
+        "Store": "cache",
+    }
 
     def __getattr__(name: str) -> Any:
         """The names above import torch, which the light module does without."""

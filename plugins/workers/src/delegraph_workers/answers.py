@@ -6,38 +6,28 @@ The key has the form of the whole program, and its names, because reasons and ta
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from delegraph.backend import CompileSpec
 from delegraph.errors import ContractViolation, DelegraphError, Unsupported
-from delegraph.io.installed import code_of
 from delegraph.partitioner import DelegationSpec, Partitioner, PartitionResult, Reason, Refusal
-from delegraph.work import DTYPES, NOT_IN_FORM, key_of, nonsense, packed, plain, unpacked, unplain, write
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from .cached_results import Entries
+from .entry_bytes import key_of, nonsense, packed, plain, unpacked, unplain
+from .forms import DTYPES, NOT_IN_FORM, write
+from .installed import code_of
+
 _TAG = "delegation_tag"
-
-
-class Kept(Protocol):
-    """The cache of a lowering, as the engine has it."""
-
-    def fetch(self, key: str, decode: Callable[[bytes], PartitionResult]) -> PartitionResult | None:
-        """An entry as ``decode`` returns it; None if there is none. What ``decode`` raises becomes a note."""
-
-    def keep(self, key: str, data: bytes) -> bool:
-        """Store an entry; whether that succeeded."""
-
-    def say(self, text: str) -> None:
-        """Add a note to the report."""
 
 
 def ask_once(
     program: ExportedProgram,
     partitioner: Partitioner,
     fingerprint: str,
-    cache: Kept,
+    cache: Entries,
     ask: Callable[[], PartitionResult],
 ) -> PartitionResult:
     """The answer of ``partitioner`` about ``program``: from ``cache``, or else from ``ask``, which is then kept.
@@ -52,7 +42,7 @@ def ask_once(
         cache.say(f"an answer of {name} is not cached: {e.message}")
         return ask()
     kind = type(partitioner)
-    code = code_of(kind), code_of(Kept)  # of the partitioner, and of this module, which writes and reads the entry
+    code = code_of(kind), code_of(Entries)  # of the partitioner, and of this module, which writes and reads the entry
     key = key_of(kind, ["answer", code, form.key, form.names, fingerprint])
     found = cache.fetch(key, lambda data: _read(key, data, program))
     if found is not None:

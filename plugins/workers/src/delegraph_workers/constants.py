@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from delegraph.work import Memory
+from .forms import Memory
 
 INLINE = 1 << 20
 """Bytes from which on a constant is no part of a form's bytes."""
@@ -40,7 +40,7 @@ class Folder:
 
 
 def fetch_from(folder: str | None, inline: dict[bytes, Any]) -> Callable[[bytes, int], Any]:
-    """What gives ``delegraph.work.read`` its large constants: a private mapping of a file, or bytes of the message."""
+    """What gives ``forms.read`` its large constants: a private mapping of a file, or bytes of the message."""
 
     def fetch(digest: bytes, size: int) -> Any:
         if digest in inline:

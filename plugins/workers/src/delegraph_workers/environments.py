@@ -27,12 +27,13 @@ from delegraph.exported_program import (
 )
 from delegraph.partitioner import DelegationSpec, Partitioner, PartitionResult, Reason, Refusal
 from delegraph.runtime import BackendRuntime, BlobHeader, Compatibility, Delegate
-from delegraph.work import Form, unplain, write
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Graph, Node
 
+from .entry_bytes import unplain
+from .forms import Form, write
 from .hidden import HIDDEN
 from .message import pack, unpack
 from .plugin import described, identifier

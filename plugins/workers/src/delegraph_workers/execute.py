@@ -16,11 +16,12 @@ from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult
 from delegraph.errors import ContractViolation, DelegraphError
 from delegraph.exported import TRACING
 from delegraph.exported_program import user_inputs
-from delegraph.work import Form, read, write, write_result
 from torch.export import ExportedProgram
 
 from .constants import Absent, fetch_from
+from .entry_bytes import write_result
 from .failures import describe
+from .forms import Form, read, write
 from .kept import let_go
 from .message import pack, unpack
 from .operators import register_operators

@@ -8,6 +8,9 @@ from typing import Any
 
 from delegraph.plugin import (
     BackendSpec,
+    CommandSpec,
+    CompilerSpec,
+    FlagSpec,
     FormatSpec,
     OptionSpec,
     PartitionerSpec,
@@ -35,6 +38,49 @@ def described() -> dict[str, tuple[Setting, dict[str, Any]]]:
             told = {"error": str(e)}
         made[setting.name] = setting, told
     return made
+
+
+@hookimpl
+def delegraph_compilers() -> list[CompilerSpec]:
+    flags = (
+        FlagSpec(
+            "cache",
+            help="keep compiled partitions in this folder, or in the user's, and compile none that is there "
+            "(default: $DELEGRAPH_CACHE)",
+            metavar="DIR",
+            bare="",
+        ),
+        FlagSpec(
+            "cache-remote",
+            help="also in this one, which others share, such as s3://bucket/folder",
+            metavar="URL",
+        ),
+        FlagSpec(
+            "isolation",
+            choices=("process",),
+            help="compile each partition in a process of its own, which a compiler may end",
+        ),
+        FlagSpec(
+            "time-limit",
+            float,
+            help="stop compiling a partition after so long; it goes to the next backend or to the host",
+            metavar="SECONDS",
+        ),
+        FlagSpec(
+            "memory-limit",
+            float,
+            help="the same for memory that compiling a partition takes",
+            metavar="MB",
+        ),
+    )
+    target = "delegraph_workers.compiler:from_flags"
+    return [CompilerSpec("workers", target, flags, default=True)]
+
+
+@hookimpl
+def delegraph_commands() -> list[CommandSpec]:
+    target = "delegraph_workers.cache_command:CacheCommand"
+    return [CommandSpec("cache", target, "list, check or clear a cache of compiled partitions")]
 
 
 @hookimpl

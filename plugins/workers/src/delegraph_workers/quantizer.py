@@ -10,12 +10,12 @@ from functools import cache
 from typing import Any
 
 import torch
-from delegraph.work import read, write
 from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantizer import Quantizer
 
 from .annotations import apply_annotations
 from .environments import environment
+from .forms import read, write
 from .modules import follow, program_of, tracer_names
 from .plugin import described, identifier
 from .tensors import read_values, write_values

@@ -13,10 +13,8 @@ import torch
 from delegraph.backend import CompileSpec
 from delegraph.errors import ContractViolation, Unsupported
 from delegraph.exported import TRACING
-from delegraph.io.installed import code_of
 from delegraph.partitioner import Partitioner
 from delegraph.runtime import BlobHeader, Compatibility
-from delegraph.work import read
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -28,6 +26,8 @@ from . import (
 )
 from .answers import marks_of
 from .constants import fetch_from
+from .forms import read
+from .installed import code_of
 from .kept import keep, kept
 from .operators import register_operators
 from .tensors import read_values, write_values

@@ -7,9 +7,9 @@ from typing import Any
 
 import delegraph
 from delegraph.errors import ContractViolation, Unsupported
-from delegraph.work import read, write
 
 from .constants import INLINE, fetch_from
+from .forms import read, write
 from .kept import keep, kept
 from .tensors import read_values, write_values
 

@@ -20,12 +20,13 @@ from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult
 from delegraph.errors import DelegraphError, FormatError, OptionError, Unsupported
 from delegraph.exported import TRACING, all_nodes
 from delegraph.plugin import IN_PROCESS
-from delegraph.work import Form, Memory, read_result, write
 from torch.export import ExportedProgram
 
 from .constants import INLINE, Folder
+from .entry_bytes import read_result
 from .execute import run, versions_of, warm
 from .failures import error_of
+from .forms import Form, Memory, write
 from .message import pack, unpack
 from .supervise import Limits, WorkerProcess, private_folder
 
@@ -64,13 +65,7 @@ class Workers:
         memory_limit: int | None = None,
         python: str | None = None,
     ) -> None:
-        if memory_limit is not None and memory_limit < LEAST_MEMORY:
-            text = f"memory_limit is {memory_limit:,} bytes, and a worker itself uses up to {LEAST_MEMORY:,}"
-            hint = f"memory_limit={LEAST_MEMORY} or more, on the command line --memory-limit 32"
-            raise OptionError("option-invalid", text, hint=hint)
         threads = executor is None or isinstance(executor, ThreadPoolExecutor)
-        if not threads:
-            _expect_no_fork(executor)  # before there is a folder, which nobody would remove
         self._foreign, self._python = None if threads else executor, python
         self._limits = Limits(time_limit, None if memory_limit is None else int(memory_limit))
         self._isolated = threads or isolated or self._limits != Limits()
@@ -371,7 +366,7 @@ def _place(backend: str, programs: Programs) -> str:
     return ", ".join(places) + f", {backend}"
 
 
-def _expect_no_fork(executor: Any) -> None:
+def expect_no_fork(executor: Any) -> None:
     """Raise OptionError for processes that are forked: torch does not work in them once it has used threads."""
     context = getattr(executor, "_mp_context", None)
     method = getattr(context, "get_start_method", lambda: None)()

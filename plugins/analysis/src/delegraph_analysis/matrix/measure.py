@@ -173,6 +173,7 @@ class _Cell:
 
     def _lower_and_judge(self, given: Any) -> None:
         import delegraph
+        from delegraph.command import provided
 
         arguments = given.arguments()
         transforms = arguments.pop("transforms")
@@ -186,8 +187,14 @@ class _Cell:
             _lower_something(backends, options)
         with self._stage("lower"):
             cache = self.settings["cache"]
-            choices = {"cache": cache} if cache else {}
-            lowered = delegraph.lower(exported, backends=backends, options=options, transforms=transforms, **choices)
+            compiler = provided("delegraph_workers:Compiler", "--cache")(cache=cache) if cache else None
+            lowered = delegraph.lower(
+                exported,
+                backends=backends,
+                options=options,
+                transforms=transforms,
+                compiler=compiler,
+            )
         self._report(lowered)
         try:
             with self._stage("write"):

@@ -18,8 +18,11 @@ from unittest import mock
 import delegraph
 import torch
 from delegraph.backend import CompileSpec
+from delegraph.compiler import Compiled, Request, calls_of, compile_here
 from delegraph.host import Verification
+from delegraph.partitioner import Partitioner, PartitionResult
 from delegraph.runtime import BackendRuntime, Delegate
+from torch.export import ExportedProgram
 
 from ..backend_under_test import BackendUnderTest
 from ..check import check
@@ -67,9 +70,10 @@ def compile_at_once(backend: ConfiguredBackend, names: list[str], report: Report
     def compile_all(executor: ThreadPoolExecutor | None) -> list[HandedOver]:
         """Lower all programs as methods of one lowering."""
         report("all samples in one lowering" if executor is None else f"all samples by {_THREADS} threads")
+        compiler = None if executor is None else _InThreads(executor)
         with quiet():
             partitioner = backend.partitioner()
-            lowered = delegraph.lower(programs, backends=[partitioner], registry=backend.registry, executor=executor)
+            lowered = delegraph.lower(programs, backends=[partitioner], registry=backend.registry, compiler=compiler)
             return handed_over(lowered)
 
     how = "all samples in one lowering"
@@ -85,6 +89,31 @@ def compile_at_once(backend: ConfiguredBackend, names: list[str], report: Report
     except (Exception, SystemExit) as e:
         return 0, f"preprocess, called for {how}, raised {type(e).__name__}: {e}"
     return len(alone), None
+
+
+class _InThreads:
+    """A compiler, and its session, that compiles each partition in a thread of ``executor``."""
+
+    notes = ()
+
+    def __init__(self, executor: ThreadPoolExecutor) -> None:
+        self._executor = executor
+
+    def session(self, registry: delegraph.Registry, backends: Sequence[str]) -> _InThreads:
+        return self
+
+    def __enter__(self) -> _InThreads:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def partition(self, partitioner: Partitioner, program: ExportedProgram) -> PartitionResult:
+        return partitioner(program)
+
+    def compile(self, requests: Sequence[Request]) -> list[Compiled]:
+        answers = self._executor.map(compile_here, [[requests[k] for k in call] for call in calls_of(requests)])
+        return [compiled for answer in answers for compiled in answer]
 
 
 # --- the runtime

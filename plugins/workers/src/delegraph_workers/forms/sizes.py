@@ -15,14 +15,13 @@ from typing import Any
 
 import sympy
 import torch
+from delegraph.errors import FormatError
 from torch._guards import ShapeGuard, SLoc
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy import functions
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.symbol import SymT, make_symbol, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges
-
-from ...errors import FormatError
 
 _OF_TORCH = """CeilDiv CeilToInt CleanDiv FloatPow FloatTrueDiv FloorDiv FloorToInt Identity IntTrueDiv LShift Max Min
     Mod ModularIndexing PowByNatural PythonMod RShift RoundDecimal RoundToInt ToFloat TruncToFloat TruncToInt

@@ -9,9 +9,10 @@ import torch
 from delegraph.backend import NamedDataStore, PreprocessResult
 from delegraph.errors import FormatError
 from delegraph.io.blob import TensorBlob, join
-from delegraph.work import read_result, write, write_result
+from delegraph_workers.entry_bytes import read_result, write_result
+from delegraph_workers.forms import write
 
-from ..support.warm import warm_python
+from core.tests.support.warm import warm_python
 
 PROCESSES = """
 import os, random, signal, sys, time, traceback
@@ -21,7 +22,8 @@ from delegraph.discovery.registry import Registry
 from delegraph.io.blob import join
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.exported_program import constant_tensor, placeholders
-from delegraph.work import unpacked
+from delegraph_workers.entry_bytes import unpacked
+from delegraph_workers import Cache, Compiler
 
 class SharedBackend(BackendDetails):
     @staticmethod
@@ -58,7 +60,7 @@ def blobs(k, **options):
     return [join(d.blob) for d in found.delegates]
 
 wanted = [blobs(k) for k in range(6)]
-cache = delegraph.Cache(folder)
+cache = Cache(folder)
 known = set()
 
 def child(seed):
@@ -66,7 +68,7 @@ def child(seed):
     try:
         while True:
             k = dice.randrange(6)
-            if blobs(k, cache=folder) != wanted[k]:
+            if blobs(k, compiler=Compiler(cache=folder)) != wanted[k]:
                 os._exit(7)
     except BaseException:
         traceback.print_exc()
@@ -94,7 +96,7 @@ for turn in range(rounds):
     for entry in cache.entries():
         unpacked(entry.key, entry.path.read_bytes())  # raises if one is damaged
 assert known
-assert [blobs(k, cache=folder) for k in range(6)] == wanted
+assert [blobs(k, compiler=Compiler(cache=folder)) for k in range(6)] == wanted
 print(len(known), "entries", sorted(p for p in os.listdir(folder) if not p.endswith(".entry")))
 """
 

@@ -15,12 +15,12 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from delegraph.errors import FormatError
+from delegraph.exported import addresses
+from delegraph.io.weights import memory_of, why_no_bytes
 
-from ...errors import FormatError
-from ...io.weights import memory_of, why_no_bytes
-from ..shared_memory import addresses
+from .arguments import DTYPES, NAMES, c_strides
 from .sizes import NoForm, at
-from .values import DTYPES, NAMES, c_strides
 
 INLINE = 1 << 20
 """Memories of this many bytes and more are not part of the bytes of a form."""

@@ -6,7 +6,8 @@ import pytest
 
 from core.tests.cli.test_lowering import as_data
 from core.tests.cli.test_main import fails, run
-from core.tests.engine.test_cache import entry
+
+from .test_cache import entry
 
 
 def lowered(capsys, *words):
@@ -58,7 +59,7 @@ def test_an_entry_whose_facts_are_nonsense_is_damaged(header, tmp_path, capsys):
 def test_the_user_s_folder_and_a_remote_one(tmp_path, capsys, monkeypatch):
     (tmp_path / "m.py").write_text(MODEL)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("delegraph.engine.cache.sys.platform", "linux")
+    monkeypatch.setattr("delegraph_workers.cache.sys.platform", "linux")
     far, words = f"file://{tmp_path}/far", [f"{tmp_path / 'm.py'}:made"]
     assert lowered(capsys, *words, "--cache") == ["compiled"]
     assert len(list((tmp_path / "delegraph").iterdir())) == 1

@@ -7,20 +7,20 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from delegraph.errors import Unsupported
+from delegraph.exported import EXPORTED, LEFT
+from delegraph.exported_program import CONSTANT_KINDS, constant_tensor, placeholders
+from delegraph.source import source_of
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 
-from ...errors import Unsupported
-from ...exported_program import CONSTANT_KINDS, constant_tensor, placeholders
-from ...source import source_of
-from ..call_names import EXPORTED, LEFT
+from .arguments import NAMES, TypesWritten, written
 from .constants import written_constants
 from .form import VERSION, Form, dumps
 from .operators import convention_of, name_of
 from .sizes import NoForm, SymbolsWritten
-from .values import NAMES, TypesWritten, written
 
 _BESIDE = ("stack_trace", "nn_module_stack")
 NOT_IN_FORM = frozenset({

@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from delegraph.errors import FormatError
 
-from ...errors import FormatError
 from .constants import INLINE, Memory
 
 VERSION = 1

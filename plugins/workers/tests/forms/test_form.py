@@ -14,14 +14,14 @@ import torch
 from delegraph.delegates import LoweredBackendModule
 from delegraph.errors import FormatError, Unsupported
 from delegraph.exported import all_nodes
-from delegraph.exported.work import read, write
 from delegraph.exported_program import constant_tensor, copy_program, placeholders
+from delegraph_workers.forms import read, write
 from torch import nn
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
-from ...support.partitions import PROGRAMS, sizes
-from ...support.warm import warm_python
+from core.tests.support.partitions import PROGRAMS, sizes
+from core.tests.support.warm import warm_python
 
 
 def packed(program):
@@ -120,7 +120,7 @@ def test_the_size_of_the_example_does_not_matter():
 
 SCRIPT = """
 from core.tests.support.partitions import PROGRAMS
-from delegraph.exported.work import write
+from delegraph_workers.forms import write
 print([write(PROGRAMS[name]()).key for name in ("sizes", "branches")])
 """
 

@@ -7,10 +7,10 @@ import random
 import pytest
 import torch
 from delegraph.errors import FormatError
-from delegraph.exported.work import Form, read, write
-from delegraph.exported.work.form import dumps
+from delegraph_workers.forms import Form, read, write
+from delegraph_workers.forms.form import dumps
 
-from ...support.partitions import PROGRAMS
+from core.tests.support.partitions import PROGRAMS
 
 
 def packed(form):

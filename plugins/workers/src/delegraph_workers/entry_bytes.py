@@ -1,7 +1,7 @@
-"""Serializes partitions and their compiled results, for caches and for other processes.
+"""Serializes compiled results, for caches and for other processes.
 
-``write`` converts a program to its ``Form``, which has its bytes, and ``read`` converts these back. ``write_result``
-converts a ``PreprocessResult`` to the bytes of an *entry*, which belongs to a key, and ``read_result`` converts back.
+``write_result`` converts a ``PreprocessResult`` to the bytes of an *entry*, which belongs to a key, and ``read_result``
+converts back.
 
 An entry consists of MAGIC, the SHA-256 digest of the key and of all that follows, the size of a JSON header, the
 header, and bytes. Bytes of the result that lie in the memory of a constant of the partition are left out, because the
@@ -18,30 +18,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
+from delegraph.backend import Blob, DataEntry, NamedDataStoreOutput, PreprocessResult, TensorLayout
+from delegraph.errors import ContractViolation, FormatError
+from delegraph.io.blob import stream
+from delegraph.io.weights import is_written, state_of
 
-from .backend import Blob, DataEntry, NamedDataStoreOutput, PreprocessResult, TensorLayout
-from .errors import ContractViolation, FormatError
-from .exported.work import DTYPES, NOT_IN_FORM, Form, Memory, read, write
-from .io.blob import stream
-from .io.weights import is_written, state_of
-
-__all__ = [
-    "DTYPES",
-    "MAGIC",
-    "NOT_IN_FORM",
-    "Form",
-    "Memory",
-    "key_of",
-    "nonsense",
-    "packed",
-    "plain",
-    "read",
-    "read_result",
-    "unpacked",
-    "unplain",
-    "write",
-    "write_result",
-]
+from .forms import DTYPES, Form, Memory
 
 MAGIC = b"delegraph entry2"
 """The first bytes of each entry."""

@@ -1,9 +1,9 @@
 """Programs as bytes: a canonical form of all that backends may depend on, and beside it names and source lines."""
 
+from .arguments import DTYPES
 from .constants import Memory
 from .form import VERSION, Fetch, Form
 from .read import canonical, read
-from .values import DTYPES
 from .write import NOT_IN_FORM, write
 
 __all__ = ["DTYPES", "NOT_IN_FORM", "VERSION", "Fetch", "Form", "Memory", "canonical", "read", "write"]

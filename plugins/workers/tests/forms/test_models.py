@@ -6,15 +6,16 @@ from pathlib import Path
 import delegraph
 import pytest
 import torch
-from delegraph.engine import pipeline
-from delegraph.exported.work import read, write
+from delegraph.compiler import compile_here
 from delegraph.io.blob import join
+from delegraph_workers import Compiler
+from delegraph_workers.forms import read, write
 from torch import nn
 from torch.export import Dim
 
 from core.tests.support.partitions import Branches, Counts, Sizes
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[4]
 DYNAMIC = {"tosa": {"spec": "TOSA-1.1+FP+INT+controlflow+shape"}}
 
 
@@ -56,17 +57,37 @@ LARGE = {
 }
 
 
-def partitions(model, backend, monkeypatch):
+class Noting:
+    """A compiler, and its session, that compiles here and notes what it is given."""
+
+    notes = ()
+
+    def __init__(self):
+        self.requests = []
+
+    def session(self, registry, backends):
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *raised):
+        pass
+
+    def partition(self, partitioner, program):
+        return partitioner(program)
+
+    def compile(self, requests):
+        self.requests += requests
+        return compile_here(requests)
+
+
+def partitions(model, backend):
     """The programs of a lowering's partitions as its backend is given them, with compile specs."""
-    given = []
-    spy = lambda work, *rest: [given.extend(work), COMPILE_ALL(work, *rest)]  # noqa: E731
-    monkeypatch.setattr(pipeline, "compile_all", spy)
+    noting = Noting()
     module, inputs, options = model
-    delegraph.lower(module, inputs, backends=[backend], **options)
-    return [(w.program, list(w.partition.spec.compile_specs)) for w in given]
-
-
-COMPILE_ALL = pipeline.compile_all
+    delegraph.lower(module, inputs, backends=[backend], compiler=noting, **options)
+    return [(request.extract(), list(request.compile_specs)) for request in noting.requests]
 
 
 def compiled(backend, program, specs):
@@ -81,9 +102,9 @@ def packed(form):
     return b"".join(form.pieces()), lambda digest, size: bytearray(table[digest])
 
 
-def check(model, backend, monkeypatch):
+def check(model, backend):
     torch.manual_seed(0)
-    found = partitions(model, backend, monkeypatch)
+    found = partitions(model, backend)
     assert found
     for program, specs in found:
         form = write(program)
@@ -96,8 +117,8 @@ def check(model, backend, monkeypatch):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_what_is_read_back_compiles_to_the_same_bytes(name, monkeypatch):
-    check(MODELS[name](), "tosa", monkeypatch)
+def test_what_is_read_back_compiles_to_the_same_bytes(name):
+    check(MODELS[name](), "tosa")
 
 
 def contents(program):
@@ -111,7 +132,7 @@ def test_a_cached_lowering_gives_what_one_without_a_cache_gives(name, tmp_path):
     module, inputs, options = MODELS[name]()
     wanted = contents(delegraph.lower(module, inputs, backends=["tosa"], **options))
     for found in (0, len(wanted)):
-        program = delegraph.lower(module, inputs, backends=["tosa"], cache=tmp_path / "cache", **options)
+        program = delegraph.lower(module, inputs, backends=["tosa"], compiler=Compiler(tmp_path / "cache"), **options)
         assert contents(program) == wanted
         (note,) = [n for n in program.report.notes if n.startswith("cache ")]
         assert f": {found} partition" in note
@@ -124,27 +145,28 @@ def test_with_source_lines_or_debug_files_nothing_is_cached(tmp_path):
     module, inputs = nn.Linear(2, 2).eval(), (torch.ones(1, 2),)
     for option in ({"locations": True}, {"debug_artifact_path": str(tmp_path / "debug")}):
         options = {"tosa": {"spec": "TOSA-1.0+FP", **option}}
-        program = delegraph.lower(module, inputs, backends=["tosa"], options=options, cache=tmp_path / "cache")
+        compiler = Compiler(tmp_path / "cache")
+        program = delegraph.lower(module, inputs, backends=["tosa"], options=options, compiler=compiler)
         assert "TOSABackend gives no fingerprint" in str(program.report.notes)
     assert not list((tmp_path / "cache").iterdir())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE)
-def test_so_do_large_models(name, monkeypatch):
-    check(LARGE[name](), "tosa", monkeypatch)
+def test_so_do_large_models(name):
+    check(LARGE[name](), "tosa")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*MODELS, *LARGE])
 @pytest.mark.parametrize("backend", ["xnnpack", "compiler-demo"])
-def test_so_do_other_backends(name, backend, monkeypatch):
+def test_so_do_other_backends(name, backend):
     if backend == "xnnpack":
         pytest.importorskip("executorch")
     model = (MODELS | LARGE)[name]()
     model[2].pop("options", None)
     try:
-        check(model, backend, monkeypatch)
+        check(model, backend)
     except AssertionError as e:
         if "assert []" not in str(e):
             raise

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from delegraph.command import Outcome
 from delegraph.errors import FormatError, UsageError, WriteError
 from delegraph.reports import format_size, pluralize
-from delegraph.work import unpacked
+
+from .entry_bytes import unpacked
 
 if TYPE_CHECKING:
-    from delegraph import Cache
+    from .cache import Cache
 
 
 class CacheCommand:
@@ -32,7 +33,7 @@ class CacheCommand:
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
-        from delegraph import Cache  # which imports torch
+        from .cache import Cache
 
         folder = args.cache or os.environ.get("DELEGRAPH_CACHE") or None
         if folder is not None and not os.path.isdir(folder):

@@ -10,17 +10,16 @@ import delegraph
 import pytest
 import torch
 from delegraph.backend import BackendDetails, NamedDataStore, PreprocessResult
-from delegraph.discovery import own
 from delegraph.discovery.registry import Registry
-from delegraph.engine import cache as cache_module
-from delegraph.errors import ContractViolation, OptionError, PluginUnavailable, Unsupported, WriteError
+from delegraph.errors import ContractViolation, OptionError, Unsupported, WriteError
 from delegraph.exported_program import constant_tensor, placeholders
-from delegraph.io import installed
 from delegraph.io.blob import TensorBlob, join
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.plugin import BackendSpec
 from delegraph.runtime import BackendRuntime
-from delegraph.work import unpacked
+from delegraph_workers import Cache, Compiler, installed
+from delegraph_workers import cache as cache_module
+from delegraph_workers.entry_bytes import unpacked
 from torch import nn
 
 
@@ -104,8 +103,9 @@ def model(seed=0, same=False):
 X = (torch.randn(1, 64),)
 
 
-def lowered(module, registry, folder, **options):
-    return delegraph.lower(module, X, backends=[Everything()], registry=registry, cache=folder, **options)
+def lowered(module, registry, folder, executor=None):
+    compiler = Compiler(cache=folder, executor=executor)
+    return delegraph.lower(module, X, backends=[Everything()], registry=registry, compiler=compiler)
 
 
 def contents(program):
@@ -357,7 +357,7 @@ MADE = {
 @pytest.mark.parametrize("kind", MADE)
 def test_what_is_no_file_is_no_entry(kind, registry, tmp_path):
     """A pipe was waited for, a device read without end, and a link followed."""
-    kept = delegraph.Cache(tmp_path)
+    kept = Cache(tmp_path)
     wanted = contents(lowered(model(), registry, kept))
     listed = entries(tmp_path)
     elsewhere, data = tmp_path / "elsewhere", listed[0].read_bytes()
@@ -479,7 +479,7 @@ def test_true_is_the_user_s_folder_and_false_is_none(registry, tmp_path, monkeyp
             lowered(model(), registry, wrong)
     for limit in (-1, 2.5, True):
         with pytest.raises(OptionError, match="the limit of a cache is a number of bytes"):
-            delegraph.Cache(tmp_path, limit=limit)
+            Cache(tmp_path, limit=limit)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
@@ -487,12 +487,12 @@ def test_a_shared_folder_may_be_writable_to_others(registry, tmp_path):
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     for found in (0, 2):
-        program = lowered(model(), registry, delegraph.Cache(tmp_path / "open", shared=True))
+        program = lowered(model(), registry, Cache(tmp_path / "open", shared=True))
         assert f": {found} partitions found" in said(program)[0]
 
 
 def test_a_cache_lists_checks_and_removes_its_entries(registry, tmp_path):
-    kept = delegraph.Cache(tmp_path)
+    kept = Cache(tmp_path)
     lowered(model(), registry, kept)
     one, other = sorted(kept.entries())
     assert one.bytes == entries(tmp_path)[0].stat().st_size
@@ -503,7 +503,7 @@ def test_a_cache_lists_checks_and_removes_its_entries(registry, tmp_path):
 
 
 def test_the_limit_holds_after_a_lowering(registry, tmp_path):
-    lowered(model(), registry, delegraph.Cache(tmp_path, limit=0))
+    lowered(model(), registry, Cache(tmp_path, limit=0))
     assert not entries(tmp_path)
 
 
@@ -523,8 +523,8 @@ class Elsewhere(dict):
 
 def test_a_remote_store_is_read_through_and_written_back(registry, tmp_path):
     store = Elsewhere()
-    wanted = contents(lowered(model(), registry, delegraph.Cache(tmp_path / "one", remote=store)))
-    program = lowered(model(), registry, delegraph.Cache(tmp_path / "two", remote=store))
+    wanted = contents(lowered(model(), registry, Cache(tmp_path / "one", remote=store)))
+    program = lowered(model(), registry, Cache(tmp_path / "two", remote=store))
     assert len(CountingBackend.calls) == len(store) == 2
     assert contents(program) == wanted
     assert [row.compiled for row in program.report.delegates] == ["from the cache"] * 2
@@ -535,20 +535,20 @@ def test_a_remote_store_is_read_through_and_written_back(registry, tmp_path):
 
 def test_entries_of_a_remote_store_are_checked(registry, tmp_path):
     store = Elsewhere()
-    wanted = contents(lowered(model(), registry, delegraph.Cache(tmp_path / "one", remote=store)))
+    wanted = contents(lowered(model(), registry, Cache(tmp_path / "one", remote=store)))
     store.update({key: data[:-1] for key, data in store.items()})
-    program = lowered(model(), registry, delegraph.Cache(tmp_path / "two", remote=store))
+    program = lowered(model(), registry, Cache(tmp_path / "two", remote=store))
     assert contents(program) == wanted
     assert sum("remote cache entry" in note and "is not used" in note for note in said(program)) == 2
     assert len(CountingBackend.calls) == 4
-    lowered(model(), registry, delegraph.Cache(tmp_path / "three", remote=store))
+    lowered(model(), registry, Cache(tmp_path / "three", remote=store))
     assert len(CountingBackend.calls) == 4  # they were written anew
 
 
 @pytest.mark.parametrize("answer", ["text", 7, [300], b"", memoryview(b"x" * 99)])
 def test_whatever_a_remote_store_answers_is_a_note(answer, registry, tmp_path, monkeypatch):
     monkeypatch.setattr(Elsewhere, "read", lambda self, key: answer)
-    program = lowered(model(), registry, delegraph.Cache(tmp_path, remote=Elsewhere()))
+    program = lowered(model(), registry, Cache(tmp_path, remote=Elsewhere()))
     assert len(program.delegates) == len(entries(tmp_path)) == 2
     assert any("is not used: " in note for note in said(program))
 
@@ -560,17 +560,9 @@ def test_whatever_a_remote_store_answers_is_a_note(answer, registry, tmp_path, m
 def test_a_remote_store_that_fails_is_one_line_and_not_asked_again(why, shown, registry, tmp_path):
     store = Elsewhere()
     store.why = why
-    program = lowered(model(), registry, delegraph.Cache(tmp_path, remote=store))
+    program = lowered(model(), registry, Cache(tmp_path, remote=store))
     assert len(program.delegates) == len(entries(tmp_path)) == 2 and not store
     assert said(program)[1:] == [f"the remote cache memory of ours is not used: {shown}"]
-
-
-def test_a_url_wants_delegraph_workers(tmp_path, monkeypatch):
-    monkeypatch.setattr(own, "missing", lambda names: names)
-    with pytest.raises(PluginUnavailable, match="a remote cache comes with delegraph-workers") as raised:
-        delegraph.Cache(tmp_path, remote="s3://bucket/folder")
-    assert raised.value.hint == "pip install delegraph-workers"
-    assert delegraph.Cache(tmp_path, remote="").remote is None
 
 
 def test_entries_have_no_paths_and_no_environment(registry, tmp_path, monkeypatch):
@@ -579,21 +571,6 @@ def test_entries_have_no_paths_and_no_environment(registry, tmp_path, monkeypatc
     for path in entries(tmp_path):
         data = path.read_bytes()
         assert not any(word in data for word in (b"7c0ffee7", b".py", os.getcwd().encode(), str(tmp_path).encode()))
-
-
-class Fingerprinted(Everything):
-    """A partitioner that says what its answer depends on."""
-
-    def fingerprint(self, exported_program):
-        return "1"
-
-
-def test_answers_of_partitioners_want_delegraph_workers(registry, tmp_path, monkeypatch):
-    monkeypatch.setattr(own, "missing", lambda names: names)
-    program = delegraph.lower(model(), X, backends=[Fingerprinted()], registry=registry, cache=tmp_path)
-    text = "keeping what partitioners answer comes with delegraph-workers, which is not installed"
-    assert f"cache: {text} (pip install delegraph-workers)" in program.report.notes
-    assert len(program.delegates) == len(entries(tmp_path)) == 2
 
 
 class DoublingRuntime(BackendRuntime):
@@ -634,7 +611,7 @@ def test_a_plugin_with_the_api_number_of_this_core_is_cached_and_profiled(tmp_pa
     CountingBackend.calls.clear()
     for _ in range(2):
         lowered = delegraph.lower(
-            Double().eval(), (torch.ones(2),), backends=["counting"], registry=registry, cache=tmp_path
+            Double().eval(), (torch.ones(2),), backends=["counting"], registry=registry, compiler=Compiler(tmp_path)
         )
     assert len(CountingBackend.calls) == 1
     assert lowered.delegates[0].fingerprint == CountingBackend.version

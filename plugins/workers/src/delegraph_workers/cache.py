@@ -1,6 +1,6 @@
 """A folder of cache entries by key, and optionally a store behind it that a team shares.
 
-An entry is bytes that begin with a digest; ``delegraph.work`` knows what they contain.
+An entry is bytes that begin with a digest; ``entry_bytes`` knows what they contain.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from ..discovery.own import provided
-from ..errors import OptionError, WriteError
-from ..io.atomic_write import write_whole
+from delegraph import OptionError, WriteError
+from delegraph.io.atomic_write import write_whole
+
+from .remote_cache import RemoteFolder
 
 _LIMIT = 10 << 30
 _NAME = re.compile(r"[0-9a-f]{64}\.entry")
@@ -50,11 +51,11 @@ class Store(Protocol):
 
 
 class Cache:
-    """Compiled partitions in a folder, for ``delegraph.lower(..., cache=Cache(...))``.
+    """Compiled partitions in a folder, for ``Compiler(cache=Cache(...))``.
 
     ``folder``: None takes the user's cache folder for delegraph. ``limit``: bytes; above it, the entries that were not
     used for the longest time are removed. ``remote``: a store that others use too; entries are copied from there and to
-    there. A text is the URL of a folder, such as ``s3://...``, which ``delegraph-workers`` opens. ``shared``: allow a
+    there. A text is the URL of a folder, such as ``s3://...``. ``shared``: allow a
     folder that others own or can write to. It is refused otherwise, because compiled code in it would be run.
 
     Many processes and threads may use a folder at once. Raises OptionError for a folder that cannot be a cache.
@@ -79,7 +80,7 @@ class Cache:
             hint = "Cache(remote=URL), --cache-remote URL or DELEGRAPH_CACHE_REMOTE; the URL is not shown"
             raise OptionError("option-invalid", text, hint=hint)
         if isinstance(remote, str):
-            remote = provided("delegraph_workers:RemoteFolder", "a remote cache")(remote) if remote else None
+            remote = RemoteFolder(remote) if remote else None
         self.limit, self.remote = limit, remote
         try:
             self.folder.mkdir(mode=0o777 if shared else 0o700, parents=True, exist_ok=True)
@@ -136,19 +137,27 @@ class Cache:
         return self.folder / f"{key}.entry"
 
 
-def asked_cache(given: bool | str | os.PathLike[str] | Cache | None) -> Cache | None:
-    """The cache for ``given``, the ``cache`` argument of ``lower``; None for no cache.
+def choose_cache(given: bool | str | os.PathLike[str] | Cache | None, remote: str | None = None) -> Cache | None:
+    """The cache for ``given``, the ``cache`` argument of a ``Compiler``; None for none.
 
-    A ``Cache`` is returned as it is. True stands for a cache in the user's folder, a path for one in that folder, False
-    for no cache. None leaves the choice to the environment: a cache in the folder that ``DELEGRAPH_CACHE`` names, or in
-    the user's folder if only ``DELEGRAPH_CACHE_REMOTE`` is set, or no cache. A cache that is made here gets
-    ``DELEGRAPH_CACHE_REMOTE`` as its remote folder, if that is set.
+    A ``Cache`` is returned as it is. A path stands for a cache in that folder, "" and
+    True for one in the user's folder, False for no cache. None leaves the choice to the
+    environment: a cache in the folder that ``DELEGRAPH_CACHE`` names, or in the user's
+    folder if there only is a remote folder, or no cache. ``remote``: the URL of that
+    folder; None: ``DELEGRAPH_CACHE_REMOTE``, if that is set.
     """
     if isinstance(given, Cache):
         return given
-    remote = os.environ.get("DELEGRAPH_CACHE_REMOTE")
-    wanted = (os.environ.get("DELEGRAPH_CACHE") or bool(remote)) if given is None else given
-    return Cache(None if wanted is True else wanted, remote=remote) if wanted else None
+    if given is False:
+        return None
+    remote = remote or os.environ.get("DELEGRAPH_CACHE_REMOTE") or None
+    if given is None:
+        given = os.environ.get("DELEGRAPH_CACHE") or None
+        if given is None and remote is None:
+            return None
+    if given is True or given == "":
+        given = None
+    return Cache(given, remote=remote)
 
 
 def user_folder() -> Path:

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from delegraph.errors import FormatError
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Node
 
-from ...errors import FormatError
 from .sizes import SYMBOLIC, NoForm, SymbolsRead, SymbolsWritten, at, bits_of, float_of
 
 _NAMED: dict[str, dict[str, Any]] = {

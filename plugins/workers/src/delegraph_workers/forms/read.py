@@ -8,6 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from delegraph.errors import DelegraphError, FormatError
+from delegraph.exported import TRACING
+from delegraph.exported_program import append_node, argument_of, build_program, flat_call, output_node
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
@@ -16,15 +19,12 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from ...errors import DelegraphError, FormatError
-from ...exported_program import append_node, argument_of, build_program, flat_call, output_node
-from ..tracing import TRACING
+from .arguments import DTYPES, TypesRead
+from .arguments import read as read_value
 from .constants import ConstantsRead
 from .form import Fetch, Form, unpack
 from .operators import call_of, target_of
 from .sizes import SymbolsRead, at
-from .values import DTYPES, TypesRead
-from .values import read as read_value
 
 
 def read(data: bytes | memoryview, fetch: Fetch | None = None, named: bool = False) -> ExportedProgram:

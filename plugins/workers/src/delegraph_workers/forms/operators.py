@@ -12,12 +12,12 @@ from functools import cache
 from typing import Any
 
 import torch
+from delegraph.errors import FormatError
+from delegraph.exported_program import CALL_DELEGATE
 from torch._ops import HigherOrderOperator, OpOverload
 
-from ...errors import FormatError
-from ...exported_program import CALL_DELEGATE
+from .arguments import read, written
 from .sizes import NoForm, SymbolsRead, SymbolsWritten
-from .values import read, written
 
 _OF_OPERATOR = """getitem add sub mul truediv floordiv mod pow neg pos abs eq ne lt le gt ge and_ or_ xor not_ lshift
     rshift""".split()

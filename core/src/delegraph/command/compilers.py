@@ -1,0 +1,96 @@
+"""The flags of compilers, for commands that lower."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from ..discovery.own import provider_of
+from ..discovery.registry import default_registry
+from ..errors import PluginConflict, UsageError
+from ..plugin import CompilerSpec, FlagSpec
+
+__all__ = ["add_compiler_flags", "chosen_compiler"]
+
+
+def add_compiler_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of all installed compilers (``CompilerSpec.options``) to ``parser``.
+
+    Raises PluginConflict if two distributions have one flag, or if the command has it.
+    """
+    owners: dict[str, str] = {}
+    for spec, record in default_registry().declared(CompilerSpec):
+        for flag in spec.options:
+            other = owners.setdefault(flag.name, record.owner)
+            if other != record.owner:
+                raise _conflict(flag, f"{other} and {record.owner} both have")
+            try:
+                _add_flag(parser, spec, flag)
+            except argparse.ArgumentError:
+                why = f"{record.owner} has, and so has the command itself,"
+                raise _conflict(flag, why) from None
+
+
+def chosen_compiler(args: argparse.Namespace) -> Any:
+    """The compiler whose flags the user gave, for ``delegraph.lower(compiler=...)``.
+
+    None if no flag of a compiler is given. Raises UsageError for flags of several, and
+    what the compiler raises for a wrong value.
+    """
+    chosen: list[tuple[str, dict[str, Any]]] = []  # full name, options
+    for spec, record in default_registry().declared(CompilerSpec):
+        options: dict[str, Any] = {}
+        for flag in spec.options:
+            value = getattr(args, _place(spec, flag))
+            if value is not None:
+                options[flag.name.replace("-", "_")] = value
+        if options:
+            chosen.append((f"{record.distribution}/{spec.name}", options))
+    if not chosen:
+        return None
+    if len(chosen) > 1:
+        names = " and ".join(name for name, _ in chosen)
+        raise UsageError("usage-invalid", f"the flags are of several compilers: {names}")
+    name, options = chosen[0]
+    return default_registry().get(CompilerSpec, name)(**options)
+
+
+def expect_installed(words: Sequence[str]) -> None:
+    """Raise UsageError if one of ``words``, which a command does not know, is a flag of a compiler that is missing."""
+    declared = default_registry().declared(CompilerSpec)
+    installed = {flag.name for spec, _ in declared for flag in spec.options}
+    for word in words:
+        name = word.partition("=")[0].removeprefix("--")
+        provider = provider_of("flags", name)
+        if word.startswith("--") and provider is not None and name not in installed:
+            text = f"the flag --{name} comes with {provider.distribution}, which is not installed"
+            raise UsageError("usage-invalid", text, hint=provider.hint)
+
+
+def _add_flag(parser: argparse.ArgumentParser, spec: CompilerSpec, flag: FlagSpec) -> None:
+    """Add one flag. Its value is None if it is not given."""
+    given: dict[str, Any] = {"dest": _place(spec, flag), "help": flag.help.replace("%", "%%")}
+    if flag.type is bool:
+        given |= {"action": "store_true", "default": None}
+    else:
+        given |= {"type": _split if flag.type is list else flag.type}
+        given |= {"metavar": flag.metavar or None, "choices": flag.choices or None}
+    if flag.bare is not None:
+        given |= {"nargs": "?", "const": flag.bare}
+    parser.add_argument(f"--{flag.name}", **given)
+
+
+def _place(spec: CompilerSpec, flag: FlagSpec) -> str:
+    """The attribute of the parsed arguments that has the value of a flag."""
+    return f"{spec.name}/{flag.name}"
+
+
+def _split(text: str) -> list[str]:
+    return text.split(",")
+
+
+def _conflict(flag: FlagSpec, text: str) -> PluginConflict:
+    """The error for a flag that several would have."""
+    hint = "set DELEGRAPH_DISABLE_PLUGINS to one of the distributions"
+    return PluginConflict("plugin-conflict", f"{text} the flag --{flag.name}", hint=hint)

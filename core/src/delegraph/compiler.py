@@ -1,0 +1,30 @@
+"""Where and how partitions are compiled: what ``delegraph.lower(compiler=...)`` takes.
+
+A compiler makes a ``Session`` for each lowering. The session gets a ``Request`` for
+each partition, and answers it with a ``Compiled``. ``compile_here`` compiles in this
+process; other compilers may call it, too, after they changed requests or answered some
+of them by themselves. They can put another class into ``Request.backend``, which sends
+the partition to another process.
+"""
+
+from __future__ import annotations
+
+from .discovery.registry import InstalledBackend
+from .engine.compile import calls_of, compile_here, compiles_jointly
+from .engine.fingerprint import fingerprint_of
+from .engine.returned import check_result
+from .engine.session import Compiled, Compiler, Refused, Request, Session
+
+__all__ = [
+    "Compiled",
+    "Compiler",
+    "InstalledBackend",
+    "Refused",
+    "Request",
+    "Session",
+    "calls_of",
+    "check_result",
+    "compile_here",
+    "compiles_jointly",
+    "fingerprint_of",
+]

@@ -1,0 +1,125 @@
+"""What a compiler is given and returns, and what it is.
+
+``delegraph.compiler`` has the public names of this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import NamedTuple, Protocol
+
+from torch.export import ExportedProgram
+
+from ..backend import CompileSpec, PreprocessResult
+from ..discovery.registry import InstalledBackend, Registry
+from ..errors import DelegraphError, Unsupported
+from ..partitioner import Partitioner, PartitionResult
+from .failures import HINT, text_of
+
+
+class Request(NamedTuple):
+    """A partition that is to be compiled.
+
+    ``backend``: the backend that compiles it. ``compile_specs``: the settings for it.
+    ``method`` and ``tag``: the method and the partition's tag in it. ``extract``
+    returns the partition's program, a fresh one at each call, because ``preprocess``
+    may rewrite it.
+    """
+
+    backend: InstalledBackend
+    compile_specs: tuple[CompileSpec, ...]
+    method: str
+    tag: str
+    extract: Callable[[], ExportedProgram]
+
+    @property
+    def place(self) -> str:
+        """The partition in words."""
+        return f"partition {self.tag} of method {self.method}"
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A partition is not compiled, because of ``error``.
+
+    ``error`` is Unsupported if the compiler refused the partition, and another error if
+    the compiler failed.
+    """
+
+    error: DelegraphError
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the compiler raised an error of its own."""
+        return not isinstance(self.error, Unsupported)
+
+    @property
+    def reason(self) -> str:
+        """Why the partition is not compiled."""
+        return text_of(self.error) if self.has_failed else self.error.message
+
+    @property
+    def hint(self) -> str:
+        """What the user can do."""
+        return HINT if self.has_failed else self.error.hint or ""
+
+
+class Compiled(NamedTuple):
+    """The answer to a ``Request``.
+
+    ``origin``: where the result comes from, for the report: "compiled", "from the
+    cache", or "" for a compiler that keeps no results. ``seconds``: the time that it
+    took. ``equal_to``: the position of an equal request, whose result this one has.
+    """
+
+    result: PreprocessResult | Refused
+    origin: str = ""
+    seconds: float = 0.0
+    equal_to: int | None = None
+
+
+class Session(Protocol):
+    """What a ``Compiler`` does for one lowering: a context manager.
+
+    ``notes``: lines for the report, which are read at the end of the lowering.
+    """
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """The notes so far."""
+
+    def __enter__(self) -> Session:
+        """Begin the session. Returns it."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End the session."""
+
+    def partition(self, partitioner: Partitioner, program: ExportedProgram) -> PartitionResult:
+        """Call ``partitioner`` with ``program``, in a block of ``registry.attributing``.
+
+        A session that kept the answer may return it instead. It then puts the tags and
+        the metadata on the program's nodes that the partitioner would.
+        """
+
+    def compile(self, requests: Sequence[Request]) -> Sequence[Compiled]:
+        """Compile partitions. Returns an answer for each request, in their order."""
+
+
+class Compiler(Protocol):
+    """Compiles the partitions of lowerings, for ``delegraph.lower(compiler=...)``.
+
+    Several threads may call it at once.
+    """
+
+    def session(self, registry: Registry, backends: Sequence[str]) -> Session:
+        """A new session. ``backends``: names of the backends of the lowering, if known.
+
+        ``registry`` knows all backends.
+        """

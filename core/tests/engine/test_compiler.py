@@ -1,0 +1,252 @@
+"""Compilers: what ``delegraph.lower(compiler=...)`` takes, and which one it takes by itself."""
+
+from __future__ import annotations
+
+import argparse
+
+import delegraph
+import pytest
+import torch
+from delegraph.backend import BackendDetails, PreprocessResult
+from delegraph.command import add_compiler_flags, chosen_compiler, compilers
+from delegraph.compiler import Compiled, Refused, compile_here
+from delegraph.discovery.record import PluginRecord
+from delegraph.discovery.registry import Registry
+from delegraph.errors import (
+    ContractViolation,
+    PluginConflict,
+    PluginUnavailable,
+    Unsupported,
+    UsageError,
+)
+from delegraph.partitioner import CapabilityPartitioner
+from delegraph.plugin import BackendSpec, CompilerSpec, FlagSpec, hookimpl
+from delegraph_executorch.edge import to_backend
+
+
+class TextBackend(BackendDetails):
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        return PreprocessResult(str(edge_program.graph).encode())
+
+
+class Steps(torch.nn.Module):
+    def forward(self, x):
+        return ((x + 1).sin() + 2).sin()
+
+
+class Here:
+    """A compiler, and its session, that compiles here; subclasses do something else."""
+
+    def __init__(self):
+        self.requests = []
+        self.notes = ["this one compiles here"]
+        self.open = 0
+
+    def session(self, registry, backends):
+        self.asked = list(backends)
+        return self
+
+    def __enter__(self):
+        self.open += 1
+        return self
+
+    def __exit__(self, *raised):
+        self.open -= 1
+
+    def partition(self, partitioner, program):
+        assert self.open
+        return partitioner(program)
+
+    def compile(self, requests):
+        assert self.open
+        self.requests += requests
+        return compile_here(requests)
+
+
+class RefusingTheFirst(Here):
+    def compile(self, requests):
+        answers = super().compile(requests)
+        return [Compiled(Refused(Unsupported("unsupported", "not today"))), *answers[1:]]
+
+
+class AnsweringOne(Here):
+    def compile(self, requests):
+        return super().compile(requests)[:1]
+
+
+def additions():
+    return CapabilityPartitioner(lambda n: None if "add" in str(n.target) else "no", "TextBackend")
+
+
+@pytest.fixture
+def registry():
+    made = Registry(discover=False)
+    made.register(TextBackend, partitioner=additions(), name="text")
+    return made
+
+
+def lowered(registry, compiler=None, backends=None):
+    used = backends or [additions()]
+    return delegraph.lower(Steps().eval(), (torch.ones(2),), backends=used, registry=registry, compiler=compiler)
+
+
+def blobs(result):
+    return [d.processed_bytes for d in result.delegates]
+
+
+def test_a_compiler_of_somebody_else_gets_each_partition(registry):
+    here = Here()
+    result = lowered(registry, here, ["text"])
+    assert blobs(result) == blobs(lowered(registry))
+    assert here.asked == ["text"] and here.open == 0
+    assert [r.tag for r in here.requests] == ["TextBackend_0", "TextBackend_1"]
+    assert {(r.method, r.backend.kind, r.backend.full_name) for r in here.requests} == {
+        ("forward", TextBackend, "in-process/text")
+    }
+    assert "this one compiles here" in result.report.notes
+
+
+def test_what_a_compiler_refuses_stays_on_the_host(registry):
+    result = lowered(registry, RefusingTheFirst())
+    assert len(result.delegates) == 1
+    assert [row.reason for row in result.report.given_back] == ["not today"]
+    assert "add" in str(result.exported_program().graph)
+
+
+def test_a_compiler_that_leaves_requests_out_breaks_its_contract(registry):
+    with pytest.raises(ContractViolation, match="AnsweringOne returned 1 answers for 2 requests"):
+        lowered(registry, AnsweringOne())
+
+
+def test_extract_gives_a_fresh_program_each_time(registry):
+    class Rewriting(Here):
+        def compile(self, requests):
+            for request in requests:
+                first = request.extract()
+                for node in first.graph.nodes:
+                    node.name = f"changed_{node.name}"
+                assert "changed" not in str(request.extract().graph)
+            return super().compile(requests)
+
+    result = lowered(registry, Rewriting())
+    assert blobs(result) == blobs(lowered(registry))
+    assert all("changed" not in str(d.module.original_module.graph) for d in result.delegates)
+
+
+def test_an_entry_point_without_a_report_raises_a_refusal(registry):
+    class TextBackend(BackendDetails):
+        @staticmethod
+        def preprocess(edge_program, compile_specs):
+            raise Unsupported("unsupported", "no room")
+
+    with delegraph.register(TextBackend), pytest.raises(Unsupported, match="no room"):
+        to_backend(torch.export.export(Steps(), (torch.ones(2),)), additions())
+
+
+# --- the default
+
+
+@pytest.fixture
+def no_compilers(monkeypatch):
+    """No distribution declares a compiler."""
+    monkeypatch.setattr(Registry, "declared", lambda self, kind: [])
+
+
+def test_a_cache_without_a_compiler_that_keeps_results_is_a_note(registry, no_compilers, monkeypatch, tmp_path):
+    monkeypatch.setenv("DELEGRAPH_CACHE", str(tmp_path / "kept"))
+    result = lowered(registry)
+    note = "the cache of DELEGRAPH_CACHE comes with delegraph-workers, which is not installed"
+    assert f"{note}: pip install delegraph-workers" in result.report.notes
+    assert len(result.delegates) == 2 and not (tmp_path / "kept").exists()
+
+
+def isolated():
+    made = Registry(discover=False)
+    made.register(BackendSpec("text", f"{__name__}:TextBackend", "TextBackend", 1, isolated=True))
+    return made
+
+
+def test_an_isolated_backend_needs_a_compiler_that_isolates(no_compilers):
+    with pytest.raises(PluginUnavailable, match="comes with delegraph-workers") as error:
+        lowered(isolated())
+    assert error.value.hint == "pip install delegraph-workers"
+
+
+class OffersCompiler:
+    """A plugin whose compiler is the default."""
+
+    made = None
+
+    @hookimpl
+    def delegraph_compilers(self):
+        return [CompilerSpec("here", f"{__name__}:make_here", default=True)]
+
+
+def make_here(**options):
+    OffersCompiler.made = Here()
+    return OffersCompiler.made
+
+
+def test_the_default_compiler_gets_isolated_backends(monkeypatch):
+    registry = isolated()
+    registry.register(OffersCompiler())
+    assert blobs(lowered(registry)) == blobs(lowered(registry, Here()))
+    assert len(OffersCompiler.made.requests) == 2 and OffersCompiler.made.open == 0
+
+
+def test_the_default_compiler_keeps_results_if_the_variable_is_set(registry, monkeypatch):
+    registry.register(OffersCompiler())
+    OffersCompiler.made = None
+    lowered(registry)
+    assert OffersCompiler.made is None
+    monkeypatch.setenv("DELEGRAPH_CACHE", "somewhere")
+    lowered(registry)
+    assert len(OffersCompiler.made.requests) == 2
+
+
+# --- flags
+
+
+def declared(*owners, target="make_here"):
+    flag = FlagSpec("speed", int, help="how fast", metavar="N")
+    spec = CompilerSpec("here", f"{__name__}:{target}", (flag, FlagSpec("near", bare="yes")))
+    return [(spec, PluginRecord(name, name, "1.0", f"{name}.py")) for name in owners]
+
+
+def flags_of(monkeypatch, *owners):
+    """A parser with the flags of compilers, and what ``chosen_compiler`` got."""
+    got = {}
+
+    class Found(Registry):
+        def declared(self, kind):
+            return declared(*owners)
+
+        def get(self, kind, asked):
+            return lambda **options: got.update(options) or asked
+
+    found = Found(discover=False)
+    monkeypatch.setattr(compilers, "default_registry", lambda: found)
+    parser = argparse.ArgumentParser()
+    add_compiler_flags(parser)
+    return parser, got
+
+
+def test_flags_of_a_compiler_become_its_options(monkeypatch):
+    parser, got = flags_of(monkeypatch, "acme")
+    assert chosen_compiler(parser.parse_args([])) is None
+    assert chosen_compiler(parser.parse_args(["--speed", "3", "--near"])) == "acme/here"
+    assert got == {"speed": 3, "near": "yes"}
+
+
+def test_two_distributions_with_one_flag_are_a_conflict_that_names_both(monkeypatch):
+    with pytest.raises(PluginConflict, match=r"acme 1.0 and other 1.0 both have the flag --speed"):
+        flags_of(monkeypatch, "acme", "other")
+
+
+def test_a_flag_whose_distribution_is_missing_names_it(monkeypatch):
+    flags_of(monkeypatch)
+    with pytest.raises(UsageError, match="the flag --isolation comes with delegraph-workers") as error:
+        compilers.expect_installed(["--isolation", "process"])
+    assert error.value.hint == "pip install delegraph-workers"
+    compilers.expect_installed(["--unknown", "x"])

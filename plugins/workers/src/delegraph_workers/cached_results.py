@@ -1,0 +1,366 @@
+"""Takes compiled results of partitions from a cache, and adds those that it lacks.
+
+A result from the cache has to be the one that compiling would give. So the backend
+compiles the canonical program, which is the same for all partitions with one key; only
+the debug handles are then translated to those of each program. A backend that keeps
+names compiles the program itself, and the names are part of the key.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
+from delegraph import ContractViolation, DelegraphError, Unsupported
+from delegraph.backend import PreprocessResult
+from delegraph.compiler import (
+    Compiled,
+    Refused,
+    Request,
+    check_result,
+    compile_here,
+    compiles_jointly,
+    fingerprint_of,
+)
+from delegraph.io.foreign_errors import StoreError, kind_and_status
+from delegraph.reports import pluralize
+from torch.export import ExportedProgram
+
+from .cache import Cache, Store
+from .entry_bytes import key_of, read_result, write_result
+from .forms import Form, canonical, write
+from .installed import code_of
+
+T = TypeVar("T")
+
+
+class Entries:
+    """The entries of a cache during one lowering, and those of its remote store.
+
+    ``found`` and ``stored``: the keys of results that were found or added. Threads
+    append to them.
+    """
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
+        self.found: list[str] = []
+        self.stored: list[str] = []
+        self._remote = cache.remote
+        self._said: dict[str, None] = {}  # notes, each once
+        self._wrote = False
+
+    def say(self, text: str) -> None:
+        """Add a note, unless it is there already."""
+        self._said.setdefault(text)
+
+    @property
+    def notes(self) -> list[str]:
+        """How many results were found and stored, and what went wrong."""
+        found = pluralize(len(self.found), "partition")
+        counts = f"{found} found, {len(self.stored)} stored"
+        return [f"cache {self.cache.folder}: {counts}", *self._said]
+
+    def fetch(self, key: str, decode: Callable[[bytes], T]) -> T | None:
+        """An entry as ``decode`` returns it; None if there is none.
+
+        It is looked for in the local folder, then in the remote one. A remote entry is
+        copied to the local folder. A damaged entry, or one for which ``decode`` raises,
+        becomes a note.
+        """
+        stores: list[Store] = [self.cache]
+        if self._remote is not None:
+            stores.append(self._remote)
+        for store in stores:
+            kind = "cache" if store is self.cache else "remote cache"
+            unused = f"{kind} entry {key}.entry is not used"
+            data = None
+            with self._noting(store, unused):
+                data = store.read(key)
+                # a store of somebody else's may return anything
+                data = None if data is None else bytes(data)
+            if data is None:
+                continue
+            # a damaged entry is no reason to give the remote folder up
+            with self._noting(self.cache, unused):
+                found = decode(data)
+                if store is not self.cache:
+                    self._store(key, data)
+                return found
+        return None
+
+    def keep(self, key: str, data: bytes) -> bool:
+        """Store an entry in both folders. A failure becomes a note.
+
+        Returns False if storing it failed in the local folder.
+        """
+        stored = self._store(key, data)
+        remote = self._remote
+        if remote is not None:
+            with self._noting(remote):
+                remote.write(key, data)
+        return stored
+
+    def make_room(self) -> None:
+        """Remove old entries if this lowering made the cache exceed its limit."""
+        if not self._wrote:
+            return
+        try:
+            self.cache.make_room()
+        except OSError as e:
+            self.say(f"the limit of the cache could not be kept: {e.strerror or e}")
+
+    def _store(self, key: str, data: bytes) -> bool:
+        """Store an entry in the local folder. Returns False, with a note, if it fails."""
+        with self._noting(self.cache, "a partition could not be stored in the cache"):
+            self.cache.write(key, data)
+            self._wrote = True
+            return True
+        return False
+
+    @contextmanager
+    def _noting(self, store: Store, failure: str = "") -> Iterator[None]:
+        """A block that uses ``store``. An error in it becomes a note.
+
+        The note begins with ``failure`` for the cache. The remote folder is not used
+        again in this lowering after an error, whatever its kind.
+        """
+        try:
+            yield
+        except Exception as e:
+            if store is not self.cache:
+                # The texts of other errors, those of the store's libraries, may hold a
+                # password.
+                known = isinstance(e, (StoreError, DelegraphError))
+                why = str(e) if known else kind_and_status(e)
+                name = getattr(store, "name", type(store).__name__)
+                self.say(f"the remote cache {name} is not used: {why}")
+                self._remote = None
+            elif isinstance(e, DelegraphError):
+                self.say(f"{failure}: {e.message}")
+            elif isinstance(e, OSError):
+                self.say(f"{failure}: {e.strerror or e}")
+            else:
+                raise
+
+
+@dataclass
+class _Cacheable:
+    """A partition that can be cached: its request, its form and its key."""
+
+    request: Request
+    form: Form
+    key: str
+
+    @cached_property
+    def handles(self) -> dict[int, int]:
+        """Debug handle of the canonical program -> that of the partition's program.
+
+        A backend that lowers its program through another one adds calls of delegates.
+        In both programs, the handles of these follow those of the program's own calls.
+        """
+        own = self.form.handles
+        count = len(own)
+        behind = max(own, default=0) - count
+        # 1 to ``count`` are the program's own; as many again may be of added calls
+        handles = {k: own[k - 1] for k in range(1, count + 1)}
+        return handles | {k: k + behind for k in range(count + 1, 2 * count + 1)}
+
+    def own_handles(self, result: PreprocessResult) -> PreprocessResult:
+        """A result of the canonical program, with the handles of the partition's own."""
+        return _renumbered(result, self.handles)
+
+    def canonical_handles(self, result: PreprocessResult) -> PreprocessResult:
+        """The inverse of ``own_handles``."""
+        numbers = {handle: k for k, handle in self.handles.items()}
+        return _renumbered(result, numbers)
+
+    def canonical_program(self) -> ExportedProgram:
+        """The canonical program."""
+        program = canonical(self.form)
+        # For progress: what a blob may depend on does not tell where the program is from.
+        request = self.request
+        program.graph_module.meta["local:place"] = f"{request.tag} of {request.method}"
+        return program
+
+
+class CachedResults:
+    """The answers to the requests of one call of ``Session.compile``.
+
+    ``entries``: the cache. ``answers``: position of a request -> its answer.
+    ``_equal``: position of a request -> that of an earlier request that equals it.
+    """
+
+    def __init__(self, entries: Entries, requests: Sequence[Request]) -> None:
+        self.answers: dict[int, Compiled] = {}
+        self._entries = entries
+        self._requests = requests
+        self._cacheable: dict[int, _Cacheable] = {}
+        self._equal: dict[int, int] = {}
+
+    def look_up(self) -> list[int]:
+        """Take the results that the cache has. Returns the requests that are left.
+
+        Of several equal requests only the first is among them.
+        """
+        first_of: dict[str, int] = {}  # key -> position
+        left: list[int] = []
+        for position, request in enumerate(self._requests):
+            start = time.perf_counter()
+            partition = self._prepare(request)
+            if partition is None:
+                left.append(position)
+                continue
+            self._cacheable[position] = partition
+            first = first_of.setdefault(partition.key, position)
+            if first != position:
+                self._equal[position] = first
+                continue
+            result = self._get(partition)
+            if result is None:
+                left.append(position)
+                continue
+            seconds = time.perf_counter() - start
+            own = partition.own_handles(result)
+            self.answers[position] = Compiled(own, "from the cache", seconds)
+        return left
+
+    def compile(self, position: int, first: int, total: int) -> Compiled:
+        """Compile a request, and add the result to the cache if it can be cached.
+
+        ``first`` and ``total``: those of ``compile_here``.
+
+        Compiles the canonical program. The partition's own program is compiled instead
+        if it cannot be cached, if the backend keeps names, or if the canonical program
+        fails, so that the error has the user's names.
+        """
+        start = time.perf_counter()
+        request = self._requests[position]
+        partition = self._cacheable.get(position)
+        keeps_names = partition is not None and request.backend.kind.keeps_names
+        if partition is not None and not keeps_names:
+            result = _compile_canonical(partition, first, total)
+            if result is not None:
+                self._put(partition, result)
+                own = partition.own_handles(result)
+                return Compiled(own, "compiled", time.perf_counter() - start)
+        (compiled,) = compile_here([request], first, total)
+        if partition is not None and keeps_names:
+            if not isinstance(compiled.result, Refused):
+                self._put(partition, partition.canonical_handles(compiled.result))
+        return compiled._replace(origin="compiled")
+
+    def complete(self) -> list[Compiled]:
+        """All answers: equal requests get the results of those that they equal.
+
+        A partition is compiled by itself if the backend refused the one that it equals.
+        """
+        for position, first in self._equal.items():
+            start = time.perf_counter()
+            result = self.answers[first].result
+            if isinstance(result, Refused):
+                (compiled,) = compile_here([self._requests[position]])
+                self.answers[position] = compiled._replace(origin="compiled")
+                continue
+            shared = self._cacheable[first].canonical_handles(result)
+            own = self._cacheable[position].own_handles(shared)
+            seconds = time.perf_counter() - start
+            self.answers[position] = Compiled(own, "equal", seconds, first)
+        self._entries.make_room()
+        return [self.answers[k] for k in range(len(self._requests))]
+
+    def _prepare(self, request: Request) -> _Cacheable | None:
+        """The form and the key of a partition; None, with a note, if it has no key."""
+        backend = request.backend
+        name = backend.kind.__name__
+        if compiles_jointly(backend.kind):
+            text = f"{name} compiles its partitions jointly: nothing of it is cached"
+            self._entries.say(text)
+            return None
+        fingerprint = fingerprint_of(backend, request.compile_specs)
+        if fingerprint is None:
+            text = f"{name} gives no fingerprint for its compile specs"
+            self._entries.say(f"{text}: nothing that has them is cached")
+            return None
+        try:
+            form = write(request.extract())
+        except Unsupported as e:
+            self._entries.say(f"{request.place} is not cached: {e.message}")
+            return None
+        return _Cacheable(request, form, _key_of(request, form, fingerprint))
+
+    def _get(self, partition: _Cacheable) -> PreprocessResult | None:
+        """The result of a partition, if the cache has it."""
+        request = partition.request
+
+        def decode(data: bytes) -> PreprocessResult:
+            """The result in an entry, checked as a backend's result is."""
+            result = read_result(partition.key, data, partition.form)
+            name = request.backend.kind.__name__
+            check_result(name, request.tag, partition.handles, result)
+            return result
+
+        result = self._entries.fetch(partition.key, decode)
+        if result is not None:
+            self._entries.found.append(partition.key)
+        return result
+
+    def _put(self, partition: _Cacheable, result: PreprocessResult) -> None:
+        """Store a result in both folders. A failure becomes a note."""
+        backend = partition.request.backend
+        about = {
+            "backend": backend.kind.__name__,
+            "producer": " ".join(filter(None, backend.producer)),
+            "torch": torch.__version__,
+        }
+        try:
+            data = write_result(partition.key, about, result, partition.form)
+        except DelegraphError as e:
+            self._entries.say(f"a partition could not be stored in the cache: {e}")
+            return
+        if self._entries.keep(partition.key, data):
+            self._entries.stored.append(partition.key)
+
+
+def _key_of(request: Request, form: Form, fingerprint: str) -> str:
+    """The key of a compiled partition: a hash of all that its result may depend on."""
+    spec = request.backend.spec
+    kind: Any = request.backend.kind
+    if spec.origin:  # the class says what is installed in the backend's environment
+        code = kind.installed()
+    else:
+        code = code_of(kind, spec.composes, spec.independent_of)
+    settings = [(c.key, c.value.hex()) for c in request.compile_specs]
+    names = form.names if kind.keeps_names else None
+    producer = request.backend.producer
+    return key_of(kind, [form.key, names, settings, producer, code, fingerprint])
+
+
+def _compile_canonical(partition: _Cacheable, first: int, total: int) -> PreprocessResult | None:
+    """The result of compiling the canonical program, with the handles of that program.
+
+    None if the backend fails with it or refuses it.
+    """
+    request = partition.request._replace(extract=partition.canonical_program)
+    try:
+        (compiled,) = compile_here([request], first, total)
+    except ContractViolation:  # what the backend did wrong could be hidden next time
+        raise
+    except DelegraphError:
+        return None
+    return None if isinstance(compiled.result, Refused) else compiled.result
+
+
+def _renumbered(result: PreprocessResult, numbers: Mapping[int, int]) -> PreprocessResult:
+    """``result`` with other debug handles: ``numbers`` replaces each of them."""
+    if not result.debug_handle_map:
+        return result
+    handles: Any = {
+        identifier: tuple(sorted(numbers[handle] for handle in listed))
+        for identifier, listed in result.debug_handle_map.items()
+    }
+    return replace(result, debug_handle_map=handles)

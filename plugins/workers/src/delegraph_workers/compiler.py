@@ -1,0 +1,256 @@
+"""``Compiler``: compiles in threads, processes and other machines, and keeps results.
+
+A session of it gives requests for isolated backends a stand-in for the backend's class,
+which sends each partition to a process and returns the result. To the rest of a
+lowering, a stand-in is a thread-safe backend. ``compile_here`` of the core makes each
+call, in the thread that lowers or in one of an executor.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from delegraph import OptionError, Registry
+from delegraph.compiler import (
+    Compiled,
+    InstalledBackend,
+    Request,
+    calls_of,
+    compile_here,
+)
+from delegraph.partitioner import Partitioner, PartitionResult
+from torch.export import ExportedProgram
+
+from .answers import ask_once
+from .cache import Cache, choose_cache
+from .cached_results import CachedResults, Entries
+from .executors import Call, no_threads, run_calls
+from .workers import LEAST_MEMORY, Workers, expect_no_fork
+
+
+class Compiler:
+    """Compiles partitions for ``delegraph.lower(compiler=Compiler(...))``.
+
+    ``cache``: a folder for compiled partitions, "" or True for the user's folder, or a
+    ``Cache``. Partitions that it has are not compiled again, and equal partitions are
+    compiled once; the report says where each delegate came from. None: the folder in
+    the environment variable ``DELEGRAPH_CACHE``, if that is set; False: no cache.
+    ``cache_remote``: the URL of a folder that others share, for a cache that is made
+    here.
+
+    ``executor``: a ``concurrent.futures`` executor that compiles partitions in
+    parallel; the blobs are the same. One of threads is used for thread-safe backends
+    only, one of other processes or machines for all.
+
+    ``isolation="process"``: compile each partition in another process. If that crashes,
+    exits, or takes more than ``time_limit`` seconds or ``memory_limit`` bytes, the
+    partition goes to the next backend or to the host. A limit implies isolation.
+
+    Raises OptionError for other values.
+    """
+
+    def __init__(
+        self,
+        cache: bool | str | os.PathLike[str] | Cache | None = None,
+        executor: Any = None,
+        isolation: str | None = None,
+        time_limit: float | None = None,
+        memory_limit: float | None = None,
+        cache_remote: str | None = None,
+    ) -> None:
+        """Check the choices, which the class describes; no process is started yet."""
+        if isolation not in (None, "process"):
+            text = f"isolation is 'process' or None, not {isolation!r}"
+            raise OptionError("option-invalid", text)
+        _expect_limit("time_limit", time_limit)
+        _expect_limit("memory_limit", memory_limit)
+        if memory_limit is not None and memory_limit < LEAST_MEMORY:
+            text = f"memory_limit is {memory_limit:,} bytes"
+            text += f", and a worker itself uses up to {LEAST_MEMORY:,}"
+            hint = f"memory_limit={LEAST_MEMORY} or more, on the command line --memory-limit 32"
+            raise OptionError("option-invalid", text, hint=hint)
+        self.cache = choose_cache(cache, cache_remote)
+        self.executor = executor
+        self.isolation = isolation
+        self.time_limit = time_limit
+        self.memory_limit = memory_limit
+        # foreign: it is not known to run calls in threads of this process
+        is_foreign = not isinstance(executor, ThreadPoolExecutor | None)
+        if is_foreign:
+            takes_calls = callable(getattr(executor, "submit", None))
+            if isinstance(executor, type) or not takes_calls:
+                raise no_threads(executor)
+            expect_no_fork(executor)
+        limits = isolation, time_limit, memory_limit
+        self.isolates_all = is_foreign or any(value is not None for value in limits)
+        """Whether all backends compile in other processes, and not just those that
+        declare to be isolated."""
+
+    def session(self, registry: Registry, backends: Sequence[str]) -> Session:
+        """A new session, with processes of its own."""
+        return Session(self, registry, backends)
+
+
+def _expect_limit(name: str, limit: Any) -> None:
+    """Raise OptionError unless ``limit`` is None or a finite number above 0."""
+    if limit is None:
+        return
+    is_number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
+    if not is_number or not 0 < limit < math.inf:
+        text = f"{name} is a finite number above 0, not {limit!r}"
+        raise OptionError("option-invalid", text)
+
+
+def _compile_group(
+    requests: Sequence[Request],
+    positions: Sequence[int],
+    results: CachedResults | None,
+    first: int,
+    total: int,
+) -> list[Compiled]:
+    """Compile the requests at ``positions``, which are one call of their backend."""
+    if results is None:
+        return compile_here([requests[k] for k in positions], first, total)
+    if len(positions) == 1:
+        return [results.compile(positions[0], first, total)]
+    # a joint call, of which nothing is cached
+    compiled = compile_here([requests[k] for k in positions], first, total)
+    return [one._replace(origin="compiled") for one in compiled]
+
+
+class Session:
+    """A lowering with a ``Compiler``.
+
+    ``_workers``: the processes; None until one is needed.
+    """
+
+    def __init__(self, compiler: Compiler, registry: Registry, backends: Sequence[str]) -> None:
+        self._compiler = compiler
+        self._registry = registry
+        self._backends = backends
+        self._executor = compiler.executor
+        cache = compiler.cache
+        self._entries = Entries(cache) if cache is not None else None
+        self._workers: Workers | None = None
+        self._stand_ins: dict[str, InstalledBackend] = {}  # by full name
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """How many results were found and stored, and what went wrong with the cache."""
+        return self._entries.notes if self._entries is not None else ()
+
+    def __enter__(self) -> Session:
+        """Start processes, which load the backends while this one exports."""
+        try:
+            self._prepare()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the processes."""
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
+
+    def partition(self, partitioner: Partitioner, program: ExportedProgram) -> PartitionResult:
+        """The answer of ``partitioner``, or an earlier one from the cache.
+
+        It can be kept if the partitioner says what it depends on (``fingerprint``).
+        """
+
+        def ask() -> PartitionResult:
+            with self._registry.attributing(partitioner, "partition"):
+                return partitioner(program)
+
+        if self._entries is None:
+            return ask()
+        with self._registry.attributing(partitioner, "fingerprint"):
+            fingerprint = partitioner.fingerprint(program)
+        if fingerprint is None:
+            return ask()
+        return ask_once(program, partitioner, fingerprint, self._entries, ask)
+
+    def compile(self, requests: Sequence[Request]) -> list[Compiled]:
+        """Take the results that the cache has, and compile the other partitions."""
+        sent = [self._sent(request) for request in requests]
+        if self._entries is None:
+            positions = list(range(len(sent)))
+            answers = self._compile(sent, positions, None)
+            return [answers[k] for k in positions]
+        results = CachedResults(self._entries, sent)
+        results.answers |= self._compile(sent, results.look_up(), results)
+        return results.complete()
+
+    def _compile(
+        self,
+        requests: Sequence[Request],
+        positions: Sequence[int],
+        results: CachedResults | None,
+    ) -> dict[int, Compiled]:
+        """Compile the requests at ``positions``. Returns answers by position.
+
+        ``results`` adds them to the cache; None: there is no cache.
+        """
+        groups = calls_of([requests[k] for k in positions])
+        total = len(positions)
+        first = 1
+        calls: list[Call[list[Compiled]]] = []
+        for group in groups:
+            listed = [positions[k] for k in group]
+            call = partial(_compile_group, requests, listed, results, first, total)
+            is_safe = requests[listed[0]].backend.kind.thread_safe
+            calls.append(Call(call, is_safe))
+            first += len(group)
+        answers: dict[int, Compiled] = {}
+        for group, made in zip(groups, run_calls(calls, self._executor), strict=True):
+            answers |= {positions[k]: one for k, one in zip(group, made, strict=True)}
+        return answers
+
+    def _prepare(self) -> None:
+        """Start the processes that the backends of the lowering need."""
+        isolated = self._backends
+        if not self._compiler.isolates_all:
+            isolated = [n for n in isolated if self._registry.spec(n).isolated]
+        if isolated or (self._compiler.isolates_all and self._backends):
+            names = [self._registry.full_name(name) for name in isolated]
+            self._started().prepare(names)
+
+    def _sent(self, request: Request) -> Request:
+        """``request`` with a stand-in for its backend if that compiles elsewhere."""
+        backend = request.backend
+        if not self._compiler.isolates_all and not backend.spec.isolated:
+            return request
+        if backend.full_name not in self._stand_ins:
+            made = self._started().stand_in(backend.kind, backend.full_name, backend.producer)
+            self._stand_ins[backend.full_name] = backend._replace(kind=made)
+        return request._replace(backend=self._stand_ins[backend.full_name])
+
+    def _started(self) -> Workers:
+        """The processes, which are started when they are first needed."""
+        if self._workers is None:
+            chosen = self._compiler
+            memory = chosen.memory_limit
+            self._workers = Workers(
+                chosen.executor,
+                chosen.isolation is not None,
+                chosen.time_limit,
+                None if memory is None else int(memory),
+            )
+            self._executor = self._workers.executor
+        return self._workers
+
+
+def from_flags(memory_limit: float | None = None, **options: Any) -> Compiler:
+    """The compiler for flags of the command line. ``memory_limit`` is in MB."""
+    memory = None if memory_limit is None else memory_limit * 1e6
+    return Compiler(memory_limit=memory, **options)
