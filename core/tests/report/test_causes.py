@@ -1,6 +1,7 @@
 """Refusals by cause: where each begins, what it costs, and that all counts of a report agree."""
 
 import json
+import sys
 
 import delegraph.api as api
 import pytest
@@ -110,6 +111,17 @@ def test_asking_again_leaves_program_and_report_as_they_are(registry):
     before = lowered.report.to_json()
     assert lowered.report.to_json() == before and lowered(DOUBLES[0]).dtype is torch.float64
     assert lowered.report.refusals[0].reason == "args_0 is double"
+
+
+def test_without_delegraph_analysis_only_the_prediction_is_missing(registry, monkeypatch):
+    def lines():
+        report = causes(registry, lambda x, y: (x.sin().cos(), torch.sort(y)[0]), *DOUBLES)[1].report
+        return [line.strip() for line in str(report).splitlines() if not line.startswith("time:")]
+
+    with_prediction = lines()
+    monkeypatch.setitem(sys.modules, "delegraph_analysis", None)
+    with_prediction.remove("without that cause any32 would take 2 of 2")
+    assert lines() == with_prediction
 
 
 class Block(nn.Module):

@@ -37,7 +37,6 @@ from ..partitioner import Partitioner
 from ..report.collect import reasons_of
 from ..report.model import Report
 from ..report.rows import Reasons, ReportOrigin, Rows
-from .asked import Asked
 from .checks import settle_checks
 from .constants import compute_constants
 from .decompose import Decomposer, rebuild, support_of
@@ -56,6 +55,7 @@ from .serial import Serial
 from .session import Refused, Request, Session
 from .snapshot import Snapshot
 from .state import mark_shared_state
+from .what_if import SupportChecks
 
 
 class Round(NamedTuple):
@@ -114,7 +114,7 @@ class Lowering:
     names: Iterator[str] = field(default_factory=lambda: (f"lowered_module_{k}" for k in count()))
     delegates: list[DelegateInfo] = field(default_factory=list)
     reasons: dict[str, Reasons] = field(default_factory=dict)
-    asked: Asked = field(default_factory=Asked)
+    what_if: SupportChecks = field(default_factory=SupportChecks)
     notes: list[str] = field(default_factory=list)
     changed: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -126,7 +126,7 @@ class Lowering:
         """The report of the rounds up to the current one."""
         backends = [r.name for r in self.rounds[: self.turn + 1]]
         given_back = [given_back_row(name, work) for name, work in self.given_back]
-        origin = ReportOrigin(self.programs, self.delegates, self.reasons, backends, self.asked, given_back)
+        origin = ReportOrigin(self.programs, self.delegates, self.reasons, backends, self.what_if, given_back)
         # the names are read now, because a backend may be taken out of the registry before the report is read
         names = {d.backend_id: self.registry.spec(d.backend_id).name for d in self.delegates}
 
@@ -381,7 +381,7 @@ def _insert(lowering: Lowering) -> None:
             # nodes of the partitions that this backend's compiler refused
             given_back = [w for backend, w in lowering.given_back if (backend, w.method) == (name, method)]
             nodes = [n for w in given_back for n in w.partition.nodes]
-            lowering.asked.keep(method, name, top, current.partitioners[method], nodes)
+            lowering.what_if.keep(method, name, top, current.partitioners[method], nodes)
 
 
 def _finish(lowering: Lowering) -> None:

@@ -1,26 +1,17 @@
-"""Asking a backend again: what would it take if the reason for a refusal did not hold?
+"""What if the cause of a refusal were removed? The program to which that happened, for another support check.
 
-The program that the backend was asked about is copied with one thing changed (fixed sizes, or a cast of one value).
-Every value behind that gets its new type, and the partitioner is asked as in a lowering. Reports do this when somebody
-reads them, not when they are made.
+Sizes become fixed, or one value is cast or gets a range. All values that depend on it get new types. The report lets
+the backend check the result when it is printed (``Cause.frees``).
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.export import ExportedProgram
-from torch.fx import Graph, Node
-
-from ..errors import DelegraphError
-from ..exported.call_names import WITHIN
-from ..exported.tracing import TRACING, unlogged
-from ..exported_program import (
+from delegraph.errors import Unsupported
+from delegraph.exported import WITHIN
+from delegraph.exported_program import (
     build_program,
     copy_node,
     name_outputs,
@@ -28,62 +19,20 @@ from ..exported_program import (
     placeholders,
     root_call,
 )
-from ..partitioner import Partitioner
-from ..partitioner.contract import Reason
-from .decompose import Decomposer
-from .partition import Plan
+from delegraph.partitioner import Reason
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.export import ExportedProgram
+from torch.fx import Graph, Node
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-class Asked:
-    """Asks the backends of one lowering again. ``keep`` stores what is needed for that.
+def remove_cause(program: ExportedProgram, reason: Reason) -> ExportedProgram:
+    """Return a copy of ``program`` in which ``reason`` does not hold: it is changed as ``reason.unless`` says.
 
-    ``_kept``: (method, backend) -> the partitioned program, the partitioner, and the debug handles of the operators
-    that only the compiler refused.
+    Raises Unsupported if it cannot be changed so.
     """
-
-    def __init__(self) -> None:
-        """Nothing is stored yet: every question is answered by None."""
-        self._kept: dict[tuple[str, str], tuple[ExportedProgram, Partitioner, frozenset[int]]] = {}
-        self._lock = threading.Lock()
-
-    def keep(
-        self, method: str, backend: str, plan: Plan, partitioner: Partitioner, not_compiled: Iterable[Node]
-    ) -> None:
-        """Store what is needed to ask ``backend`` again about ``method``, if a refusal says what would have to change.
-
-        Such a refusal has a ``Reason`` with ``unless``. Nothing is stored if the program has subgraphs on the host.
-        ``not_compiled``: nodes that the partitioner takes, but the compiler refused.
-        """
-        if not plan.inner and any(getattr(r.reason, "unless", None) is not None for r in plan.refusals):
-            handles = frozenset(n.meta.get("debug_handle", 0) for n in not_compiled)
-            self._kept[method, backend] = plan.program, partitioner, handles
-
-    def __call__(self, method: str, backend: str, reason: Reason) -> frozenset[int] | None:
-        """The debug handles of the operators that the backend would still refuse if ``reason`` did not hold.
-
-        None if nothing was stored for ``method`` and ``backend``, or if the program cannot be changed so that the
-        reason no longer holds.
-        """
-        if (method, backend) not in self._kept:
-            return None
-        program, partitioner, not_compiled = self._kept[method, backend]
-        with self._lock, TRACING, unlogged():
-            try:
-                changed = _changed(program, reason)
-                answer = Decomposer(watched=False).ask(changed, partitioner)
-            except (_Impossible, DelegraphError):
-                return None  # the report then leaves out how many more operators would be taken
-        return not_compiled.union(r.node.meta.get("debug_handle", 0) for r in answer.result.refusals)
-
-
-class _Impossible(Exception):
-    """The program cannot be changed as ``Reason.unless`` says."""
-
-
-def _changed(program: ExportedProgram, reason: Reason) -> ExportedProgram:
-    """A copy of ``program`` that is changed as ``reason.unless`` says."""
     if reason.unless == "static":
         return _fixed_sizes(program)
     if isinstance(reason.unless, tuple):
@@ -94,16 +43,16 @@ def _changed(program: ExportedProgram, reason: Reason) -> ExportedProgram:
 def _with_range(program: ExportedProgram, of: Node | None, range: tuple[int, int]) -> ExportedProgram:
     """A copy of ``program`` as if the user had said that the elements of the input ``of`` lie in ``range``.
 
-    Raises _Impossible if ``of`` is no input of this program.
+    Raises Unsupported if ``of`` is no input of this program.
     """
     if of is None or of.op != "placeholder":
-        raise _Impossible("only inputs have a range")
+        raise _impossible("only inputs have a range")
     graph, copies = Graph(owning_module=program.graph_module), dict[Node, Any]()
     for node in program.graph.nodes:
         if node.op != "output":
             copies[node] = copy_node(graph, node, copies.__getitem__)
     if of not in copies:
-        raise _Impossible("the value is not in the program that was partitioned")
+        raise _impossible("the value is not in the program that was partitioned")
     copies[of].meta[WITHIN] = [*range]
     return _program_of_copies(program, graph, copies)
 
@@ -138,7 +87,7 @@ class _FixedSizes:
     def __call__(self, val: Any) -> Any:
         """``val`` with numbers in place of symbols; ``val`` itself if it has none.
 
-        Raises _Impossible for a symbol whose number depends on data.
+        Raises Unsupported for a symbol whose number depends on data.
         """
         if isinstance(val, _SYMBOLIC):
             return _fixed_number(val)
@@ -153,18 +102,18 @@ class _FixedSizes:
 
 
 def _fixed_number(number: Any) -> Any:
-    """The number with which torch traced a symbolic one; others as they are. Raises _Impossible if it has none."""
+    """The number with which torch traced a symbolic one; others as they are. Raises Unsupported if it has none."""
     if not isinstance(number, _SYMBOLIC):
         return number
     if number.node.hint is None:
-        raise _Impossible(f"{number} depends on the data")
+        raise _impossible(f"{number} depends on the data")
     return number.node.hint
 
 
 def _with_cast(program: ExportedProgram, of: Node | None, dtype: Any) -> ExportedProgram:
     """A copy of ``program`` as if the user had written ``of.to(dtype)``; values computed from it get new types.
 
-    Raises _Impossible if ``of`` is None or no value of this program.
+    Raises Unsupported if ``of`` is None or no value of this program.
     """
     graph, copies, changed = Graph(owning_module=program.graph_module), dict[Node, Any](), set[Node]()
     for node in program.graph.nodes:
@@ -180,19 +129,19 @@ def _with_cast(program: ExportedProgram, of: Node | None, dtype: Any) -> Exporte
                 copy.meta["val"] = _value_of_call(copy)
                 changed.add(copy)
     if not changed:
-        raise _Impossible("the value is not in the program that was partitioned")
+        raise _impossible("the value is not in the program that was partitioned")
     return _program_of_copies(program, graph, copies)
 
 
 def _value_of_call(node: Node) -> Any:
-    """The value that ``node`` returns, computed under fake tensors. Raises _Impossible if its operator refuses."""
+    """The value that ``node`` returns, computed under fake tensors. Raises Unsupported if its operator refuses."""
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     mode: Any = detect_fake_mode([n.meta.get("val") for n in node.all_input_nodes])
     try:
         with mode, torch.no_grad():
             return node.target(*args, **kwargs)  # type: ignore[operator]
     except Exception as e:  # operators raise errors of any kind for a dtype that they do not take
-        raise _Impossible(f"{node.target} does not take it") from e
+        raise _impossible(f"{node.target} does not take it") from e
 
 
 def _program_of_copies(program: ExportedProgram, graph: Graph, copies: dict[Node, Any]) -> ExportedProgram:
@@ -202,3 +151,8 @@ def _program_of_copies(program: ExportedProgram, graph: Graph, copies: dict[Node
     outputs = name_outputs(program.graph_signature.output_specs, values)
     inputs = [spec for _, spec in placeholders(program)]
     return build_program(program.graph_module, graph, inputs, outputs, program, root_call(program), check=False)
+
+
+def _impossible(why: str) -> Unsupported:
+    """The error for a cause that cannot be removed from a program; the report then makes no prediction."""
+    return Unsupported("unsupported", why)
