@@ -454,6 +454,20 @@ def test_threads_and_lowerings_side_by_side_give_the_same(registry, tmp_path):
     assert not list(tmp_path.rglob("*.part"))
 
 
+def test_two_threads_lower_with_one_compiler(registry, tmp_path):
+    models = [model(seed) for seed in range(4)]
+    wanted = [contents(lowered(one, registry, tmp_path / "alone")) for one in models]
+    compiler = Compiler(tmp_path / "shared")
+
+    def lower_one(one):
+        made = delegraph.lower(one, X, backends=[Everything()], registry=registry, compiler=compiler)
+        return contents(made)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(lower_one, models * 2)) == wanted * 2
+    assert len(entries(tmp_path / "shared")) == 8
+
+
 def test_the_environment_names_the_folder_for_who_names_none(registry, tmp_path, monkeypatch):
     monkeypatch.setenv("DELEGRAPH_CACHE", str(tmp_path / "env"))
     lowered(model(), registry, None)

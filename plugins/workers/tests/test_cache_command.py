@@ -98,3 +98,11 @@ def test_what_cannot_be_read_is_not_taken_for_damaged_and_what_cannot_be_removed
     why = fails(capsys, "cache", "clear", "--cache", tmp_path, code=1, error="write-failed")
     assert "1 of 3 files in" in why and "Operation not permitted" in why
     assert list(tmp_path.iterdir()) == [paths[0]]
+
+
+@pytest.mark.parametrize("command", ["accuracy", "compare", "profile"])
+def test_other_commands_that_lower_have_the_flags_too(command, tmp_path, capsys):
+    (tmp_path / "m.py").write_text(MODEL)
+    kept = tmp_path / "kept"
+    assert run(capsys, command, f"{tmp_path / 'm.py'}:made", "--backend", "tosa", "--cache", kept)[0] == 0
+    assert len(list(kept.iterdir())) == 1

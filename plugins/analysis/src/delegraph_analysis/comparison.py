@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from delegraph import LoweredProgram, Registry, default_registry, export, lower
+from delegraph.compiler import Compiler
 from delegraph.errors import DelegraphError, InputError, OptionError
 from delegraph.exported import TRACING, ExampleInputs, Program, Transform, all_nodes, operator_name
 from delegraph.host import FileFormat, Verification, call_of_model
@@ -177,6 +178,7 @@ def compare(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     transforms: Sequence[Transform] = (),
     registry: Registry | None = None,
+    compiler: Compiler | None = None,
 ) -> Comparison:
     """Export a model once, lower it for each backend alone and for all in the given order, run and verify each.
 
@@ -200,7 +202,9 @@ def compare(
 
     def one(group: tuple[str, ...]) -> LoweredProgram:
         theirs = {b: o for b, o in (options or {}).items() if b in group}
-        return lower(exported, backends=group, options=theirs, transforms=transforms, registry=chosen)
+        return lower(
+            exported, backends=group, options=theirs, transforms=transforms, registry=chosen, compiler=compiler
+        )
 
     tried = [_try(group, one) for group in groups]
     callers: dict[tuple[str, ...], Caller] = {}

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from delegraph.command import (
     Outcome,
+    add_compiler_flags,
     check_model,
+    chosen_compiler,
     expect_file,
     expect_places,
     output_path,
@@ -28,6 +30,7 @@ class AccuracyOfOperators:
         add("model", metavar="MODEL", help="a .pt2 file, or path.py[:function] (this runs the file)")
         add("--backend", action="append", default=[], metavar="BACKEND", help="in order of preference (default: one)")
         add("--option", action="append", default=[], metavar="BACKEND.OPTION=VALUE")
+        add_compiler_flags(parser)
         own = "compare with these inputs; each time it is given they are compared anew"
         add("--input", action="append", default=[], type=Path, metavar="FILE.npz", help=own)
         ties = "also accept outputs that eager returns with other rounding, or with equal elements in another order"
@@ -50,7 +53,12 @@ class AccuracyOfOperators:
             from ..accuracy.reference import verify_operators
 
             given = read_model(args.model)
-            lowered = lower(**given.arguments(), backends=args.backend or None, options=options)
+            lowered = lower(
+                **given.arguments(),
+                backends=args.backend or None,
+                options=options,
+                compiler=chosen_compiler(args),
+            )
         found = {}
         with progress("comparing every operator with eager"):
             for method in lowered.methods:

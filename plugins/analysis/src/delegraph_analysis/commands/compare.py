@@ -9,8 +9,10 @@ import sys
 from delegraph import default_registry
 from delegraph.command import (
     Outcome,
+    add_compiler_flags,
     as_json,
     check_model,
+    chosen_compiler,
     expect_places,
     output_path,
     parse_options,
@@ -29,6 +31,7 @@ class Compare:
         add("model", metavar="MODEL", help="a .pt2 file, or path.py[:function] (this runs the file)")
         add("--backend", action="append", default=[], metavar="BACKEND", help="in order of preference (default: all)")
         add("--option", action="append", default=[], metavar="BACKEND.OPTION=VALUE")
+        add_compiler_flags(parser)
         add("--report", type=output_path, metavar="FILE", help="write the comparison: .json, or else text")
 
     @staticmethod
@@ -40,7 +43,12 @@ class Compare:
         with progress(f"comparing {', '.join(backends)}"):
             from ..comparison import compare
 
-            found = compare(**read_model(args.model).arguments(), backends=backends, options=options)
+            found = compare(
+                **read_model(args.model).arguments(),
+                backends=backends,
+                options=options,
+                compiler=chosen_compiler(args),
+            )
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         outcome = Outcome("delegraph.compare/1", found.to_json(), found.text(width))
         if args.report:

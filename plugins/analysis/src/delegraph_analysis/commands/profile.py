@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from delegraph import default_registry
 from delegraph.command import (
     Outcome,
+    add_compiler_flags,
     check_model,
+    chosen_compiler,
     expect_file,
     expect_places,
     output_path,
@@ -39,6 +41,7 @@ class Profile:
         add("model", metavar="MODEL|FILE", help=what)
         add("--backend", action="append", default=[], metavar="BACKEND", help="in order of preference (default: one)")
         add("--option", action="append", default=[], metavar="BACKEND.OPTION=VALUE")
+        add_compiler_flags(parser)
         told = "write the report with the times in the form of the suffix, such as .html; may be given several times"
         add("--report", action="append", default=[], type=output_path, metavar="FILE", help=told)
         add("--repeats", type=int, default=10, metavar="N", help="calls of each method, of which the median is shown")
@@ -78,7 +81,12 @@ def _profile_model(args: argparse.Namespace) -> list[ProgramProfile]:
         from ..profiling import profile_program
 
         given = read_model(args.model)
-        lowered = lower(**given.arguments(), backends=args.backend or None, options=options)
+        lowered = lower(
+            **given.arguments(),
+            backends=args.backend or None,
+            options=options,
+            compiler=chosen_compiler(args),
+        )
     found = []
     with progress("calling it"):
         for method in _methods(lowered.methods, args.method):
