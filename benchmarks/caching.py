@@ -22,8 +22,8 @@ import publishing
 import torch
 from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult
 from delegraph.discovery.registry import Registry
-from delegraph.exported_program import constant_tensor, placeholders
 from delegraph.partitioner import CapabilityPartitioner
+from delegraph_programs import constant_tensor, placeholders
 from delegraph_workers import Compiler
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))

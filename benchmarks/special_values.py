@@ -324,7 +324,7 @@ def prepare(lowered: Any, exported: Any, route: Route, folder: Path) -> Prepared
 
 def _widened(run: Callable[..., Any], exported: Any) -> Callable[..., Any]:
     """A call whose int32 results become int64 where the program has int64: TOSA has no other integers."""
-    from delegraph.exported_program import output_values
+    from delegraph_programs import output_values
 
     types = [n.meta["val"].dtype if hasattr(n, "meta") else None for n in output_values(exported)]
 

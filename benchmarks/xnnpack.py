@@ -143,8 +143,8 @@ PARTS = ("partitioner", "preprocess", "to edge", "tracer")
 @contextlib.contextmanager
 def _timed_parts() -> Iterator[dict[str, float]]:
     """CPU seconds that go by in ExecuTorch's code, and in torch's tracer, while delegraph lowers."""
-    from delegraph.exported.decompose import trace
     from delegraph_executorch.bridging import xnnpack
+    from delegraph_programs.decompose import trace
     from executorch.exir.program import _program
 
     spent = dict.fromkeys(PARTS, 0.0)

@@ -3,7 +3,7 @@
 import delegraph
 import pytest
 import torch
-from delegraph.exported.subgraphs import all_nodes
+from delegraph_programs import all_nodes
 from torch import nn
 from torch._higher_order_ops.while_loop import while_loop
 

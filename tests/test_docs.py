@@ -45,10 +45,17 @@ pytest_plugins = ("pytester",)
 ROOT = Path(__file__).parent.parent
 PAGES = [
     p
-    for pattern in ("*.md", "docs/**/*.md", "benchmarks/*.md", "core/*.md", "plugins/*/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "benchmarks/*.md", "programs/*.md", "core/*.md", "plugins/*/*.md")
     for p in ROOT.glob(pattern)
 ]
-DISTRIBUTIONS = ["core", "plugins/tosa_backend", "plugins/demo_backend", "plugins/devkit", "plugins/executorch_backend"]
+DISTRIBUTIONS = [
+    "programs",
+    "core",
+    "plugins/tosa_backend",
+    "plugins/demo_backend",
+    "plugins/devkit",
+    "plugins/executorch_backend",
+]
 DISTRIBUTIONS += [
     "plugins/analysis",
     "plugins/engines",

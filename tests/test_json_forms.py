@@ -64,7 +64,7 @@ def files(tmp_path_factory):
 def test_every_form_is_described():
     sources = [
         p
-        for folder in ("core/src", "plugins")
+        for folder in ("programs/src", "core/src", "plugins")
         for p in (ROOT / folder).rglob("src/**/*.py" if folder == "plugins" else "**/*.py")
     ]
     named = {name for p in sources for name in re.findall(r'"(delegraph\.[a-z-]+/\d+)"', p.read_text("utf-8"))}

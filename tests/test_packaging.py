@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 DISTRIBUTIONS = (
     *("core", "plugins/analysis", "plugins/demo_backend", "plugins/devkit", "plugins/dynamo"),
     *("plugins/engines", "plugins/ethosu_backend", "plugins/executorch_backend", "plugins/iree_backend"),
-    *("plugins/openvino_backend", "plugins/quantize", "plugins/tosa_backend"),
+    *("plugins/openvino_backend", "programs", "plugins/quantize", "plugins/tosa_backend"),
     *("plugins/transformers", "plugins/vgf_backend", "plugins/vision", "plugins/workers"),
 )
 """In the order of their names."""
@@ -93,6 +93,7 @@ def test_the_wheels_are_pure_and_typed(wheels):
         "executorch",
         "iree",
         "openvino",
+        "programs",
         "quantize",
         "tosa",
         "transformers",
@@ -160,7 +161,13 @@ def test_the_releases_of_torch_that_are_allowed_are_those_that_the_suite_ran_wit
 def test_whatever_builds_an_environment_names_its_torch():
     """pip would take the newest one, with gigabytes of CUDA libraries."""
     assert "\ntorch==2.13.0\n" in (ROOT / "requirements-dev.txt").read_text()
-    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("core/*.md"), ROOT / ".ci" / "run"]
+    pages = [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("programs/*.md"),
+        *ROOT.glob("core/*.md"),
+        ROOT / ".ci" / "run",
+    ]
     lines = [line for page in pages for line in page.read_text().splitlines() if "pip install" in line]
     bringing = [line for line in lines if re.search(r"pip install\b.*( delegraph| [^ ]*/core)\b(?!-)", line)]
     assert len(bringing) == 17

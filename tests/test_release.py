@@ -10,7 +10,11 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 RELEASE = ROOT / "tools/release.py"
-PROJECTS = [ROOT / "core/pyproject.toml", *sorted(ROOT.glob("plugins/*/pyproject.toml"))]
+PROJECTS = [
+    ROOT / "programs/pyproject.toml",
+    ROOT / "core/pyproject.toml",
+    *sorted(ROOT.glob("plugins/*/pyproject.toml")),
+]
 
 
 def release(*arguments):
@@ -21,7 +25,8 @@ def release(*arguments):
 def test_all_distributions_have_one_version_and_can_get_another(tmp_path):
     code, version = release("version")
     assert code == 0 and version.strip() == "0.1.0"
-    copies = [*PROJECTS, RELEASE, ROOT / "CITATION.cff", ROOT / "core/src/delegraph/__init__.py"]
+    versioned = (ROOT / "programs/src/delegraph_programs/__init__.py", ROOT / "core/src/delegraph/__init__.py")
+    copies = [*PROJECTS, RELEASE, ROOT / "CITATION.cff", *versioned]
     for file in copies:
         copy = tmp_path / file.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +47,7 @@ def test_every_distribution_says_where_it_comes_from():
     urls = {p: re.findall(r"\[project\.urls\]\n((?:\w+ = .+\n)+)", p.read_text()) for p in PROJECTS}
     assert len(set(map(tuple, urls.values()))) == 1
     assert all(len(found) == 1 and found[0].count("\n") == 5 for found in urls.values())
-    assert all(f'"Programming Language :: Python :: 3.{k}"' in p.read_text() for p in PROJECTS for k in range(10, 15))
+    assert all(f'"Programming Language :: Python :: 3.{k}"' in p.read_text() for p in PROJECTS for k in range(11, 15))
 
 
 def test_workflows_name_their_actions_by_commit_and_give_no_rights_away():

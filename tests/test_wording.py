@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SOURCES = [*sorted(ROOT.glob("core/src/**/*.py")), *sorted(ROOT.glob("plugins/*/src/**/*.py"))]
+SOURCES = [
+    *sorted(ROOT.glob("programs/src/**/*.py")),
+    *sorted(ROOT.glob("core/src/**/*.py")),
+    *sorted(ROOT.glob("plugins/*/src/**/*.py")),
+]
 INSIDE = re.compile(
     r"fake ?tensor|fake ?mode|shape_?env|\bguards?\b|\bSym(Int|Float|Bool|Node)\b|\bproxy\b|\bsympy\b|\bdry run\b"
     r"|\bmeta tensor|\btorch\.(fx|_(?!check)\w+)|\b_(?-i:[A-Z])\w+|\bdelegraph(_tosa)?\.(engine|lowering|ir|passes)\b",

@@ -22,7 +22,7 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-INSTALLED = ("core", "plugins/tosa_backend", "plugins/demo_backend", "plugins/devkit", "plugins/analysis")
+INSTALLED = ("programs", "core", "plugins/tosa_backend", "plugins/demo_backend", "plugins/devkit", "plugins/analysis")
 INSTALLED += (
     "plugins/engines",
     "plugins/dynamo",
@@ -32,7 +32,7 @@ INSTALLED += (
     "plugins/transformers",
 )
 NEEDED = ("pytest==9.2.0", "pytest-xdist==3.8.0", "hypothesis==6.168.5", "jsonschema==4.24.0")
-TESTS = ("core/tests", "plugins/dynamo/tests", "plugins/vision/tests", "tests/test_portability.py")
+TESTS = ("programs/tests", "core/tests", "plugins/dynamo/tests", "plugins/vision/tests", "tests/test_portability.py")
 FORKS = ("core/tests/cli", "core/tests/acceptance")
 """Left out where there are no forks: they start commands from a warm Python."""
 
@@ -56,7 +56,14 @@ def main() -> int:
 
 def _compile() -> int:
     """Whether a module is no Python of this version."""
-    folders = (ROOT / "core/src", *ROOT.glob("plugins/*/src"), ROOT / "tests", ROOT / "examples", ROOT / "tools")
+    folders = (
+        ROOT / "programs/src",
+        ROOT / "core/src",
+        *ROOT.glob("plugins/*/src"),
+        ROOT / "tests",
+        ROOT / "examples",
+        ROOT / "tools",
+    )
     template = re.compile(r"[\\/](device_)?template[\\/]")  # texts with names to fill in
     with tempfile.TemporaryDirectory() as cache:
         sys.pycache_prefix = cache
@@ -67,8 +74,15 @@ def _compile() -> int:
 
 def _import_light_modules() -> int:
     """Whether a module that promises to import no torch cannot be imported."""
-    sys.path[:0] = [str(ROOT / "core/src"), *map(str, ROOT.glob("plugins/*/src"))]
-    names = ["delegraph", "delegraph.errors", "delegraph.plugin", "delegraph.cli", "delegraph.io.atomic_write"]
+    sys.path[:0] = [str(ROOT / "programs/src"), str(ROOT / "core/src"), *map(str, ROOT.glob("plugins/*/src"))]
+    names = [
+        "delegraph_programs",
+        "delegraph",
+        "delegraph.errors",
+        "delegraph.plugin",
+        "delegraph.cli",
+        "delegraph.io.atomic_write",
+    ]
     names += [f"{p.parent.name}.plugin" for p in sorted(ROOT.glob("plugins/*/src/*/plugin.py"))]
     for name in names:
         __import__(name)

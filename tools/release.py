@@ -25,11 +25,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("core", *sorted(str(p.parent.relative_to(ROOT)) for p in ROOT.glob("plugins/*/pyproject.toml")))
+FOLDERS = ("programs", "core", *sorted(str(p.parent.relative_to(ROOT)) for p in ROOT.glob("plugins/*/pyproject.toml")))
 """The distributions; each has a pyproject.toml."""
 VERSIONS = (
     ("*/pyproject.toml", r'^(version = ")[^"]+(")$'),
     ("*/pyproject.toml", r'("delegraph(?:-\w+)?==)[^"]+(")'),
+    ("programs/src/delegraph_programs/__init__.py", r'^(__version__ = ")[^"]+(")$'),
     ("core/src/delegraph/__init__.py", r'^(__version__ = ")[^"]+(")$'),
     ("CITATION.cff", r"^(version: )\S+()$"),
 )

@@ -252,7 +252,7 @@ def peak():
 
 
 def test_tensors_of_one_fingerprint_have_keys_of_their_own(monkeypatch):
-    monkeypatch.setattr("delegraph.io.weights.fingerprint", lambda tensor: "f")
+    monkeypatch.setattr("delegraph_programs.tensor_memory.fingerprint", lambda tensor: "f")
     store = NamedDataStore()
     keys = [store.add_by_content("w/", tensor) for tensor in (torch.ones(3), torch.zeros(3), torch.ones(3))]
     assert keys[0] == keys[2] == "w/f" and keys[1].startswith("w/f") and keys[1] != "w/f"

@@ -59,11 +59,9 @@ TUTORIALS = (
 )
 """Pages of docs/tutorials in their order; each is offered as a notebook as well."""
 PACKAGES = {
+    "delegraph_programs": "programs/src",
     "delegraph": "core/src",
-    **{
-        f"delegraph.{name}": "core/src"
-        for name in ("command", "delegates", "engine", "exported", "host", "partitioner")
-    },
+    **{f"delegraph.{name}": "core/src" for name in ("command", "delegates", "engine", "host", "partitioner")},
     "delegraph_analysis": "plugins/analysis/src",
     "delegraph_analysis.drawing": "plugins/analysis/src",
     "delegraph_devkit": "plugins/devkit/src",
@@ -78,13 +76,11 @@ FLAT = (
     "backend",
     "compiler",
     "errors",
-    "exported_program",
     "formats",
     "named_data",
     "plugin",
     "reports",
     "runtime",
-    "source",
 )
 """Public modules of the core."""
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -415,7 +411,7 @@ def _reference(site: Site, examples: dict[str, str]) -> Iterator[Any]:
 
 def _commands() -> str:
     """All commands with their help, as argparse has it."""
-    sys.path[:0] = [str(ROOT / "core/src"), *map(str, sorted(ROOT.glob("plugins/*/src")))]
+    sys.path[:0] = [str(ROOT / "programs/src"), str(ROOT / "core/src"), *map(str, sorted(ROOT.glob("plugins/*/src")))]
     from delegraph.discovery.own import COMMANDS
 
     specs = list(COMMANDS)

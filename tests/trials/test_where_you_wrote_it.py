@@ -5,7 +5,7 @@ import json
 import delegraph
 import pytest
 import torch
-from delegraph.source import line_of, source_of
+from delegraph_programs import line_of, source_of
 from torch import nn
 
 

@@ -8,6 +8,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar
 
+from delegraph_programs import TRACING
+from delegraph_programs.type_aliases import ExampleInputs, Program, Transform
 from torch.export import ExportedProgram
 
 from .discovery.record import suggestion
@@ -17,8 +19,6 @@ from .engine.pipeline import Lowering, Round, run
 from .engine.serial import CACHE_VARIABLES, Serial
 from .engine.session import Compiler
 from .errors import OptionError, PluginUnavailable
-from .exported.tracing import TRACING
-from .exported.types import ExampleInputs, Program, Transform
 from .host.files import FileFormat, LoadedProgram
 from .lowered_program import LoweredProgram
 from .partitioner import Partitioner

@@ -1,12 +1,14 @@
 """All errors that delegraph raises, each with a stable code.
 
-This module imports only the standard library, so that plugins and the command line can use it without torch. A message
-says what went wrong, where (operator and line of the user's program), why, and what to do about it.
+This module imports no torch, so that plugins and the command line can use it without. A message says what went wrong,
+where (operator and line of the user's program), why, and what to do about it.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+from delegraph_programs.errors import DelegraphError, InputError, Unsupported
 
 __all__ = [
     "CODES",
@@ -67,29 +69,6 @@ class DelegraphWarning(UserWarning):
     """A problem that does not keep delegraph from working, such as an installed plugin that cannot be loaded."""
 
 
-class DelegraphError(Exception):
-    """Base class of all errors. ``code`` is one of CODES, or a plugin's own.
-
-    ``node``: the graph node that the error is about. ``source``: the line of the user's program. ``hint``: what to do
-    about it. ``raised_by``: the plugin that raised the error and what it was called for; None if delegraph raised it.
-    All of these are None if they are not known.
-    """
-
-    raised_by: str | None = None
-
-    def __init__(
-        self, code: str, message: str, node: Any = None, source: object = None, hint: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.code, self.message, self.node, self.source, self.hint = code, message, node, source, hint
-
-    def __str__(self) -> str:
-        """The message, and lines for the user's line, the plugin (unless the message names it) and the hint."""
-        where = f"\n  at {self.source}" if self.source else ""
-        by = f"\n  raised by {self.raised_by}" if self.raised_by and self.raised_by not in self.message else ""
-        return f"{self.message}{where}{by}" + (f"\n  hint: {self.hint}" if self.hint else "")
-
-
 class BackendNotFound(DelegraphError, NotImplementedError):
     """No backend, partitioner or runtime of that name is installed."""
 
@@ -130,10 +109,6 @@ class NamedDataTypeError(ContractViolation, TypeError):
     """Named data is neither bytes nor a tensor nor a Blob, or an argument about it has the wrong type."""
 
 
-class Unsupported(DelegraphError, RuntimeError):
-    """A program, or a partition, cannot be lowered for a target; the message says why, in the user's terms."""
-
-
 class NotFullyDelegated(Unsupported):
     """With ``require_full``, operators were left to the host: the message lists them, ``report`` is the Report."""
 
@@ -142,10 +117,6 @@ class NotFullyDelegated(Unsupported):
 
 class OptionError(DelegraphError, ValueError):
     """An option is unknown, of the wrong type or out of range."""
-
-
-class InputError(DelegraphError, ValueError):
-    """A program or its inputs do not have the expected form."""
 
 
 class UnknownMethod(InputError, ContractViolation):

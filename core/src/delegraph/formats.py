@@ -460,8 +460,7 @@ def _computed_sizes(program: ProgramContents) -> int:
     Integers that only an assertion needs are left out.
     """
     import torch
-
-    from .exported.checks import find_checks
+    from delegraph_programs import find_checks
 
     count = 0
     for method in program.methods:

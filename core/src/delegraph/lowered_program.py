@@ -13,6 +13,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import torch
+from delegraph_programs import TRACING, written_targets
+from delegraph_programs.type_aliases import Program
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
@@ -24,9 +26,6 @@ from .discovery.registry import Registry
 from .engine.decompose import in_core_aten
 from .engine.whole import whole_delegate
 from .errors import InputError, OptionError
-from .exported.tracing import TRACING
-from .exported.types import Program
-from .exported_program import written_targets
 from .host.executor import Delegates, Executable, OnMissingRuntime, SuspiciousExecutable
 from .host.files import FileFormat
 from .host.uncompiled import uncompiled

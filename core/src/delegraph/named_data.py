@@ -107,7 +107,7 @@ class NamedDataStore:
 
         So tensors that are equal have one key, whatever program they come from. Returns the key. It reads all elements.
         """
-        from .io.weights import fingerprint  # imported late: data that is bytes needs no torch
+        from delegraph_programs.tensor_memory import fingerprint  # imported late: data that is bytes needs no torch
 
         key = prefix + fingerprint(tensor)
         try:
@@ -236,8 +236,7 @@ def _content(key: str, data: Any, layout: TensorLayout | None) -> tuple[bytes | 
     if is_blob(data):
         return data, layout
     import torch  # imported late: data that is bytes needs no torch
-
-    from .io.weights import why_no_bytes
+    from delegraph_programs import why_no_bytes
 
     if not isinstance(data, torch.Tensor):
         raise _type_error(key, data)

@@ -14,11 +14,10 @@ import torch
 from delegraph.backend import BackendDetails, CompileSpec, DelegateMappingBuilder, NamedDataStore, PreprocessResult
 from delegraph.discovery.registry import default_registry
 from delegraph.errors import FormatError, Unsupported
-from delegraph.exported_program import constant_tensor, output_node, placeholders, user_inputs
 from delegraph.partitioner import CapabilityPartitioner, DelegationSpec, Partitioner, PartitionResult
 from delegraph.runtime import BackendRuntime
-from delegraph.source import source_of
 from delegraph_executorch.edge import delegate_calls
+from delegraph_programs import constant_tensor, output_node, placeholders, source_of, user_inputs
 from torch import nn
 from torch.fx import Node
 

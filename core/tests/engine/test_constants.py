@@ -3,9 +3,8 @@
 import delegraph.api as api
 import pytest
 import torch
-from delegraph.exported import constant_values
-from delegraph.exported_program import add_constant, placeholders, user_inputs
 from delegraph.partitioner import CapabilityPartitioner, DelegationSpec, Partitioner, PartitionResult
+from delegraph_programs import add_constant, constant_values, placeholders, user_inputs
 from torch import nn
 
 aten = torch.ops.aten

@@ -8,12 +8,12 @@ import delegraph.api as api
 import pytest
 import torch
 from delegraph.engine.decompose import Decomposer
-from delegraph.exported.decompose import trace
-from delegraph.exported.decompose.inline import Inlining
-from delegraph.exported.decompose.tables import beyond_core, is_composite, to_core
-from delegraph.exported.functionalize.normalize import normalize
 from delegraph.partitioner import CapabilityPartitioner, DelegationSpec, Partitioner, PartitionResult
 from delegraph.report.collect import host_calls
+from delegraph_programs import normalize, to_core
+from delegraph_programs.decompose import trace
+from delegraph_programs.decompose.decomposition_tables import beyond_core, is_composite
+from delegraph_programs.decompose.inline import Inlining
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn

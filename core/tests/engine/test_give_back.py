@@ -29,8 +29,7 @@ from delegraph_workers import Compiler
 from torch import nn
 
 from core.tests.conftest import COMPILED, EchoRuntime
-
-from ..support import aliasing_programs
+from programs.tests.support import aliasing_programs
 
 aten = torch.ops.aten
 

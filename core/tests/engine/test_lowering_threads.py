@@ -17,13 +17,14 @@ import torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.errors import OptionError
-from delegraph.exported.tracing import TRACING, unlogged
 from delegraph.formats import ProgramFormat
 from delegraph.host.files import FileFormat
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.plugin import FormatSpec, hookimpl
 from delegraph.runtime import BackendRuntime
 from delegraph_executorch.edge import ExecutorchProgramManager, to_edge
+from delegraph_programs import TRACING
+from delegraph_programs.tracing_lock import unlogged
 from delegraph_workers import Compiler
 from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -137,8 +137,8 @@ def test_blobs_stay_unread(module):
 def test_faces_take_nothing_from_the_steps_themselves(face):
     steps = ("plan", "partition", "order", "state", "snapshot", "extract", "compile", "insert", "decompose")
     inside = (
-        "delegraph.exported.decompose",
-        "delegraph.exported.functionalize",
+        "delegraph_programs.decompose",
+        "delegraph_programs.functionalize",
         *(f"delegraph.engine.{step}" for step in steps),
     )
     homes = {name: f"{getattr(value, '__module__', '')}." for name, value in vars(face).items()}

@@ -16,15 +16,14 @@ import delegraph.api as api
 import pytest
 import torch
 from delegraph.errors import InputError
-from delegraph.exported.decompose.tables import to_core
-from delegraph.exported.functionalize.normalize import normalize
-from delegraph.exported_program import constant_placeholders
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.report.collect import host_calls
+from delegraph_programs import constant_placeholders, normalize, to_core
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ..support import aliasing_programs as programs
+from programs.tests.support import aliasing_programs as programs
+
 from ..support.warm import warm_python
 
 CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate

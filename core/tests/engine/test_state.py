@@ -9,7 +9,6 @@ import torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.errors import ContractViolation
-from delegraph.exported.functionalize.normalize import normalize
 from delegraph.host.executor import Executable
 from delegraph.partitioner import (
     CapabilityPartitioner,
@@ -20,6 +19,7 @@ from delegraph.partitioner import (
     tag_mutated_buffer,
 )
 from delegraph.runtime import BackendRuntime
+from delegraph_programs import normalize
 from torch import nn
 from torch.export.graph_signature import InputKind, OutputKind
 

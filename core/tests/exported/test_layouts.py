@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
+from programs.tests.support import aliasing_programs as programs
+
 from ..conftest import EchoBackend, EchoRuntime
 from ..engine.test_properties import MASK, partitioner
-from ..support import aliasing_programs as programs
 
 aten = torch.ops.aten
 SINE = CapabilityPartitioner(lambda n: None if n.target is aten.sin.default else "the host's", "EchoBackend")

@@ -10,11 +10,10 @@ import pytest
 import torch
 from delegraph import Registry
 from delegraph.backend import BackendDetails, PreprocessResult
-from delegraph.exported.functionalize.normalize import normalize
-from delegraph.exported.subgraphs import all_nodes, graphs
-from delegraph.exported_program import placeholders
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.runtime import BackendRuntime
+from delegraph_programs import all_nodes, normalize, placeholders
+from delegraph_programs.subgraphs import graphs
 from torch._higher_order_ops import scan
 from torch._higher_order_ops.map import map as torch_map
 from torch._higher_order_ops.while_loop import while_loop

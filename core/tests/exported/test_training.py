@@ -4,7 +4,7 @@ import delegraph.api as api
 import pytest
 import torch
 from delegraph.errors import InputError
-from delegraph.exported.training import training_note
+from delegraph_programs.training_mode import training_note
 from torch import nn
 from torch.nn import functional as F
 

@@ -11,17 +11,18 @@ import pytest
 import torch
 from delegraph.discovery.registry import Registry
 from delegraph.errors import InputError
-from delegraph.exported.tracing import TRACING
 from delegraph.partitioner import CapabilityPartitioner, tag_mutated_buffer
 from delegraph.runtime import BackendRuntime
+from delegraph_programs import TRACING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
+from programs.tests.support import aliasing_programs as programs
+
 from ..conftest import EchoBackend, EchoRuntime
 from ..engine.test_properties import MASK, lowered_program
 from ..engine.test_state import Keeper, KeeperRuntime, Tagged
-from ..support import aliasing_programs as programs
 
 aten = torch.ops.aten
 THREADS = 4

@@ -10,8 +10,8 @@ import torch
 from delegraph.backend import BackendDetails, DelegateMappingBuilder, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.errors import ContractViolation
-from delegraph.exported.call_names import is_operator
 from delegraph.partitioner import CapabilityPartitioner
+from delegraph_programs import is_operator
 from torch import nn
 
 aten = torch.ops.aten

@@ -4,7 +4,7 @@ import copy
 from functools import cache
 
 import torch
-from delegraph.exported_program import copy_program
+from delegraph_programs import copy_program
 from torch import nn
 from torch.export import Dim
 

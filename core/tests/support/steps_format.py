@@ -5,8 +5,9 @@ import operator
 
 from delegraph.backend import CompileSpec
 from delegraph.errors import FormatError, InputError, OptionError
-from delegraph.exported_program import CALL_DELEGATE, flat_arguments, output_values, user_inputs
 from delegraph.formats import ProgramFormat, join
+from delegraph_programs import flat_arguments, output_values, user_inputs
+from delegraph_programs.exported_program import CALL_DELEGATE
 from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 

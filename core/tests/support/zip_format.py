@@ -11,10 +11,11 @@ import zipfile
 import torch
 from delegraph.backend import BackendDetails, CompileSpec, NamedDataStore, PreprocessResult
 from delegraph.errors import FormatError, OptionError
-from delegraph.exported_program import CALL_DELEGATE, build_program, copy_node, root_call
 from delegraph.formats import ProgramFormat, join
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.runtime import BackendRuntime
+from delegraph_programs import build_program, copy_node, root_call
+from delegraph_programs.exported_program import CALL_DELEGATE
 from torch.fx import Graph
 
 if not hasattr(torch.ops.zipped, "delegate"):  # this module may be imported from several folders

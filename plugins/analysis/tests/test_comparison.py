@@ -6,9 +6,9 @@ import torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.errors import BackendNotFound, ContractViolation, OptionError
-from delegraph.exported.tracing import TRACING
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph_analysis import comparison
+from delegraph_programs import TRACING
 
 from core.tests.conftest import EchoBackend, EchoRuntime
 

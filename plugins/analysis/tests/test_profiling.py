@@ -10,10 +10,10 @@ from delegraph.cli import main
 from delegraph.errors import FormatError, InputError
 from delegraph.formats import Origin, Step
 from delegraph.runtime import Border
-from delegraph.source import Source
 from delegraph_analysis import ProgramProfile, profiling, render_page
 from delegraph_analysis.page.heat import Times
 from delegraph_analysis.profiling import Part
+from delegraph_programs import Source
 
 MODEL = """
 import torch

@@ -17,7 +17,6 @@ import delegraph_tosa.plugin
 import pytest
 import torch
 from delegraph.errors import FormatError, InputError, NoRuntime, OptionError, Unsupported
-from delegraph.exported.decompose import tables
 from delegraph_executorch.debug import DebugFile
 from delegraph_executorch.emit import EmitOptions, emit_program
 from delegraph_executorch.format import PteFormat
@@ -26,6 +25,7 @@ from delegraph_executorch.program.tables import Tensor
 from delegraph_executorch.run import stock
 from delegraph_executorch.run.calls import split_delegate_calls
 from delegraph_executorch.run.stock import StockProgram
+from delegraph_programs.decompose import decomposition_tables as tables
 from torch import nn
 
 from core.tests.support.warm import warm_python

@@ -25,8 +25,8 @@ from delegraph.errors import (
     PluginFailed,
     PluginUnavailable,
 )
-from delegraph.exported.tracing import TRACING
 from delegraph.plugin import BackendSpec, QuantizerSpec, hookimpl
+from delegraph_programs import TRACING
 from torch import nn
 from torch._higher_order_ops.while_loop import while_loop
 from torch.nn.utils.parametrizations import weight_norm

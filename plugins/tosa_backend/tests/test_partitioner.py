@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.engine import pipeline
 from delegraph.errors import OptionError, Unsupported
-from delegraph.exported.decompose.trace import Tracer
 from delegraph.partitioner import CapabilityPartitioner
+from delegraph_programs.decompose.trace import Tracer
 from delegraph_tosa.backend import TOSABackend
 from delegraph_tosa.ir.graph import Value
 from delegraph_tosa.lowering import RULES, Tosa, lower_program

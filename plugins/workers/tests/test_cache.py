@@ -12,11 +12,11 @@ import torch
 from delegraph.backend import BackendDetails, NamedDataStore, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.errors import ContractViolation, OptionError, Unsupported, WriteError
-from delegraph.exported_program import constant_tensor, placeholders
 from delegraph.io.blob import TensorBlob, join
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.plugin import BackendSpec
 from delegraph.runtime import BackendRuntime
+from delegraph_programs import constant_tensor, placeholders
 from delegraph_workers import Cache, Compiler, installed
 from delegraph_workers import cache as cache_module
 from delegraph_workers.entry_bytes import unpacked

@@ -21,7 +21,7 @@ from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.io.blob import join
 from delegraph.partitioner import CapabilityPartitioner
-from delegraph.exported_program import constant_tensor, placeholders
+from delegraph_programs import constant_tensor, placeholders
 from delegraph_workers.entry_bytes import unpacked
 from delegraph_workers import Cache, Compiler
 

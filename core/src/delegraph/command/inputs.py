@@ -23,9 +23,8 @@ def read_inputs(path: Path, method: str, program: ExportedProgram, example: tupl
     an array.
     """
     import torch
+    from delegraph_programs import user_inputs
     from torch.utils import _pytree as pytree
-
-    from ..exported_program import user_inputs
 
     arrays = read_arrays(path)
     leaves, spec = pytree.tree_flatten(example)

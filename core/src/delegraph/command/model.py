@@ -15,11 +15,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from delegraph_programs import Source
+
 from ..discovery.attribution import AtWork
 from ..discovery.registry import Registry, default_registry
 from ..errors import FormatError, InputError, UsageError
 from ..plugin import ModelSpec
-from ..source import Source
 from .outcome import expect_file, working_directory_kept
 
 _FORM = "a function without arguments that returns (module, args), (module, args, kwargs), an ExportedProgram or a dict"

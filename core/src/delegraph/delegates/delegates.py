@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from delegraph_programs.exported_program import CALL_DELEGATE
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from ..backend import Blob, CompileSpec, NamedDataStore, NamedDataStoreOutput
 from ..errors import InputError
-from ..exported_program import CALL_DELEGATE
 from ..io.atomic_write import write_whole
 from .lowered_module import Argument, LoweredBackendModule
 

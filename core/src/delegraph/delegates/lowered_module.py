@@ -9,11 +9,15 @@ from functools import partial
 from typing import Any
 
 import torch
+from delegraph_programs.exported_program import (
+    CALL_DELEGATE,
+    STATE_WRITES,
+    is_validating,
+)
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from ..backend import Blob, CompileSpec, NamedDataStoreOutput, PreprocessResult
-from ..exported_program import CALL_DELEGATE, STATE_WRITES, is_validating
 from ..io.blob import join
 
 

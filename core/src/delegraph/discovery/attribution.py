@@ -24,9 +24,10 @@ from traceback import walk_tb
 from types import FunctionType, TracebackType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+from delegraph_programs import source_of
+
 from ..errors import DelegraphError, PluginFailed
 from ..plugin import IN_PROCESS
-from ..source import source_of
 from .record import PluginRecord, describe
 from .torch_settings import put_back, remember
 

@@ -118,7 +118,7 @@ class PluginDefect(Exception):
 _LONGEST = 1000
 _SELF_EXPLANATORY = (PluginDefect, TargetMissing, ProcessExit)
 """Exceptions of delegraph's own, whose text needs no name of a class."""
-_INNOCENT = {*sys.stdlib_module_names, "delegraph"} - {"__main__"}
+_INNOCENT = {*sys.stdlib_module_names, "delegraph", "delegraph_programs"} - {"__main__"}
 """Packages whose lines are not shown for a plugin's error: its own call of them is the interesting line."""
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import torch
+from delegraph_programs import constant_placeholders
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ..exported_program import constant_placeholders
 from ..partitioner.contract import DelegationSpec, PartitionResult
 from .extract import extract
 from .partition import Plan

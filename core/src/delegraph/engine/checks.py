@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from delegraph_programs import erase, find_checks, line_of
+from delegraph_programs.assertions import ASSERTIONS
 from torch.fx import Node
 
-from ..exported.checks import ASSERTIONS, erase, find_checks
 from ..report.facts import pluralize
-from ..source import line_of
 from .partition import ON_HOST, Plan
 
 

@@ -8,15 +8,13 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
+from delegraph_programs import TRACING, all_nodes, source_of
 from torch.fx import Node
 
 from ..backend import BackendDetails
 from ..discovery.attribution import AtWork
 from ..discovery.registry import InstalledBackend
 from ..errors import DelegraphError, Unsupported
-from ..exported.subgraphs import all_nodes
-from ..exported.tracing import TRACING
-from ..source import source_of
 from .failures import may_be_refusal
 from .returned import check_others, check_result, check_untouched, flat_results, handles_of
 from .session import Compiled, Refused, Request

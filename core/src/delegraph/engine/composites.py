@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from delegraph_programs.decompose.inline import Inlining
+from delegraph_programs.node_sets import reachable
 from torch.fx import Node, map_arg
 
-from ..exported.decompose.inline import Inlining
-from ..exported.node_sets import reachable
 from ..partitioner import Refusal
 
 

@@ -11,21 +11,26 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 import torch
-from torch.export import ExportedProgram
-from torch.fx import Node
-
-from ..exported.call_names import is_operator
-from ..exported.constant_values import ConstantValues, ancestors, constant_calls, constants_of, elements_read
-from ..exported.node_sets import find_root
-from ..exported.shared_memory import overlapping
-from ..exported_program import (
-    CONSTANT_KINDS,
+from delegraph_programs import (
+    ConstantValues,
     add_constant,
     constant_placeholders,
     constant_tensor,
-    has_effect,
+    is_operator,
     placeholders,
 )
+from delegraph_programs.constant_values import (
+    ancestors,
+    constant_calls,
+    constants_of,
+    elements_read,
+)
+from delegraph_programs.exported_program import CONSTANT_KINDS, has_effect
+from delegraph_programs.node_sets import find_root
+from delegraph_programs.shared_memory import overlapping
+from torch.export import ExportedProgram
+from torch.fx import Node
+
 from ..report.facts import format_size, pluralize
 from .partition import Plan
 

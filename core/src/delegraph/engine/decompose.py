@@ -14,20 +14,28 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from delegraph_programs import (
+    TRACING,
+    build_program,
+    copy_program,
+    name_outputs,
+    operator_name,
+    output_values,
+    root_call,
+    to_core,
+)
+from delegraph_programs.call_names import LEFT
+from delegraph_programs.decompose.decomposition_tables import beyond_core
+from delegraph_programs.decompose.inline import Inlining
+from delegraph_programs.decompose.trace import LINEAR, Decomposition, Tracer
+from delegraph_programs.operator_schema import is_view
+from delegraph_programs.subgraphs import rewrite_subgraphs
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..discovery.attribution import AtWork
 from ..errors import PluginFailed
-from ..exported.call_names import LEFT, operator_name
-from ..exported.decompose.inline import Inlining
-from ..exported.decompose.tables import beyond_core, to_core
-from ..exported.decompose.trace import LINEAR, Decomposition, Tracer
-from ..exported.schema import is_view
-from ..exported.subgraphs import rewrite_subgraphs
-from ..exported.tracing import TRACING
-from ..exported_program import build_program, copy_program, name_outputs, output_values, root_call
 from ..partitioner import Partitioner, Support
 from .composites import Composites
 from .failures import GuardedSupport, log, may_be_refusal

@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from delegraph_programs import TRACING, source_of
+from delegraph_programs import Source as SourceLine
+from delegraph_programs.distinct_inputs import distinct_inputs, expect_distinct
+from delegraph_programs.source_line import innermost
+from delegraph_programs.tracing_lock import unlogged
+from delegraph_programs.training_mode import reads_mode
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from ..errors import InputError
-from ..exported.example_inputs import distinct_inputs, expect_distinct
-from ..exported.tracing import TRACING, unlogged
-from ..exported.training import reads_mode
-from ..source import Source as SourceLine
-from ..source import innermost, source_of
 
 _CHECK_OF_DATA = torch.ops.aten._has_compatible_shallow_copy_type.default
 _OF_TORCHS_RNNS = r"The tensor attributes (\S*\._flat_weights\[\d+\](, )?)+ were assigned during export"

@@ -5,13 +5,8 @@ from __future__ import annotations
 import time
 
 import torch
-from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
-from torch.fx import Graph, Node
-
-from ..delegates.lowered_module import Argument, LoweredBackendModule
-from ..exported.tracing import TRACING
-from ..exported_program import (
+from delegraph_programs import (
+    TRACING,
     argument_of,
     build_program,
     copy_node,
@@ -20,6 +15,11 @@ from ..exported_program import (
     placeholders,
     written_targets,
 )
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
+from torch.fx import Graph, Node
+
+from ..delegates.lowered_module import Argument, LoweredBackendModule
 from .partition import Partition, Plan, Work
 
 _WRITES = {InputKind.BUFFER: OutputKind.BUFFER_MUTATION, InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION}

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from delegraph_programs import Source, is_operator, source_of
+from delegraph_programs.call_names import count_operators
 from torch.fx import Node
 
-from ..exported.call_names import count_operators, is_operator
 from ..partitioner.contract import Reason, Refusal
 from ..report.rows import GivenBack
-from ..source import Source, source_of
 from .narrow import Narrowed
 from .order import order
 from .partition import NotCompiled, Partition, Plan, Tags, Work

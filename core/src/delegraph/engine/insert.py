@@ -7,14 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 
 import torch
-from torch.export import ExportedProgram
-from torch.export.graph_signature import InputSpec
-from torch.fx import Graph, Node
-
-from ..delegates.lowered_module import LoweredBackendModule
-from ..exported.subgraphs import put_back
-from ..exported_program import (
-    CALL_DELEGATE,
+from delegraph_programs import (
     build_program,
     copy_node,
     name_outputs,
@@ -23,6 +16,13 @@ from ..exported_program import (
     placeholders,
     root_call,
 )
+from delegraph_programs.exported_program import CALL_DELEGATE
+from delegraph_programs.subgraphs import put_back
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputSpec
+from torch.fx import Graph, Node
+
+from ..delegates.lowered_module import LoweredBackendModule
 from .extract import as_dtype, cast
 from .partition import Partition, Plan, Work
 from .state import stored_by_delegates

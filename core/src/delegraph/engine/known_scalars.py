@@ -14,6 +14,10 @@ from typing import Any, NamedTuple
 
 import sympy
 import torch
+from delegraph_programs import ConstantValues, add_constant, output_node
+from delegraph_programs.constant_values import constants_of
+from delegraph_programs.exported_program import has_effect
+from delegraph_programs.subgraphs import graphs, rewrite_subgraphs
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
@@ -21,9 +25,6 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
-from ..exported.constant_values import ConstantValues, constants_of
-from ..exported.subgraphs import graphs, rewrite_subgraphs
-from ..exported_program import add_constant, has_effect, output_node
 from ..report.facts import pluralize
 
 aten = torch.ops.aten

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from delegraph_programs.node_sets import find_root, reachable
 from torch.fx import Node
 
-from ..exported.node_sets import find_root, reachable
 from .extract import begin_work
 from .order import draws, sort_by_needs
 from .partition import Partition, Work

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
+from delegraph_programs import all_nodes, is_random
+from delegraph_programs.subgraphs import subgraphs_of
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..delegates.delegates import DelegateInfo
 from ..errors import ContractViolation
-from ..exported.schema import is_random
-from ..exported.subgraphs import all_nodes, subgraphs_of
 from .partition import Partition, Plan, Unit
 
 

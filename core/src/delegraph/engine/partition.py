@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
+from delegraph_programs import is_operator, source_of
+from delegraph_programs.subgraphs import Subgraph
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -14,10 +16,7 @@ from ..backend import PreprocessResult
 from ..delegates.delegates import DelegateInfo
 from ..delegates.lowered_module import LoweredBackendModule
 from ..errors import ContractViolation
-from ..exported.call_names import is_operator
-from ..exported.subgraphs import Subgraph
 from ..partitioner.contract import DelegationSpec, Refusal
-from ..source import source_of
 from .composites import Composites
 from .snapshot import Snapshot
 

@@ -15,6 +15,18 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
+from delegraph_programs import TRACING, all_nodes, normalize, output_values, user_inputs
+from delegraph_programs.call_arguments import VARYING
+from delegraph_programs.distinct_inputs import equal_inputs_note
+from delegraph_programs.exported_program import forget_guards, why_not_valid
+from delegraph_programs.subgraphs import (
+    Subgraph,
+    extract_subgraphs,
+    next_handles,
+    put_back,
+)
+from delegraph_programs.training_mode import training_note
+from delegraph_programs.type_aliases import Transform
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
@@ -25,14 +37,6 @@ from ..delegates.lowered_module import Argument
 from ..discovery.attribution import attributing
 from ..discovery.registry import Registry, default_registry
 from ..errors import BackendNotFound, ContractViolation
-from ..exported.call_spec import VARYING
-from ..exported.example_inputs import equal_inputs_note
-from ..exported.functionalize.normalize import normalize
-from ..exported.subgraphs import Subgraph, all_nodes, extract_subgraphs, next_handles, put_back
-from ..exported.tracing import TRACING
-from ..exported.training import training_note
-from ..exported.types import Transform
-from ..exported_program import forget_guards, output_values, user_inputs, why_not_valid
 from ..partitioner import Partitioner
 from ..report.collect import reasons_of
 from ..report.model import Report

@@ -6,14 +6,14 @@ import operator
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+from delegraph_programs import constant_placeholders, is_operator, output_values, written_values
+from delegraph_programs.exported_program import SHARED_STATE
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
 from ..discovery.attribution import AtWork
 from ..errors import PluginFailed
-from ..exported.call_names import is_operator
-from ..exported_program import SHARED_STATE, constant_placeholders, output_values, written_values
 from ..partitioner.contract import Partitioner, PartitionResult, Refusal
 from ..partitioner.validate import check_result
 from .failures import guarded, may_be_refusal, reason_of

@@ -6,14 +6,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
+from delegraph_programs import all_nodes, output_values, user_inputs
+from delegraph_programs.exported_program import MUTATIONS
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..backend import PreprocessResult
 from ..delegates.lowered_module import Argument
 from ..errors import ContractViolation
-from ..exported.subgraphs import all_nodes
-from ..exported_program import MUTATIONS, output_values, user_inputs
 from ..io.blob import is_blob
 from ..named_data import check_output
 from .snapshot import Snapshot

@@ -6,11 +6,10 @@ from operator import is_
 from typing import Any
 
 import torch
+from delegraph_programs.equal_arguments import same_arguments
+from delegraph_programs.tensor_memory import State, is_written, state_of
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
-
-from ..exported.graph_equality import same_arguments
-from ..io.weights import State, is_written, state_of
 
 
 class Snapshot:

@@ -6,20 +6,22 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
-from torch.export import ExportedProgram
-from torch.fx import Node
-
-from ..exported.functionalize.aliases import storages
-from ..exported_program import (
-    CONSTANT_KINDS,
-    SHARED_STATE,
-    STATE_WRITES,
+from delegraph_programs import (
     constant_tensor,
     output_values,
     placeholders,
     written_targets,
     written_values,
 )
+from delegraph_programs.exported_program import (
+    CONSTANT_KINDS,
+    SHARED_STATE,
+    STATE_WRITES,
+)
+from delegraph_programs.functionalize.aliases import storages
+from torch.export import ExportedProgram
+from torch.fx import Node
+
 from .partition import Partition, Tags, broken
 
 

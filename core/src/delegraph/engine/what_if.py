@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from delegraph_programs import TRACING
+from delegraph_programs.tracing_lock import unlogged
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..discovery.loading import load, missing
 from ..errors import DelegraphError
-from ..exported.tracing import TRACING, unlogged
 from ..partitioner import Partitioner
 from ..partitioner.contract import Reason
 from .decompose import Decomposer

@@ -12,21 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
-from torch.fx import Graph, Node
-
-from ..delegates.delegates import DelegateInfo
-from ..delegates.lowered_module import Argument, LoweredBackendModule
-from ..discovery.registry import Registry
-from ..errors import InputError
-from ..exported.call_spec import VARYING
-from ..exported.subgraphs import next_handles
-from ..exported_program import (
-    CALL_DELEGATE,
-    CONSTANT_KINDS,
-    MUTATIONS,
-    STATE_WRITES,
+from delegraph_programs import (
     argument_of,
     build_program,
     constant_tensor,
@@ -38,6 +24,22 @@ from ..exported_program import (
     user_inputs,
     written_targets,
 )
+from delegraph_programs.call_arguments import VARYING
+from delegraph_programs.exported_program import (
+    CALL_DELEGATE,
+    CONSTANT_KINDS,
+    MUTATIONS,
+    STATE_WRITES,
+)
+from delegraph_programs.subgraphs import next_handles
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
+from torch.fx import Graph, Node
+
+from ..delegates.delegates import DelegateInfo
+from ..delegates.lowered_module import Argument, LoweredBackendModule
+from ..discovery.registry import Registry
+from ..errors import InputError
 from .extract import as_dtype, cast
 from .serial import Serial
 from .session import Refused, Request

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from delegraph_programs import operator_name, source_of
+from delegraph_programs.call_arguments import outside
+from delegraph_programs.call_names import INDEXED
 from torch.fx import Node
 
 from ..errors import InputError
-from ..exported.call_names import INDEXED, operator_name
-from ..exported.call_spec import outside
-from ..source import source_of
 
 
 def narrows(node: Node) -> bool:

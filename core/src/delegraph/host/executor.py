@@ -10,6 +10,25 @@ from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
+from delegraph_programs import (
+    constant_tensor,
+    placeholders,
+    source_of,
+    user_inputs,
+    written_targets,
+)
+from delegraph_programs.call_arguments import Arguments, TensorCheck, packer
+from delegraph_programs.exported_program import MUTATIONS, STATE_WRITES
+from delegraph_programs.required_strides import (
+    Layout,
+    arrange,
+    output_layouts,
+    pinned_inputs,
+    result_layouts,
+    same_strides,
+)
+from delegraph_programs.shared_memory import expect_written_apart
+from delegraph_programs.tracing_lock import Turn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import GraphModule, Node
@@ -19,13 +38,7 @@ from ..delegates.delegates import delegate_calls
 from ..delegates.lowered_module import Argument, LoweredBackendModule
 from ..discovery.attribution import AtWork
 from ..errors import ContractViolation, DelegraphError, InputError, NoRuntime
-from ..exported.call_spec import Arguments, TensorCheck, packer
-from ..exported.layouts import Layout, arrange, output_layouts, pinned_inputs, result_layouts, same_strides
-from ..exported.shared_memory import expect_written_apart
-from ..exported.tracing import Turn
-from ..exported_program import MUTATIONS, STATE_WRITES, constant_tensor, placeholders, user_inputs, written_targets
 from ..runtime import BackendRuntime, BlobHeader, Delegate
-from ..source import source_of
 from .compatibility import expect_compatible
 from .graph_code import GraphCode
 from .kept_inputs import KeptInputs, versions

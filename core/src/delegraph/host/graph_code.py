@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
+from delegraph_programs import source_of
+from delegraph_programs.exported_program import CALL_DELEGATE
+from delegraph_programs.required_strides import Layout, arrange, subgraph_layouts
 from torch.fx import GraphModule, Node
 
 from ..delegates.lowered_module import LoweredBackendModule
-from ..exported.layouts import Layout, arrange, subgraph_layouts
-from ..exported_program import CALL_DELEGATE
-from ..source import source_of
 from .borders import expect_narrow, narrows
 from .sizes import expect_rank, expects_rank
 

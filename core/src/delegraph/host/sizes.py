@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from delegraph_programs import source_of, user_inputs
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..errors import InputError
-from ..exported_program import user_inputs
-from ..source import source_of
 
 aten = torch.ops.aten
 _SQUEEZES = frozenset(

@@ -35,7 +35,7 @@ class TensorBlob:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         """Keep a reference to ``tensor``, and what shows later whether it was written; copies nothing."""
-        from .weights import state_of  # imported late, so that blobs of bytes need no torch
+        from delegraph_programs.tensor_memory import state_of  # imported late, so that blobs of bytes need no torch
 
         self._tensor, self._state = tensor, state_of(tensor)
 
@@ -44,7 +44,8 @@ class TensorBlob:
 
     def write_to(self, file: BinaryIO) -> None:
         """Append the elements. Raises ContractViolation if the tensor was written since the blob was made."""
-        from .weights import is_written, memory_of
+        from delegraph_programs import memory_of
+        from delegraph_programs.tensor_memory import is_written
 
         if is_written(self._tensor, self._state):
             text = f"a tensor of shape {list(self._tensor.shape)} was changed after it was added as named data"

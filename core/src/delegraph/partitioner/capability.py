@@ -8,16 +8,21 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from delegraph_programs import (
+    constant_placeholders,
+    constant_tensor,
+    operator_name,
+    placeholders,
+    source_of,
+    why_no_bytes,
+)
+from delegraph_programs.exported_program import CALL_DELEGATE, CONSTANT_KINDS
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..backend import CompileSpec
 from ..errors import ContractViolation, OptionError
-from ..exported.call_names import operator_name
-from ..exported_program import CALL_DELEGATE, CONSTANT_KINDS, constant_placeholders, constant_tensor, placeholders
-from ..io.weights import why_no_bytes
-from ..source import source_of
 from .contract import DelegationSpec, Partitioner, PartitionResult, Refusal, Support
 from .groups import Groups
 from .levels import connected_components, flatten, group_by_level, levels, limit, sink

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from delegraph_programs.node_sets import find_root
+
 from ..errors import ContractViolation
-from ..exported.node_sets import find_root
 from .levels import Unit, flatten, size, units
 
 if TYPE_CHECKING:

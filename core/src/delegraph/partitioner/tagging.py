@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..exported_program import SHARED_STATE, constant_placeholders, written_values
+from delegraph_programs import constant_placeholders, written_values
+from delegraph_programs.exported_program import SHARED_STATE
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

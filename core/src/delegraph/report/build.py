@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from delegraph_programs.call_names import count_operators
 from torch.fx import Node
 
 from ..delegates.delegates import DelegateInfo
-from ..exported.call_names import count_operators
 from .causes import find_causes
 from .collect import add_up, figures_by_line, left_operators
 from .notation import Notation

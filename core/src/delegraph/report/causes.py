@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from delegraph_programs import operator_name, source_of
+from delegraph_programs.call_names import unpacked
 from torch.fx import Node
 
-from ..exported.call_names import operator_name, unpacked
 from ..partitioner.contract import Reason
-from ..source import source_of
 from .collect import LeftOperator, RefusedOperator, find_refusal, full_reason
 from .notation import Notation
 from .rows import Cause, Reasons, RefusalRow, ReportOrigin

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from delegraph_programs import Source, find_checks, is_operator, line_of, operator_name
+from delegraph_programs.call_names import LEFT, unpacked
+from delegraph_programs.exported_program import CALL_DELEGATE
 from torch.fx import Node
 
-from ..exported.call_names import LEFT, is_operator, operator_name, unpacked
-from ..exported.checks import find_checks
-from ..exported_program import CALL_DELEGATE
 from ..partitioner.contract import Refusal
-from ..source import Source, line_of
 
 if TYPE_CHECKING:
     from ..delegates.delegates import DelegateInfo

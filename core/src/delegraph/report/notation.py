@@ -11,12 +11,12 @@ from typing import Any
 
 import sympy
 import torch
+from delegraph_programs.exported_program import CALL_DELEGATE
+from delegraph_programs.size_names import names_of_symbols
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from ..delegates.lowered_module import Argument
-from ..exported.size_names import names_of_symbols
-from ..exported_program import CALL_DELEGATE
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _SYMBOL = re.compile(r"[su](?<![\w.].)\d+(?!\w)")

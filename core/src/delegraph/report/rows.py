@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from delegraph_programs import Source
+
 from ..delegates.lowered_module import Argument
 from ..partitioner.contract import Reason
-from ..source import Source
 from .facts import (
     AMOUNTS,
     COUNT,

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import delegraph
 from delegraph import LoweredProgram
 from delegraph.errors import InputError
-from delegraph.exported import EXPORTED, is_operator
 from delegraph.formats import defines
 from delegraph.io.atomic_write import write_whole
 from delegraph.reports import (
@@ -34,7 +33,8 @@ from delegraph.reports import (
     refused_by,
 )
 from delegraph.runtime import Border, fused
-from delegraph.source import source_of
+from delegraph_programs import is_operator, source_of
+from delegraph_programs.call_names import EXPORTED
 from torch.fx import Node
 
 from .accuracy.operators import OperatorStatistics, OperatorVerification, operators_of, severity

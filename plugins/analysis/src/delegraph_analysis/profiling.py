@@ -18,13 +18,12 @@ from typing import Any
 from delegraph import LoweredProgram
 from delegraph.delegates import DelegateInfo
 from delegraph.errors import InputError
-from delegraph.exported import operator_name
-from delegraph.exported_program import CALL_DELEGATE
 from delegraph.formats import Origin, Step
 from delegraph.host import FileFormat, call_of_model
 from delegraph.io.escape import printable
 from delegraph.runtime import Border, Spent, fused
-from delegraph.source import Source, line_of
+from delegraph_programs import Source, line_of, operator_name
+from delegraph_programs.exported_program import CALL_DELEGATE
 from torch.fx import Node
 
 _LISTED = 20

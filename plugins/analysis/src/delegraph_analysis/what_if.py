@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from delegraph.errors import Unsupported
-from delegraph.exported import WITHIN
-from delegraph.exported_program import (
+from delegraph.partitioner import Reason
+from delegraph_programs import (
     build_program,
     copy_node,
     name_outputs,
@@ -19,7 +19,7 @@ from delegraph.exported_program import (
     placeholders,
     root_call,
 )
-from delegraph.partitioner import Reason
+from delegraph_programs.call_names import WITHIN
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram

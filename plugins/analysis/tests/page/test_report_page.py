@@ -25,12 +25,12 @@ from delegraph.partitioner import CapabilityPartitioner
 from delegraph.report.facts import COUNT, TEXTS, Fact
 from delegraph.report.model import Report
 from delegraph.report.rows import Cause, DelegateRow, MethodRow, RefusalRow, Rows
-from delegraph.source import Source
 from delegraph_analysis.drawing import STYLE, TONES, Box, Picture, Wire, condense, svg, text
 from delegraph_analysis.drawing.condense import LARGEST, STRETCHES
 from delegraph_analysis.drawing.layout import lay_out
 from delegraph_analysis.drawing.viewer import SCRIPT as VIEWER
 from delegraph_analysis.page.report_page import BOXES
+from delegraph_programs import Source
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn

@@ -9,7 +9,7 @@ import torch
 from delegraph.backend import BackendDetails, CompileSpec, DelegateMappingBuilder, PreprocessResult
 from delegraph.errors import OptionError, Unsupported
 from delegraph.partitioner import Reason
-from delegraph.source import source_of
+from delegraph_programs import source_of
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

@@ -14,9 +14,9 @@ import delegraph
 import torch
 from delegraph.backend import CompileSpec
 from delegraph.errors import ContractViolation, Unsupported
-from delegraph.exported import INDEXED, WITHIN
 from delegraph.partitioner import Partitioner, PartitionResult
 from delegraph.reports import host_calls
+from delegraph_programs.call_names import INDEXED, WITHIN
 from torch.export import ExportedProgram
 from torch.fx import Node
 

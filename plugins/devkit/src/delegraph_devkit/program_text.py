@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from delegraph.exported_program import constant_tensor, output_node, placeholders
+from delegraph_programs import constant_tensor, output_node, placeholders
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node

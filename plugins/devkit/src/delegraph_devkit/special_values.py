@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from delegraph.exported_program import output_values
+from delegraph_programs import output_values
 from torch.fx import Node
 
 from .lowering_attempt import operator_name

@@ -12,7 +12,7 @@ import delegraph
 from delegraph import Verification
 from delegraph.command import provided
 from delegraph.errors import ContractViolation, NoRuntime, PluginUnavailable, Unsupported
-from delegraph.exported_program import written_targets
+from delegraph_programs import written_targets
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 

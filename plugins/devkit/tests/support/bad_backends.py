@@ -16,10 +16,10 @@ from unittest import mock
 import torch
 from delegraph.backend import BackendDetails, CompileSpec, DelegateMappingBuilder, NamedDataStore, PreprocessResult
 from delegraph.errors import FormatError, NoRuntime, OptionError, Unsupported
-from delegraph.exported_program import constant_tensor, placeholders, user_inputs
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.plugin import BackendSpec, OptionSpec
 from delegraph.runtime import BackendRuntime, Compatibility
+from delegraph_programs import constant_tensor, placeholders, user_inputs
 from torch.fx import Node
 
 aten = torch.ops.aten

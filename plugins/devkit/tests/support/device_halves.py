@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 from delegraph.backend import BackendDetails, PreprocessResult
-from delegraph.exported_program import output_values, user_inputs
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.runtime import BackendRuntime
+from delegraph_programs import output_values, user_inputs
 
 PLUGIN = """
 from delegraph.plugin import BackendSpec, PartitionerSpec, RuntimeSpec, hookimpl

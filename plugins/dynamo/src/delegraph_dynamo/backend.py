@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import torch
 from delegraph import Choices, DelegraphError, InputError, OptionError
-from delegraph.source import source_of
+from delegraph_programs import source_of
 from torch.fx import GraphModule, Node
 
 from .constants import constant_inputs

@@ -12,8 +12,7 @@ from typing import Any, NoReturn
 import delegraph
 import torch
 from delegraph import InputError, LoweredProgram, Report
-from delegraph.exported import TRACING
-from delegraph.exported_program import written_targets
+from delegraph_programs import TRACING, written_targets
 from torch.export import Dim
 from torch.fx import GraphModule
 from torch.fx.traceback import preserve_node_meta

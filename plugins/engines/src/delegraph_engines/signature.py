@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 from delegraph.errors import FormatError, InputError
-from delegraph.exported_program import MUTATIONS, output_values, user_inputs
 from delegraph.runtime import Border
+from delegraph_programs import output_values, user_inputs
+from delegraph_programs.exported_program import MUTATIONS
 from torch.export import ExportedProgram
 from torch.fx import Node
 

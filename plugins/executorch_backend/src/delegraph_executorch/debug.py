@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from delegraph.errors import FormatError
 from delegraph.formats import ProgramContents
-from delegraph.source import source_of
+from delegraph_programs import source_of
 
 if TYPE_CHECKING:
     from .emit.method import DebugHandles

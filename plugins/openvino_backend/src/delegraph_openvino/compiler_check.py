@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from delegraph.errors import DelegraphError, Unsupported
-from delegraph.exported_program import (
+from delegraph.partitioner import Support, WhyNot
+from delegraph_programs import (
     argument_of,
     build_program,
     constant_placeholders,
@@ -18,7 +19,6 @@ from delegraph.exported_program import (
     flat_call,
     placeholder_of,
 )
-from delegraph.partitioner import Support, WhyNot
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec

@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 import torch
-from delegraph.exported import bound_arguments
+from delegraph_programs import bound_arguments
 from torch._ops import OpOverload
 from torch.fx import Node
 

@@ -13,7 +13,7 @@ import numpy as np
 import openvino as ov
 import torch
 from delegraph.errors import Unsupported
-from delegraph.exported import bound_arguments
+from delegraph_programs import bound_arguments
 from openvino.frontend import FrontEndManager
 from openvino.frontend.pytorch import ConversionExtension
 from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from delegraph.exported import INDEXED, bound_arguments
-from delegraph.exported_program import user_inputs
+from delegraph_programs import bound_arguments, user_inputs
+from delegraph_programs.call_names import INDEXED
 from torch.export import ExportedProgram
 from torch.fx import Node
 

@@ -7,9 +7,14 @@ from typing import Any
 
 import torch
 from delegraph.errors import Unsupported
-from delegraph.exported_program import constant_placeholders, constant_tensor, output_values, placeholders
-from delegraph.source import source_of
 from delegraph_engines import Signature
+from delegraph_programs import (
+    constant_placeholders,
+    constant_tensor,
+    output_values,
+    placeholders,
+    source_of,
+)
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from delegraph.backend import to_specs
-from delegraph.exported import bound_arguments, why_factor_undecided
 from delegraph.partitioner import CapabilityPartitioner, PartitionResult
+from delegraph_programs import bound_arguments
+from delegraph_programs.interpolation_scales import why_factor_undecided
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node

@@ -6,9 +6,9 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import torch
-from delegraph.exported import is_random
 from delegraph.partitioner import Reason
 from delegraph_engines import why_subgraph
+from delegraph_programs import is_random
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 

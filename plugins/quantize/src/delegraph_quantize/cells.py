@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from delegraph.exported import to_core
+from delegraph_programs import to_core
 from torch import Tensor
 from torch.nn.functional import linear
 

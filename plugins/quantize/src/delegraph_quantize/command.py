@@ -144,7 +144,7 @@ def _expect_sizes(path: Path, batches: list[tuple[Any, ...]], example: Any, prog
 
 def _argument_names(program: Any) -> list[str]:
     """What the model calls its inputs."""
-    from delegraph.exported_program import user_inputs
+    from delegraph_programs import user_inputs
     from torch.export import ExportedProgram
 
     from .calibration import names_of

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from delegraph import Registry, default_registry, export
 from delegraph.errors import ContractViolation, DelegraphWarning, InputError, OptionError, PluginUnavailable
-from delegraph.exported import RECURRENT, TRACING, Program, distinct_inputs, to_core
-from delegraph.exported_program import user_inputs, written_targets
 from delegraph.io.quiet import quietly
+from delegraph_programs import TRACING, to_core, user_inputs, written_targets
+from delegraph_programs.decompose.decomposition_tables import RECURRENT
+from delegraph_programs.distinct_inputs import distinct_inputs
+from delegraph_programs.type_aliases import Program
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node

@@ -13,10 +13,9 @@ import torch
 from delegraph import Registry, default_registry, lower
 from delegraph.command import provided
 from delegraph.errors import InputError, OptionError
-from delegraph.exported import TRACING, Program
-from delegraph.exported_program import build_program, copy_node, flat_call, output_node
 from delegraph.io.escape import table
-from delegraph.source import source_of
+from delegraph_programs import TRACING, build_program, copy_node, flat_call, output_node, source_of
+from delegraph_programs.type_aliases import Program
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind, OutputSpec, TensorArgument
 from torch.fx import Graph, Interpreter, Node

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from delegraph.errors import InputError
-from delegraph.source import Source, source_of
+from delegraph_programs import Source, source_of
 from torch.fx import GraphModule, Node
 
 

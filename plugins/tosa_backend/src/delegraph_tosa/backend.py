@@ -8,8 +8,8 @@ from typing import Any
 
 from delegraph.backend import BackendDetails, CompileSpec, DelegateMappingBuilder, PreprocessResult
 from delegraph.errors import DelegraphError, WriteError
-from delegraph.exported_program import user_inputs
 from delegraph.formats import write_whole
+from delegraph_programs import user_inputs
 from torch.export import ExportedProgram
 
 from .borders import quantization_of

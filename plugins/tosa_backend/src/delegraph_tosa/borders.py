@@ -7,8 +7,15 @@ from typing import Any, NamedTuple
 
 import torch
 from delegraph.errors import InputError, Unsupported
-from delegraph.exported_program import argument_of, build_program, output_node, output_values, root_call, user_inputs
 from delegraph.formats import QuantizationParameters
+from delegraph_programs import (
+    argument_of,
+    build_program,
+    output_node,
+    output_values,
+    root_call,
+    user_inputs,
+)
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind, OutputSpec
 from torch.fx import Node

@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 from delegraph.errors import OptionError, Unsupported
-from delegraph.exported import INDEXED, WITHIN, input_names, to_core, why_factor_undecided
-from delegraph.exported_program import CALL_DELEGATE, constant_placeholders, user_inputs, written_values
 from delegraph.partitioner import CapabilityPartitioner, PartitionResult, tag_mutated_buffer
+from delegraph_programs import constant_placeholders, input_names, to_core, user_inputs, written_values
+from delegraph_programs.call_names import INDEXED, WITHIN
+from delegraph_programs.exported_program import CALL_DELEGATE
+from delegraph_programs.interpolation_scales import why_factor_undecided
 from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.utils import _pytree as pytree

@@ -8,7 +8,7 @@ import struct
 import numpy as np
 import pytest
 from delegraph.errors import FormatError
-from delegraph.source import Source
+from delegraph_programs import Source
 from delegraph_tosa.ir import operators as ops
 from delegraph_tosa.ir.graph import Deferred, Folded, Graph, Literal, Value, literal
 from delegraph_tosa.ir.types import ARRAY_DTYPES, DType, RoundingMode, Type

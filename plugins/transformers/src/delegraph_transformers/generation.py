@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from delegraph.errors import InputError
-from delegraph.exported_program import output_values, user_inputs
+from delegraph_programs import output_values, user_inputs
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node

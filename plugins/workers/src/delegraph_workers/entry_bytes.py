@@ -21,7 +21,7 @@ import numpy as np
 from delegraph.backend import Blob, DataEntry, NamedDataStoreOutput, PreprocessResult, TensorLayout
 from delegraph.errors import ContractViolation, FormatError
 from delegraph.io.blob import stream
-from delegraph.io.weights import is_written, state_of
+from delegraph_programs.tensor_memory import is_written, state_of
 
 from .forms import DTYPES, Form, Memory
 

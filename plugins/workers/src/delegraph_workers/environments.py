@@ -18,15 +18,10 @@ from typing import Any
 import torch
 from delegraph.backend import CompileSpec, PreprocessResult
 from delegraph.errors import ContractViolation, FormatError, PluginUnavailable, Unsupported
-from delegraph.exported_program import (
-    CALL_DELEGATE,
-    append_node,
-    build_program,
-    copy_node,
-    flat_call,
-)
 from delegraph.partitioner import DelegationSpec, Partitioner, PartitionResult, Reason, Refusal
 from delegraph.runtime import BackendRuntime, BlobHeader, Compatibility, Delegate
+from delegraph_programs import build_program, copy_node, flat_call
+from delegraph_programs.exported_program import CALL_DELEGATE, append_node
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind

@@ -14,8 +14,7 @@ import delegraph
 import torch
 from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult
 from delegraph.errors import ContractViolation, DelegraphError
-from delegraph.exported import TRACING
-from delegraph.exported_program import user_inputs
+from delegraph_programs import TRACING, user_inputs
 from torch.export import ExportedProgram
 
 from .constants import Absent, fetch_from

@@ -27,7 +27,7 @@ def code_of(kind: type, composes: Iterable[str] = (), independent_of: Collection
     "delegraph" or both, which are left out.
     """
     own = _sources(kind.__module__.partition(".")[0])
-    delegraph = None if "delegraph" in independent_of else _sources("delegraph")
+    delegraph = None if "delegraph" in independent_of else _sources("delegraph") + _sources("delegraph_programs")
     return [own, delegraph, None if "torch" in independent_of else torch.__version__, _versions(composes)]
 
 

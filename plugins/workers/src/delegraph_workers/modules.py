@@ -12,7 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from delegraph.exported_program import append_node, argument_of, build_program, copy_node, flat_call
+from delegraph_programs import argument_of, build_program, copy_node, flat_call
+from delegraph_programs.exported_program import append_node
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
 from torch.fx import Graph, GraphModule, Node

@@ -12,9 +12,9 @@ import delegraph
 import torch
 from delegraph.backend import CompileSpec
 from delegraph.errors import ContractViolation, Unsupported
-from delegraph.exported import TRACING
 from delegraph.partitioner import Partitioner
 from delegraph.runtime import BlobHeader, Compatibility
+from delegraph_programs import TRACING
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Node

@@ -18,8 +18,8 @@ import torch
 from delegraph import get_backend
 from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult
 from delegraph.errors import DelegraphError, FormatError, OptionError, Unsupported
-from delegraph.exported import TRACING, all_nodes
 from delegraph.plugin import IN_PROCESS
+from delegraph_programs import TRACING, all_nodes
 from torch.export import ExportedProgram
 
 from .constants import INLINE, Folder

@@ -13,8 +13,7 @@ import pytest
 import torch
 from delegraph.delegates import LoweredBackendModule
 from delegraph.errors import FormatError, Unsupported
-from delegraph.exported import all_nodes
-from delegraph.exported_program import constant_tensor, copy_program, placeholders
+from delegraph_programs import all_nodes, constant_tensor, copy_program, placeholders
 from delegraph_workers.forms import read, write
 from torch import nn
 from torch.export.graph_signature import InputKind

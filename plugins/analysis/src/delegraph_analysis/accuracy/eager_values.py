@@ -7,9 +7,9 @@ from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import torch
-from delegraph.exported import is_random
-from delegraph.exported_program import STATE_WRITES, constant_tensor, output_values, placeholders
 from delegraph.host import eager_target, run_in_eager
+from delegraph_programs import constant_tensor, is_random, output_values, placeholders
+from delegraph_programs.exported_program import STATE_WRITES
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind

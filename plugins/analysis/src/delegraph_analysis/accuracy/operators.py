@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from delegraph.host import TOLERANCES, OutputStatistics, Verification, finite
-from delegraph.source import Source
+from delegraph_programs import Source
 
 SLACK = 2.0
 """How much more than eager itself an operator may lose: eager's own rounding is no error of a backend."""

@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from delegraph import LoweredProgram
 from delegraph.delegates import DelegateInfo, LoweredBackendModule
-from delegraph.exported import is_random
-from delegraph.exported_program import CALL_DELEGATE, MUTATIONS, user_inputs
 from delegraph.host import OutputStatistics, Verification, compare, is_observable
 from delegraph.runtime import Inside
-from delegraph.source import source_of
+from delegraph_programs import is_random, source_of, user_inputs
+from delegraph_programs.exported_program import CALL_DELEGATE, MUTATIONS
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node

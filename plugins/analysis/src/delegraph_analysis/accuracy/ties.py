@@ -6,8 +6,8 @@ import operator
 from typing import Any
 
 import torch
-from delegraph.exported import bound_arguments
 from delegraph.host import TOLERANCES
+from delegraph_programs import bound_arguments
 from torch._ops import OpOverload
 from torch.fx import Node
 

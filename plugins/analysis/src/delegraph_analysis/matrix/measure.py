@@ -223,8 +223,8 @@ class _Cell:
     def _write(self, lowered: LoweredProgram) -> None:
         """Write the program in each format; one that cannot hold it, or is not installed, says why."""
         from delegraph import default_registry
-        from delegraph.exported import TRACING
         from delegraph.host import FileFormat
+        from delegraph_programs import TRACING
 
         for suffix in self.settings["files"]:
             entry: dict[str, Any] = {"suffix": suffix, "bytes": None, "path": None, "error": None}
@@ -388,7 +388,7 @@ def _names_of(program: Any) -> list[str]:
     """What a model calls its inputs."""
     import inspect
 
-    from delegraph.exported_program import user_inputs
+    from delegraph_programs import user_inputs
     from torch.export import ExportedProgram
 
     if isinstance(program, ExportedProgram):

@@ -9,8 +9,6 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from delegraph.delegates import DelegateInfo, LoweredBackendModule
-from delegraph.exported import LEFT, is_operator, operator_name, unpacked
-from delegraph.exported_program import CALL_DELEGATE, constant_placeholders, placeholders
 from delegraph.reports import (
     NOT_TAGGED,
     Cause,
@@ -21,6 +19,9 @@ from delegraph.reports import (
     pluralize,
     refused_by,
 )
+from delegraph_programs import constant_placeholders, is_operator, operator_name, placeholders
+from delegraph_programs.call_names import LEFT, unpacked
+from delegraph_programs.exported_program import CALL_DELEGATE
 from torch.fx import GraphModule, Node
 
 from ..accuracy.operators import OperatorVerification

@@ -7,9 +7,8 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from delegraph.exported import operator_name
 from delegraph.reports import Notation
-from delegraph.source import source_of
+from delegraph_programs import operator_name, source_of
 from torch.fx import Node
 
 _OF_TORCH = ("aten.", "quantized_decomposed.")

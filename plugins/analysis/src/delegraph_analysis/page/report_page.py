@@ -19,7 +19,7 @@ from delegraph.reports import (
     list_counts,
     pluralize,
 )
-from delegraph.source import Source
+from delegraph_programs import Source
 
 from ..accuracy.operators import OperatorStatistics, OperatorVerification, operators_of, severity
 from ..drawing import TONES, frame, head, share, swatch, text

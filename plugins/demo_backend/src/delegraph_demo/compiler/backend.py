@@ -16,9 +16,14 @@ from delegraph.backend import (
     PreprocessResult,
 )
 from delegraph.errors import Unsupported
-from delegraph.exported_program import constant_placeholders, constant_tensor, output_node, placeholders
-from delegraph.io.weights import why_no_bytes
-from delegraph.source import source_of
+from delegraph_programs import (
+    constant_placeholders,
+    constant_tensor,
+    output_node,
+    placeholders,
+    source_of,
+    why_no_bytes,
+)
 from torch.fx import Node
 
 from .format import Code, Constant, Instruction, encode

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from delegraph.backend import CompileSpec
 from delegraph.errors import DelegraphError
-from delegraph.exported_program import user_inputs
+from delegraph_programs import user_inputs
 
 from .. import sweep
 from ..backend_under_test import BackendUnderTest

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from delegraph.backend import NamedDataStore
 from delegraph.errors import FormatError, NoRuntime, Unsupported
-from delegraph.exported_program import MUTATIONS, output_values, user_inputs
+from delegraph_programs import output_values, user_inputs
+from delegraph_programs.exported_program import MUTATIONS
 from torch.export import ExportedProgram
 from torch.fx import Node
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from delegraph.exported_program import (
+from delegraph.io.quiet import quietly
+from delegraph_programs import (
     argument_of,
     build_program,
     copy_node,
@@ -17,7 +18,6 @@ from delegraph.exported_program import (
     output_values,
     placeholders,
 )
-from delegraph.io.quiet import quietly
 from torch._ops import OpOverload
 from torch._prims_common import is_contiguous_or_false
 from torch._subclasses.fake_tensor import FakeTensor

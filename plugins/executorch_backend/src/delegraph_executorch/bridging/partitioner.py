@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import torch
 from delegraph.backend import CompileSpec
 from delegraph.errors import ContractViolation, DelegraphError, Unsupported
-from delegraph.exported_program import constant_placeholders, placeholders, written_values
 from delegraph.io.quiet import quietly
 from delegraph.partitioner import (
     DelegationSpec,
@@ -23,6 +22,7 @@ from delegraph.partitioner import (
     tag_mutated_buffer,
 )
 from delegraph_engines import why_subgraph
+from delegraph_programs import constant_placeholders, placeholders, written_values
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Node

@@ -10,7 +10,13 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
-from delegraph.exported_program import argument_of, copy_node, output_values, placeholder_of, placeholders
+from delegraph_programs import (
+    argument_of,
+    copy_node,
+    output_values,
+    placeholder_of,
+    placeholders,
+)
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 from torch.fx import Graph, Node

@@ -11,10 +11,9 @@ import delegraph
 import torch
 from delegraph import LoweredProgram, Registry, Report, Verification
 from delegraph.errors import InputError
-from delegraph.exported import TRACING
-from delegraph.exported_program import output_values, user_inputs, written_targets
 from delegraph.formats import MethodSummary
 from delegraph.host import LoadedProgram
+from delegraph_programs import TRACING, output_values, user_inputs, written_targets
 
 from .choice import BucketChoice, Call, bucket_axes
 from .table import KEY, BucketTable, damaged

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 
 from delegraph.backend import CompileSpec
 from delegraph.delegates import LoweredBackendModule, delegate_calls
-from delegraph.exported import same_arguments, unpacked
-from delegraph.exported_program import CALL_DELEGATE
+from delegraph_programs.call_names import unpacked
+from delegraph_programs.equal_arguments import same_arguments
+from delegraph_programs.exported_program import CALL_DELEGATE
 from torch.fx import Graph, GraphModule, Node
 
 

@@ -16,12 +16,13 @@ from delegraph import default_registry
 from delegraph.delegates import DelegateInfo, MethodPrograms, delegate_calls
 from delegraph.engine import lower_programs, whole_delegate
 from delegraph.errors import InputError, OptionError, UnknownMethod
-from delegraph.exported import TRACING, Transform, all_nodes
 from delegraph.formats import join, write_files, write_whole
 from delegraph.host import FileFormat
 from delegraph.io.paths import as_path
 from delegraph.partitioner import Partitioner
 from delegraph.reports import left_operators
+from delegraph_programs import TRACING, all_nodes
+from delegraph_programs.type_aliases import Transform
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 

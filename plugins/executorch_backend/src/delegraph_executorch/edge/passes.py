@@ -9,9 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from delegraph.errors import ContractViolation
-from delegraph.exported import Transform, all_nodes
-from delegraph.exported_program import build_program, name_outputs, output_node, root_call
-from delegraph.source import source_of
+from delegraph_programs import all_nodes, build_program, name_outputs, output_node, root_call, source_of
+from delegraph_programs.type_aliases import Transform
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node

@@ -7,17 +7,15 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from delegraph.errors import InputError
-from delegraph.exported import VARYING, is_fixed, wrong_input
-from delegraph.exported_program import (
-    CALL_DELEGATE,
-    MUTATIONS,
-    STATE_WRITES,
+from delegraph_programs import (
     constant_tensor,
     flat_arguments,
     output_values,
     placeholders,
     user_inputs,
 )
+from delegraph_programs.call_arguments import VARYING, is_fixed, wrong_input
+from delegraph_programs.exported_program import CALL_DELEGATE, MUTATIONS, STATE_WRITES
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node

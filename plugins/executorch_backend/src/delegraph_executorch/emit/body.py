@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 from delegraph.errors import Unsupported
-from delegraph.exported import ConstantValues
-from delegraph.source import source_of
+from delegraph_programs import ConstantValues, source_of
 from torch.fx import GraphModule, Node
 
 from ..memory.storage import Place

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 from delegraph.errors import Unsupported
-from delegraph.exported import erase, find_checks
-from delegraph.source import source_of
+from delegraph_programs import erase, find_checks, source_of
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode

@@ -11,7 +11,7 @@ from typing import Any
 
 from delegraph.backend import CompileSpec
 from delegraph.errors import OptionError
-from delegraph.exported_program import CALL_DELEGATE
+from delegraph_programs.exported_program import CALL_DELEGATE
 from torch.fx import Node
 
 from ..memory.storage import Place

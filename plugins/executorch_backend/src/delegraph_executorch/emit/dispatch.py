@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from delegraph.exported_program import CALL_DELEGATE
+from delegraph_programs.exported_program import CALL_DELEGATE
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 

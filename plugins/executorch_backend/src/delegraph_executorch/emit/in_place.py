@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from delegraph.exported_program import written_values
+from delegraph_programs import written_values
 from torch.export import ExportedProgram
 from torch.fx import Node
 

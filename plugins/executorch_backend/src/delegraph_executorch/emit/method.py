@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from delegraph.errors import Unsupported
-from delegraph.exported import INDEXED, WITHIN
-from delegraph.exported_program import constant_tensor as tensor_of
-from delegraph.exported_program import output_values, placeholders, trained_targets, user_inputs, written_targets
 from delegraph.formats import DelegateContents
+from delegraph_programs import constant_tensor as tensor_of
+from delegraph_programs import output_values, placeholders, user_inputs, written_targets
+from delegraph_programs.call_names import INDEXED, WITHIN
+from delegraph_programs.exported_program import trained_targets
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
 from torch.fx import Node

@@ -10,9 +10,8 @@ from pathlib import Path
 import torch
 from delegraph.backend import Blob, DataEntry, NamedDataStoreOutput
 from delegraph.errors import OptionError
-from delegraph.exported import erase, find_checks
-from delegraph.exported_program import copy_program
 from delegraph.formats import ProgramContents
+from delegraph_programs import copy_program, erase, find_checks
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 

@@ -8,8 +8,7 @@ from typing import Any
 import sympy
 import torch
 from delegraph.errors import Unsupported
-from delegraph.exported_program import user_inputs
-from delegraph.source import source_of
+from delegraph_programs import source_of, user_inputs
 from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy

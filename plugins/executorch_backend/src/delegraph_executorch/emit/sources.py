@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from delegraph.exported_program import CALL_DELEGATE
-from delegraph.source import Source, stack_of
+from delegraph_programs import Source
+from delegraph_programs.exported_program import CALL_DELEGATE
+from delegraph_programs.source_line import stack_of
 from torch.fx import GraphModule, Node
 
 from ..program.tables import Frame, FrameList

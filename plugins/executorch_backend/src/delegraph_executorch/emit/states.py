@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 import torch
 from delegraph.delegates import LoweredBackendModule, delegate_calls
 from delegraph.errors import OptionError, Unsupported
-from delegraph.exported_program import CONSTANT_KINDS, placeholders, trained_targets, written_targets
-from delegraph.exported_program import constant_tensor as tensor_of
 from delegraph.formats import ProgramContents
+from delegraph_programs import constant_tensor as tensor_of
+from delegraph_programs import placeholders, written_targets
+from delegraph_programs.exported_program import CONSTANT_KINDS, trained_targets
 from torch.export import ExportedProgram
 
 from ..program.shared_memory import MEMORY

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
-from delegraph.exported_program import constant_placeholders, constant_tensor, placeholders
+from delegraph_programs import constant_placeholders, constant_tensor, placeholders
 from torch.export import ExportedProgram
 from torch.fx import Node
 

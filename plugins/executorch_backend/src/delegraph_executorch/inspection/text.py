@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from delegraph.io.escape import printable
-from delegraph.source import innermost
+from delegraph_programs.source_line import innermost
 
 from ..program.scalar_types import ScalarType
 from ..program.tables import (

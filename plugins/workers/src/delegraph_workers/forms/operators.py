@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from delegraph.errors import FormatError
-from delegraph.exported_program import CALL_DELEGATE
+from delegraph_programs.exported_program import CALL_DELEGATE
 from torch._ops import HigherOrderOperator, OpOverload
 
 from .arguments import read, written

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from delegraph.errors import DelegraphError, FormatError
-from delegraph.exported import TRACING
-from delegraph.exported_program import append_node, argument_of, build_program, flat_call, output_node
+from delegraph_programs import TRACING, argument_of, build_program, flat_call, output_node
+from delegraph_programs.exported_program import append_node
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram

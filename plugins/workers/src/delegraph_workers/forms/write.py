@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from delegraph.errors import Unsupported
-from delegraph.exported import EXPORTED, LEFT
-from delegraph.exported_program import CONSTANT_KINDS, constant_tensor, placeholders
-from delegraph.source import source_of
+from delegraph_programs import constant_tensor, placeholders, source_of
+from delegraph_programs.call_names import EXPORTED, LEFT
+from delegraph_programs.exported_program import CONSTANT_KINDS
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from delegraph.errors import Unsupported
-from delegraph.exported import WITHIN
-from delegraph.exported_program import constant_placeholders, constant_tensor, placeholders
-from delegraph.io.weights import why_no_bytes
+from delegraph_programs import constant_placeholders, constant_tensor, placeholders, why_no_bytes
+from delegraph_programs.call_names import WITHIN
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.fx import Node

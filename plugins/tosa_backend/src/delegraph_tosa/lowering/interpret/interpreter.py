@@ -8,18 +8,19 @@ from typing import Any, TypeVar
 
 import torch
 from delegraph.errors import Unsupported
-from delegraph.exported import WITHIN
-from delegraph.exported_program import (
-    STATE_WRITES,
+from delegraph_programs import (
+    Source,
     constant_placeholders,
     constant_tensor,
+    line_of,
     output_values,
     placeholders,
     user_inputs,
+    why_no_bytes,
     written_values,
 )
-from delegraph.io.weights import why_no_bytes
-from delegraph.source import Source, line_of
+from delegraph_programs.call_names import WITHIN
+from delegraph_programs.exported_program import STATE_WRITES
 from torch.export import ExportedProgram
 from torch.fx import Node
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from delegraph.backend import BackendDetails, CompileSpec, DelegateMappingBuilder, NamedDataStore, PreprocessResult
 from delegraph.errors import OptionError, Unsupported
-from delegraph.source import source_of
+from delegraph_programs import source_of
 from torch.export import ExportedProgram
 from torch.fx import Node
 

@@ -1,0 +1,126 @@
+"""The decomposition of convolutions with symbolic sizes, which torch cannot always trace for all sizes at once.
+
+torch asks whether a symbolic size of the result is 1, to find its strides, or writes the size in another way than it
+was recorded. The operators of the decomposition are the same for all sizes, and the value is the recorded one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
+
+from ..operator_schema import bound_arguments
+
+aten = torch.ops.aten
+_FORWARD: dict[Any, int] = {
+    aten.conv1d.default: 1,
+    aten.conv1d.padding: 1,
+    aten.conv2d.default: 2,
+    aten.conv2d.padding: 2,
+    aten.conv3d.default: 3,
+    aten.conv3d.padding: 3,
+}
+_TRANSPOSED: dict[Any, int] = {
+    aten.conv_transpose1d.default: 1,
+    aten.conv_transpose2d.input: 2,
+    aten.conv_transpose3d.input: 3,
+}
+"""Operator -> the number of dimensions that it convolves."""
+
+
+class _Settings(NamedTuple):
+    """What ``aten.convolution`` takes after the bias, and zeros to add before (``extra``, as ``pad`` takes them)."""
+
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    transposed: bool
+    output_padding: list[int]
+    groups: int
+    extra: list[int]
+
+
+def convolution_of_any_size(node: Node, mode: Any) -> Graph | None:
+    """The decomposition of a convolution, with the value that was recorded for ``node``; None for any other call.
+
+    ``mode``: the fake tensor mode of the recorded values.
+    """
+    dimensions = _FORWARD.get(node.target) or _TRANSPOSED.get(node.target)
+    if dimensions is None:
+        return None
+    given = bound_arguments(node)
+    operands = [given["input"], given["weight"], given["bias"]]
+    nodes = [operand for operand in operands if isinstance(operand, Node)]
+    recorded = [operand.meta.get("val") for operand in (*nodes, node)]
+    if len(set(nodes)) != len(nodes) or not all(isinstance(val, torch.Tensor) for val in recorded):
+        return None
+    settings = _settings(node, given, dimensions)
+    graph = Graph()
+    copies: dict[Any, Any] = {None: None}
+    for operand in nodes:
+        copies[operand] = graph.placeholder(operand.name)
+        copies[operand].meta["val"] = operand.meta["val"]
+    image, weight, bias = (copies[operand] for operand in operands)
+    result = node.meta["val"]
+    has_batch = result.dim() == dimensions + 2
+    with mode, torch.no_grad():
+        if not has_batch:
+            image = _add(graph, aten.unsqueeze.default, (image, 0), image.meta["val"].unsqueeze(0))
+            result = result.unsqueeze(0)
+        if any(settings.extra):
+            image = _add(graph, aten.constant_pad_nd.default, (image, settings.extra, 0.0), _padded(image, settings))
+    last = _add(graph, aten.convolution.default, (image, weight, bias, *settings[:-1]), result)
+    if not has_batch:
+        last = _add(graph, aten.squeeze.dims, (last, [0]), node.meta["val"])
+    graph.output((last,))
+    return graph
+
+
+def _add(graph: Graph, op: OpOverload, args: tuple[Any, ...], val: torch.Tensor) -> Node:
+    node = graph.create_node("call_function", op, args, {}, op.overloadpacket.__name__)
+    node.meta["val"] = val
+    return node
+
+
+def _padded(image: Node, settings: _Settings) -> torch.Tensor:
+    """The value of ``image`` with the zeros of ``extra`` behind. Padding the fake tensor would fix its sizes."""
+    val = image.meta["val"]
+    behind = reversed(settings.extra[1::2])
+    spatial = [size + added for size, added in zip(val.shape[2:], behind, strict=True)]
+    padded: torch.Tensor = val.new_empty([*val.shape[:2], *spatial])
+    return padded
+
+
+def _settings(node: Node, given: dict[str, Any], dimensions: int) -> _Settings:
+    """The settings of a convolution, each as a list with a number for each dimension."""
+    stride = _for_each(given["stride"], dimensions)
+    dilation = _for_each(given["dilation"], dimensions)
+    groups = given["groups"]
+    zeros = [0] * dimensions
+    if node.target in _TRANSPOSED:
+        padding = _for_each(given["padding"], dimensions)
+        output_padding = _for_each(given["output_padding"], dimensions)
+        return _Settings(stride, padding, dilation, True, output_padding, groups, [])
+    if not isinstance(given["padding"], str):
+        padding = _for_each(given["padding"], dimensions)
+        return _Settings(stride, padding, dilation, False, zeros, groups, [])
+    if given["padding"] == "valid":
+        return _Settings(stride, zeros, dilation, False, zeros, groups, [])
+    kernel = given["weight"].meta["val"].shape[2:]
+    total = [step * (size - 1) for step, size in zip(dilation, kernel, strict=True)]
+    before = [size // 2 for size in total]
+    # "same" adds an odd zero behind; ``pad`` takes the last dimension first
+    extra: list[int] = []
+    for size, first in zip(reversed(total), reversed(before), strict=True):
+        extra += [0, size - 2 * first]
+    return _Settings(stride, before, dilation, False, zeros, groups, extra)
+
+
+def _for_each(value: Sequence[int] | int, dimensions: int) -> list[int]:
+    """A setting as a list; a single number is for all dimensions."""
+    listed = [value] if isinstance(value, int) else list(value)
+    return listed * dimensions if len(listed) == 1 else listed

@@ -1,0 +1,187 @@
+"""Interpolations whose scale factors are not those by which eager resizes.
+
+``interpolate(x, scale_factor=1.1)`` of 4 elements has 4 elements. Some of eager's kernels copy an axis that keeps its
+size, and repeat each element of an axis that doubles its size, whatever the factor. Others step by the factor. Which
+kernel runs depends on the operator, the sizes and the memory layout. Backends cannot know that, so the factor in the
+graph becomes 1.0 or 2.0 where eager ignores it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.fx import Graph, Node
+from torch.utils._sympy.value_ranges import bound_sympy
+
+from .operator_schema import bound_arguments
+
+_SMALL = 128
+"""Eager's kernel for nearest pixels of small images: height and width of the output add up to at most this."""
+_FEW = 3
+"""Up to so many channels, the memory layout does not decide which kernel runs."""
+_UNBOUNDED = 1 << 31
+"""Stands for a size without an upper bound."""
+_NEAREST = frozenset({"upsample_nearest2d", "upsample_nearest3d"})
+"""Operators with kernels that copy and repeat elements, and others that step by the factor."""
+_COPYING = frozenset(
+    {
+        "upsample_linear1d",
+        "upsample_bilinear2d",
+        "upsample_trilinear3d",
+        "_upsample_bilinear2d_aa",
+        "_upsample_bicubic2d_aa",
+    }
+)
+"""Operators whose every kernel copies an axis that keeps its size."""
+_CUBIC = "upsample_bicubic2d"
+"""An operator whose kernel for uint8 copies such an axis, and the one for floats does not."""
+
+
+class ResizedAxis(NamedTuple):
+    """One axis of an interpolation: its sizes before and after, and the scale factor, or None without one."""
+
+    size: Any
+    out: Any
+    factor: float | None
+
+
+def use_factors_of_eager(graph: Graph) -> None:
+    """Set the scale factors of interpolations to those by which eager resizes, where the sizes tell."""
+    for node in graph.nodes:
+        name = _name_of(node)
+        if name is None:
+            continue
+        axes = _axes_of(node)
+        factors = [_factor_of(node, name, axis) for axis in axes]
+        if factors != [axis.factor for axis in axes]:
+            _set_factors(node, factors)
+
+
+def why_factor_undecided(node: Node) -> str | None:
+    """Return why sizes known at run time decide by which factor eager resizes, or None if they do not."""
+    name = _name_of(node)
+    if name is None:
+        return None
+    for axis in _axes_of(node):
+        copies = name not in _NEAREST or _is_vectorized(node, name) is not False
+        if not copies or not _may_differ(axis, repeats=name in _NEAREST):
+            continue
+        if _is_fixed(axis) and (name not in _NEAREST or _is_vectorized(node, name) is not None):
+            continue
+        return (
+            f"at some sizes, eager ignores the scale factor {axis.factor}, and sizes are known at run time only; "
+            "interpolate with recompute_scale_factor=True uses the sizes everywhere"
+        )
+    return None
+
+
+def _name_of(node: Node) -> str | None:
+    """The name of an interpolation that some kernel of eager computes without its factors, or None."""
+    packet = getattr(node.target, "overloadpacket", None)
+    name: str = getattr(packet, "__name__", "")
+    if name == _CUBIC and node.meta["val"].dtype is torch.uint8:
+        return name
+    return name if name in _NEAREST | _COPYING else None
+
+
+def _axes_of(node: Node) -> list[ResizedAxis]:
+    """The spatial axes of an interpolation. Factors of aligned corners do not count, so they are None."""
+    image: Any = node.args[0]
+    sizes = image.meta["val"].shape[2:]
+    outs = node.meta["val"].shape[2:]
+    arguments = bound_arguments(node)
+    if arguments.get("align_corners"):
+        factors = [None] * len(sizes)
+    elif "scale_factors" in arguments:
+        factors = arguments["scale_factors"] or [None] * len(sizes)
+    else:
+        factors = [value for key, value in arguments.items() if key.startswith("scales")]
+    return [ResizedAxis(*row) for row in zip(sizes, outs, factors, strict=True)]
+
+
+def _set_factors(node: Node, factors: list[float | None]) -> None:
+    """Write ``factors`` into a call: those of all axes are one argument, or each is an argument of its own."""
+    arguments = bound_arguments(node)
+    names = [key for key in arguments if key.startswith("scales")]
+    if "scale_factors" in arguments:
+        arguments["scale_factors"] = factors
+    else:
+        arguments.update(zip(names, factors, strict=True))
+    node.args = tuple(arguments.values())
+    node.kwargs = {}
+
+
+def _is_fixed(axis: ResizedAxis) -> bool:
+    """Whether both sizes are known."""
+    return isinstance(axis.size, int) and isinstance(axis.out, int)
+
+
+def _factor_of(node: Node, name: str, axis: ResizedAxis) -> float | None:
+    """The factor by which eager resizes ``axis``, or the given one if that is not known."""
+    if axis.factor is None or not _is_fixed(axis):
+        return axis.factor
+    if axis.out == axis.size and (name not in _NEAREST or _is_vectorized(node, name)):
+        return 1.0
+    if axis.out == 2 * axis.size and name in _NEAREST and _is_vectorized(node, name):
+        return 2.0
+    return axis.factor
+
+
+def _is_vectorized(node: Node, name: str) -> bool | None:
+    """Whether eager's kernel copies and repeats elements instead of stepping by the factor.
+
+    None if that depends on sizes known at run time only.
+    """
+    argument: Any = node.args[0]
+    image = argument.meta["val"]
+    is_image = name == "upsample_nearest2d"
+    if is_image:
+        outs = [_range_of(out) for out in node.meta["val"].shape[2:]]
+        if sum(high for _, high in outs) <= _SMALL:
+            return True
+    sizes = (*image.shape, *image.stride())
+    is_known = all(isinstance(size, int) for size in sizes)
+    layout = torch.channels_last if is_image else torch.channels_last_3d
+    if is_known:
+        if image.shape[1] > _FEW and image.is_contiguous(memory_format=layout):
+            return True
+        return False if not is_image or sum(low for low, _ in outs) > _SMALL else None
+    if isinstance(image.shape[1], int) and image.shape[1] <= _FEW:
+        return False if not is_image or sum(low for low, _ in outs) > _SMALL else None
+    return None
+
+
+def _range_of(size: Any) -> tuple[int, int]:
+    """The least and the largest value of a size."""
+    if isinstance(size, int):
+        return size, size
+    ranges = size.node.shape_env.var_to_range
+    expression = size.node.expr
+    bounds = bound_sympy(expression, {symbol: ranges[symbol] for symbol in expression.free_symbols})
+    return max(_limited(bounds.lower), 0), _limited(bounds.upper)
+
+
+def _limited(bound: Any) -> int:
+    """A bound of torch's as an int, at most ``_UNBOUNDED``."""
+    return int(bound) if bound < _UNBOUNDED else _UNBOUNDED
+
+
+def _may_differ(axis: ResizedAxis, repeats: bool) -> bool:
+    """Whether a size in the range of ``axis`` keeps, or (``repeats``) doubles, under a factor that is not 1 or 2.
+
+    The axis then has 1 / (factor - 1) elements at most. One element is the same in any way.
+    """
+    if axis.factor is None:
+        return False
+    least, most = _range_of(axis.size)
+    for whole in (1, 2) if repeats else (1,):
+        rest = axis.factor - whole
+        if rest > 0 and np.float32(1 / axis.factor) != np.float32(1 / whole):
+            largest = min(most, math.ceil(1 / rest))
+            sizes = range(max(least, 2), largest + 1)
+            if any(int(size * axis.factor) == whole * size for size in sizes):
+                return True
+    return False

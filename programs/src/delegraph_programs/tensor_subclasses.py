@@ -1,0 +1,68 @@
+"""Parameters that are tensor subclasses, such as torchao's quantized weights, become the plain tensors that they hold.
+
+torch.export keeps such a parameter as one input of the graph, and reads its parts by calls of an operator of its own.
+No file format has that operator, and the parameter itself has no memory that could be written.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from .errors import InputError
+from .exported_program import (
+    CONSTANT_KINDS,
+    add_constant,
+    constant_tensor,
+    copy_program,
+    placeholders,
+)
+from .source_line import source_of
+
+_PART = torch.ops.export.access_subclass_inner_tensor.default
+_UNWRAP = "torch._functorch._aot_autograd.subclass_parametrization.unwrap_tensor_subclass_parameters(model)"
+
+
+def unwrap_subclasses(program: ExportedProgram) -> ExportedProgram:
+    """``program`` with each part of a subclass as a constant of its own; the tensors are shared, not copied.
+
+    Returns ``program`` itself if it has no such parameter, otherwise a copy. Raises InputError if a call uses the
+    subclass as a whole: then what the call computes is written in the subclass, and not in the graph.
+    """
+    if not _wrapped(program):
+        return program
+    program = copy_program(program)
+    wrapped = _wrapped(program)  # also gets the parts that are subclasses themselves
+    for node in program.graph.nodes:
+        if node.target is _PART and node.args[0] in wrapped:
+            wrapped[node] = operator.attrgetter(node.args[1])(wrapped[node.args[0]])
+    plain: dict[tuple[str, str], Node] = {}  # (parameter, its part) -> the constant, which several calls may read
+    for node, tensor in reversed(wrapped.items()):
+        if node.op == "call_function" and not is_traceable_wrapper_subclass(tensor):
+            whole, part = node.args
+            key = (str(whole), str(part))
+            if key not in plain:
+                plain[key] = add_constant(program, tensor.detach(), "_".join(key))
+            node.replace_all_uses_with(plain[key])
+        for user in node.users:
+            raise _used_whole(node, tensor, user)
+        program.graph.erase_node(node)
+    specs = program.graph_signature.input_specs
+    left = {n.name for n in program.graph.nodes if n.op == "placeholder"}
+    specs[:] = [s for s in specs if s.kind not in CONSTANT_KINDS or s.arg.name in left]
+    return program
+
+
+def _wrapped(program: ExportedProgram) -> dict[Node, torch.Tensor]:
+    """Placeholder -> its tensor, for those that are subclasses around other tensors."""
+    constants = ((n, constant_tensor(program, s)) for n, s in placeholders(program) if s.kind in CONSTANT_KINDS)
+    return {n: tensor for n, tensor in constants if is_traceable_wrapper_subclass(tensor)}
+
+
+def _used_whole(node: Node, tensor: torch.Tensor, user: Node) -> InputError:
+    text = f"{node.name} is a {type(tensor).__name__}, whose parts torch.export has not traced"
+    return InputError("input-invalid", text, user, source_of(user), f"call {_UNWRAP} before the export")
