@@ -151,6 +151,12 @@ def test_rules_are_checked_when_they_are_registered():
         def misnamed(t, x):
             return x
 
+    with pytest.raises(TypeError, match="does not match aten::special_zeta"):
+
+        @lowers(aten.special_zeta.default)
+        def without_an_argument_that_has_an_effect(t, self):
+            return self
+
     with pytest.raises(ValueError, match="has a rule on Value already"):
 
         @lowers(aten.relu.default)

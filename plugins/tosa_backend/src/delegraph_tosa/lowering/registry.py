@@ -1,17 +1,20 @@
 """The registry: ``@lowers(aten.relu.default)`` makes a function the rule of an operator.
 
 A rule is the support check, the type rule and the lowering at once. Its parameters are ``t``, the builder, and then
-those of the ATen schema, by name. Tensors are passed as ``Value``, everything else as Python values with the schema's
-defaults. For a parameter annotated as ``Type``, only the type of a tensor is passed: the rule does not read its
-elements, so they need not exist in the delegate. A rule returns a Value, or a tuple if the schema has several results
-(None for a result that is not lowered). A rule is pure: its operators depend only on types, ranges, which operands are
-constant, the other arguments, and the target ``t.spec``.
+those of the ATen schema, by name, without those of ``WITHOUT_EFFECT``. A parameter with a default may be missing in the
+schema, so that the overloads of an operator have one rule. Tensors are passed as ``Value``, everything else as Python
+values with the schema's defaults. For a parameter annotated as ``Type``, only the type of a tensor is passed: the rule
+does not read its elements, so they need not exist in the delegate. A rule returns a Value, or a tuple if the schema has
+several results (None for a result that is not lowered). A rule is pure: its operators depend only on types, ranges,
+which operands are constant, the other arguments, and the target ``t.spec``.
 """
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable, Mapping
+from functools import wraps
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -37,10 +40,18 @@ Result = Value | tuple[Value | None, ...] | None
 """The result of a rule: a value, a tuple of them, or None if the operator has no result that is lowered."""
 
 
-class Rule(NamedTuple):
-    """A rule's function, with name and default of each argument of the schema (``parameters``).
+WITHOUT_EFFECT = frozenset(
+    "layout device pin_memory memory_format non_blocking copy sparse sparse_grad scale_grad_by_freq momentum"
+    " cudnn_enable cudnn_enabled implicit stable sorted compute_mode generator".split()
+)
+"""Arguments of ATen that change no result which is lowered: a rule may leave them out."""
 
-    ``types`` are the positions of parameters annotated as Type, ``values`` of those annotated as Value.
+
+class Rule(NamedTuple):
+    """A rule's function, which takes all arguments of the schema in order.
+
+    ``parameters`` are the name and default of each argument, ``types`` the positions of parameters annotated as Type,
+    ``values`` those of parameters annotated as Value.
     """
 
     function: Callable[..., Any]
@@ -75,8 +86,8 @@ def lowers(
 ) -> Callable[[F], F]:
     """Make the decorated function the rule of these operators for operands of the kind ``on``.
 
-    The other options are fields of ``Rule``. The parameter names of a rule on ``Value`` must be the schema's. A rule on
-    another kind gets the same arguments, some of which are of that kind. A rule on ``Lazy`` may return NotImplemented
+    The other options are fields of ``Rule``. A rule on another kind gets the same arguments, some of which are of that
+    kind. A rule on ``Lazy`` may return NotImplemented
     for a call that is a function of one quantized value: such a call becomes a lookup table. A call that it refuses is
     computed in floats if the target has them. Raises TypeError for names that the schema does not have, ValueError if
     an operator has a rule on this kind already.
@@ -85,14 +96,14 @@ def lowers(
     def register(function: F) -> F:
         """Add ``function`` to RULES for each operator in ``overloads``, and return it."""
         for overload in overloads:
-            rule = _rule_from(function, overload) if on is Value else Rule(function, _parameters(overload), lazy=True)
+            rule = _rule_from(function, overload)
             if (overload, on) in RULES:
                 raise ValueError(f"{overload} has a rule on {on.__name__} already")
             RULES[overload, on] = rule._replace(
                 indexes=_expect_arguments(indexes, overload),
                 by_memory=by_memory,
                 skips_empty=skips_empty,
-                lazy=lazy or rule.lazy,
+                lazy=lazy or on is not Value,
             )
         return function
 
@@ -100,15 +111,31 @@ def lowers(
 
 
 def _rule_from(function: Callable[..., Any], overload: OpOverload) -> Rule:
-    """``function`` as a Rule on ``Value``; raises TypeError unless its parameter names are the schema's."""
-    names = function.__code__.co_varnames[1 : function.__code__.co_argcount]
+    """``function`` as a Rule; raises TypeError for parameters that do not match the schema.
+
+    A function with ``*args`` takes the arguments in the schema's order, whatever its other parameters are called.
+    """
+    given = list(inspect.signature(function).parameters.values())[1:]
     parameters = _parameters(overload)
-    if names != tuple([name for name, _ in parameters]):
-        raise TypeError(f"rule {function.__name__}{names} does not match {overload._schema}")
+    schema = [name for name, _ in parameters]
     # annotations are strings, because all modules of this package import them from __future__
-    annotations = [function.__annotations__.get(name) for name in names]
-    types, values = (frozenset([k for k, kind in enumerate(annotations) if kind == name]) for name in ("Type", "Value"))
-    return Rule(function, parameters, types, values)
+    annotations = {parameter.name: parameter.annotation for parameter in given}
+    types, values = (
+        frozenset([k for k, name in enumerate(schema) if annotations.get(name) == kind]) for kind in ("Type", "Value")
+    )
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in given) or list(annotations) == schema:
+        return Rule(function, parameters, types, values)
+    required = {parameter.name for parameter in given if parameter.default is parameter.empty}
+    if not required <= {*schema} <= annotations.keys() | WITHOUT_EFFECT:
+        raise TypeError(f"rule {function.__name__}{tuple(annotations)} does not match {overload._schema}")
+    positions = {name: schema.index(name) for name in annotations if name in schema}
+
+    @wraps(function)
+    def taking_all(t: Tosa, *arguments: Any) -> Any:
+        """The rule, for all arguments of the schema in order."""
+        return function(t, **{name: arguments[k] for name, k in positions.items()})
+
+    return Rule(taking_all, parameters, types, values)
 
 
 def _parameters(overload: OpOverload) -> tuple[tuple[str, Any], ...]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
 from ...ir.graph import Value
 from ...ir.types import FLOATS, DType
 from ..builder import Operand, Shape, Tosa
-from ..promotion import floating, promoted
+from ..promotion import floating_value, promoted
 from ..registry import lowers
 from .elementwise import inverse, scaled
 from .exponential import expm1_of, log1p_of
@@ -56,22 +55,10 @@ def hardtanh(t: Tosa, self: Value, min_val: float, max_val: float) -> Value:
     return limited(t, self, min_val, max_val)
 
 
-@lowers(aten.clamp.default, aten.clip.default)
-def clamp(t: Tosa, self: Value, min: float | None, max: float | None) -> Value:
+@lowers(aten.clamp.default, aten.clip.default, aten.clamp_min.default, aten.clamp_max.default)
+def clamp(t: Tosa, self: Value, min: float | None = None, max: float | None = None) -> Value:
     """[*S] -> [*S]"""
     return limited(t, self, min, max)
-
-
-@lowers(aten.clamp_min.default)
-def clamp_min(t: Tosa, self: Value, min: float) -> Value:
-    """[*S] -> [*S]"""
-    return limited(t, self, min, None)
-
-
-@lowers(aten.clamp_max.default)
-def clamp_max(t: Tosa, self: Value, max: float) -> Value:
-    """[*S] -> [*S]"""
-    return limited(t, self, None, max)
 
 
 @lowers(aten.clamp.Tensor)
@@ -89,13 +76,13 @@ def clamp_tensor(t: Tosa, self: Value, min: Value | None, max: Value | None) -> 
 @lowers(aten.sigmoid.default)
 def sigmoid(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]"""
-    return t.sigmoid(_as_floats(t, self))
+    return t.sigmoid(floating_value(t, self))
 
 
 @lowers(aten.tanh.default)
 def tanh(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]; the absolute error is up to 6e-8: TOSA does not bound the relative error of TANH near 0"""
-    return t.tanh(_as_floats(t, self))
+    return t.tanh(floating_value(t, self))
 
 
 @lowers(aten.silu.default)
@@ -136,7 +123,7 @@ def leaky_relu(t: Tosa, self: Value, negative_slope: float) -> Value:
 
 
 @lowers(aten.rrelu.default)
-def rrelu(t: Tosa, self: Value, lower: float, upper: float, training: bool, generator: Any) -> Value:
+def rrelu(t: Tosa, self: Value, lower: float, upper: float, training: bool) -> Value:
     """[*S] -> [*S]; a leaky ReLU whose slope is the mean of ``lower`` and ``upper``; refused for training"""
     t.require(not training, "it draws random numbers, which TOSA cannot")
     return leaky_relu(t, self, (lower + upper) / 2)
@@ -200,10 +187,3 @@ def softplus(t: Tosa, self: Value, beta: float, threshold: float) -> Value:
     exponent = _times_factor(t, self, beta)
     logarithm = log1p_of(t, t.exp(t.minimum(exponent, threshold)))
     return t.select(t.greater(exponent, threshold), self, _times_factor(t, logarithm, inverse(t, beta, self.dtype)))
-
-
-def _as_floats(t: Tosa, x: Value) -> Value:
-    """x as floats: integers and bools are cast to fp32, as in torch."""
-    result = floating(t, x)
-    assert isinstance(result, Value)
-    return result

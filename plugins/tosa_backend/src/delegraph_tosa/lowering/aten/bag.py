@@ -96,38 +96,20 @@ Results = tuple[Value, None, None, None]
 """The bags, then None three times: the tensors that torch returns for its backward pass are not lowered."""
 
 
-@lowers(aten.embedding_bag.padding_idx, indexes=INDEXES)
+@lowers(aten.embedding_bag.padding_idx, aten.embedding_bag.default, indexes=INDEXES)
 def embedding_bag(
     t: Tosa,
     weight: Value,
     indices: Value,
     offsets: Value,
-    scale_grad_by_freq: bool,
     mode: int,
-    sparse: bool,
     per_sample_weights: Value | None,
     include_last_offset: bool,
-    padding_idx: int | None,
+    padding_idx: int | None = None,
 ) -> Results:
     """weight [K,C], indices [W], offsets [B], weights [W] -> [B,C]"""
     padding = None if padding_idx is None else padding_idx % weight.shape[0]
     return bagged(t, weight, indices, offsets, mode, per_sample_weights, include_last_offset, padding), None, None, None
-
-
-@lowers(aten.embedding_bag.default, indexes=INDEXES)
-def embedding_bag_of_all(
-    t: Tosa,
-    weight: Value,
-    indices: Value,
-    offsets: Value,
-    scale_grad_by_freq: bool,
-    mode: int,
-    sparse: bool,
-    per_sample_weights: Value | None,
-    include_last_offset: bool,
-) -> Results:
-    """weight [K,C], indices [W], offsets [B], weights [W] -> [B,C]"""
-    return bagged(t, weight, indices, offsets, mode, per_sample_weights, include_last_offset, None), None, None, None
 
 
 @lowers(aten._embedding_bag.default, aten._embedding_bag_forward_only.default, indexes=INDEXES)
@@ -136,9 +118,7 @@ def _embedding_bag(
     weight: Value,
     indices: Value,
     offsets: Value,
-    scale_grad_by_freq: bool,
     mode: int,
-    sparse: bool,
     per_sample_weights: Value | None,
     include_last_offset: bool,
     padding_idx: int,

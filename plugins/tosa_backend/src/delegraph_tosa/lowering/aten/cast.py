@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
@@ -26,73 +25,23 @@ def to_torch(t: Tosa, x: Value, dtype: torch.dtype | None) -> Value:
     return x if dtype is None else converted(t, x, dtype_of(dtype))
 
 
-def cast_to_torch(t: Tosa, x: Value, dtype: torch.dtype | None) -> Value:
-    """As ``to_torch``, for ATen operators that only cast.
+@lowers(aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten._to_copy.default)
+def to_dtype(t: Tosa, self: Value, dtype: torch.dtype | None) -> Value:
+    """[*S] -> [*S]
 
     On a target without floats, the cast of integers to float32 is a lazy value with a scale of 1, which no operator
     computes: quantized operators can read it. A weight of int8 stays one in the file, a quarter of the floats.
     """
-    is_weight = x.constant is not None and x.dtype is DType.INT8 and math.prod(x.shape) >= LEAST_KEPT
+    is_weight = self.constant is not None and self.dtype is DType.INT8 and math.prod(self.shape) >= LEAST_KEPT
     if is_weight and dtype is torch.float32 and "FP" in t.spec.profiles:
-        return t.emit(CAST, (x,), fold=False, dtype=DType.FP32)
-    if dtype is not torch.float32 or x.dtype in FLOATS or x.constant is not None or "FP" in t.spec.profiles:
-        return to_torch(t, x, dtype)
-    narrow = {DType.BOOL: DType.INT8, DType.INT64: DType.INT32}.get(x.dtype, x.dtype)
-    return Scaled(t.cast(x, narrow), Scale(1.0))
+        return t.emit(CAST, (self,), fold=False, dtype=DType.FP32)
+    if dtype is not torch.float32 or self.dtype in FLOATS or self.constant is not None or "FP" in t.spec.profiles:
+        return to_torch(t, self, dtype)
+    narrow = {DType.BOOL: DType.INT8, DType.INT64: DType.INT32}.get(self.dtype, self.dtype)
+    return Scaled(t.cast(self, narrow), Scale(1.0))
 
 
-@lowers(aten.to.dtype)
-def to_dtype(t: Tosa, self: Value, dtype: torch.dtype, non_blocking: bool, copy: bool, memory_format: Any) -> Value:
-    """[*S] -> [*S]"""
-    return cast_to_torch(t, self, dtype)
-
-
-@lowers(aten.to.dtype_layout)
-def to_dtype_layout(
-    t: Tosa,
-    self: Value,
-    dtype: torch.dtype | None,
-    layout: Any,
-    device: Any,
-    pin_memory: Any,
-    non_blocking: bool,
-    copy: bool,
-    memory_format: Any,
-) -> Value:
-    """[*S] -> [*S]"""
-    return cast_to_torch(t, self, dtype)
-
-
-@lowers(aten._to_copy.default)
-def _to_copy(
-    t: Tosa,
-    self: Value,
-    dtype: torch.dtype | None,
-    layout: Any,
-    device: Any,
-    pin_memory: Any,
-    non_blocking: bool,
-    memory_format: Any,
-) -> Value:
-    """[*S] -> [*S]"""
-    return cast_to_torch(t, self, dtype)
-
-
-@lowers(aten.to.device)
-def to_device(
-    t: Tosa, self: Value, device: Any, dtype: torch.dtype, non_blocking: bool, copy: bool, memory_format: Any
-) -> Value:
-    """[*S] -> [*S]"""
-    return cast_to_torch(t, self, dtype)
-
-
-@lowers(aten.to.other)
-def to_other(t: Tosa, self: Value, other: Type, non_blocking: bool, copy: bool, memory_format: Any) -> Value:
-    """[*S] -> [*S] of the type of ``other``"""
-    return converted(t, self, other.dtype)
-
-
-@lowers(aten.type_as.default)
-def type_as(t: Tosa, self: Value, other: Type) -> Value:
+@lowers(aten.to.other, aten.type_as.default)
+def to_other(t: Tosa, self: Value, other: Type) -> Value:
     """[*S] -> [*S] of the type of ``other``"""
     return converted(t, self, other.dtype)

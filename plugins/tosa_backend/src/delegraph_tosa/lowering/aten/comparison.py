@@ -120,16 +120,10 @@ def chosen(t: Tosa, condition: Value, on_true: Operand, on_false: Operand) -> Va
     return Joined(parts, join, tried.shape)
 
 
-@lowers(aten.masked_fill.Scalar)
-def masked_fill(t: Tosa, self: Value, mask: Value, value: float) -> Value:
-    """self [*S], mask bool [*S] -> [*S]"""
-    return chosen(t, mask, value, self)
-
-
-@lowers(aten.masked_fill.Tensor)
-def masked_fill_tensor(t: Tosa, self: Value, mask: Value, value: Value) -> Value:
+@lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def masked_fill(t: Tosa, self: Value, mask: Value, value: Operand) -> Value:
     """self [*S], mask bool [*S], value [] -> [*S]"""
-    return chosen(t, mask, converted(t, value, self.dtype), self)
+    return chosen(t, mask, converted(t, value, self.dtype) if isinstance(value, Value) else value, self)
 
 
 # ---- triangles: a mask of the last two axes, constant if their sizes are known

@@ -26,15 +26,15 @@ def convolve(t: Tosa, input: Value, weight: Value, bias: Value | None, axes: Seq
     bias = t.no_bias(input) if bias is None else bias
     x, pad = exact(t, t.transpose(input, channels_last(input.rank)), axes, fill=0)
     settings = pad, tuple([a.stride for a in axes]), tuple([a.dilation for a in axes])
-    conv = t.conv2d if len(axes) == 2 else t.conv3d
+    emit = t.conv2d if len(axes) == 2 else t.conv3d
     kernel = channels_last(weight.rank)
     if groups == 1:
-        y = conv(x, t.transpose(weight, kernel), bias, *settings)
+        y = emit(x, t.transpose(weight, kernel), bias, *settings)
     elif groups == input.shape[1] and len(axes) == 2:
         y = t.depthwise_conv2d(x, depthwise_weight(t, weight, groups), bias, *settings)
     else:
         parts = in_groups(t, (x, -1), (t.transpose(weight, kernel), 0), bias, groups)
-        y = joined(t, [conv(part, w, b, *settings) for part, w, b in parts], x.rank - 1)
+        y = joined(t, [emit(part, w, b, *settings) for part, w, b in parts], x.rank - 1)
     return t.transpose(y, channels_first(y.rank))
 
 
@@ -87,79 +87,41 @@ def named_padding(name: str, kernel: Numbers, stride: Numbers, dilation: Numbers
     return [Window(k, s, p // 2, p - p // 2, d) for k, s, p, d in rows]
 
 
-@lowers(aten.conv2d.default, aten.conv3d.default)
-def conv2d(
+@lowers(
+    *(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default),
+    *(aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding),
+)
+def conv(
     t: Tosa,
     input: Value,
     weight: Value,
     bias: Value | None,
     stride: Numbers,
-    padding: Numbers,
+    padding: Numbers | str,
     dilation: Numbers,
     groups: int,
 ) -> Value:
-    """input [N,C,*S], weight [O,C/groups,*K], bias [O] -> [N,O,*S']"""
+    """input [N,C,*S], weight [O,C/groups,*K], bias [O] -> [N,O,*S']; over one axis, an image of height 1"""
     rank = weight.rank - 2
-    axes = windows(weight.shape[2:], numbers(stride, rank), numbers(padding, rank), numbers(dilation, rank))
-    return unbatched(t, convolve(t, batched(t, input, rank + 2), weight, bias, axes, groups), input)
-
-
-@lowers(aten.conv2d.padding, aten.conv3d.padding)
-def conv2d_padding(
-    t: Tosa,
-    input: Value,
-    weight: Value,
-    bias: Value | None,
-    stride: Numbers,
-    padding: str,
-    dilation: Numbers,
-    groups: int,
-) -> Value:
-    """input [N,C,*S], weight [O,C/groups,*K], bias [O] -> [N,O,*S']"""
-    rank = weight.rank - 2
-    axes = named_padding(padding, weight.shape[2:], numbers(stride, rank), numbers(dilation, rank))
-    return unbatched(t, convolve(t, batched(t, input, rank + 2), weight, bias, axes, groups), input)
-
-
-@lowers(aten.conv1d.default)
-def conv1d(
-    t: Tosa,
-    input: Value,
-    weight: Value,
-    bias: Value | None,
-    stride: Numbers,
-    padding: Numbers,
-    dilation: Numbers,
-    groups: int,
-) -> Value:
-    """input [N,C,L], weight [O,C/groups,K], bias [O] -> [N,O,L']; a 2-D convolution of height 1"""
-    axes = windows((1, weight.shape[2]), (1, stride[0]), (0, padding[0]), (1, dilation[0]))
-    return _over_one_axis(t, input, weight, bias, axes, groups)
-
-
-@lowers(aten.conv1d.padding)
-def conv1d_padding(
-    t: Tosa,
-    input: Value,
-    weight: Value,
-    bias: Value | None,
-    stride: Numbers,
-    padding: str,
-    dilation: Numbers,
-    groups: int,
-) -> Value:
-    """input [N,C,L], weight [O,C/groups,K], bias [O] -> [N,O,L']"""
-    axes = named_padding(padding, (1, weight.shape[2]), (1, stride[0]), (1, dilation[0]))
-    return _over_one_axis(t, input, weight, bias, axes, groups)
-
-
-def _over_one_axis(t: Tosa, input: Value, weight: Value, bias: Value | None, axes: list[Window], groups: int) -> Value:
-    """input [N,C,L] or [C,L] -> [N,O,L'] or [O,L'], as a convolution of an image of height 1"""
-    image = high(t, batched(t, input, 3))
-    y = convolve(t, image, high(t, weight), bias, axes, groups)
-    return unbatched(t, t.reshape(y, (y.shape[0], y.shape[1], y.shape[3])), input)
+    step = numbers(stride, rank)
+    spacing = numbers(dilation, rank)
+    if isinstance(padding, str):
+        axes = named_padding(padding, weight.shape[2:], step, spacing)
+    else:
+        axes = windows(weight.shape[2:], step, numbers(padding, rank), spacing)
+    x = batched(t, input, rank + 2)
+    if rank == 1:
+        y = low(t, convolve(t, high(t, x), high(t, weight), bias, [Window(1, 1, 0, 0), *axes], groups))
+    else:
+        y = convolve(t, x, weight, bias, axes, groups)
+    return unbatched(t, y, input)
 
 
 def high(t: Tosa, x: Value) -> Value:
     """x [A,B,L] as an image of height 1 [A,B,1,L]"""
     return t.reshape(x, (x.shape[0], x.shape[1], 1, x.shape[2]))
+
+
+def low(t: Tosa, x: Value) -> Value:
+    """An image of height 1 [A,B,1,L] as [A,B,L]: undoes ``high``."""
+    return t.reshape(x, (x.shape[0], x.shape[1], x.shape[3]))

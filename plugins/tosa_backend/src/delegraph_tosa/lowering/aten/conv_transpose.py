@@ -18,7 +18,7 @@ from ..builder import Tosa
 from ..geometry.layout import batched, channels_first, channels_last, numbers, unbatched
 from ..geometry.window import framed, spread
 from ..registry import lowers
-from .conv import conv1d, conv2d, high, in_groups, joined
+from .conv import conv, high, in_groups, joined, low
 
 aten = torch.ops.aten
 Numbers = Sequence[int]
@@ -85,8 +85,8 @@ def _by_convolution(t: Tosa, x: Value, weight: Value, bias: Value, axes: list[Re
     return joined(t, outputs, 4)
 
 
-@lowers(aten.conv_transpose2d.input, aten.conv_transpose3d.input)
-def conv_transpose2d(
+@lowers(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
+def conv_transpose(
     t: Tosa,
     input: Value,
     weight: Value,
@@ -97,31 +97,18 @@ def conv_transpose2d(
     groups: int,
     dilation: Numbers,
 ) -> Value:
-    """input [N,C,*S], weight [C,O/groups,*K], bias [O] -> [N,O,*S']"""
+    """input [N,C,*S], weight [C,O/groups,*K], bias [O] -> [N,O,*S']; over one axis, an image of height 1"""
     rank = weight.rank - 2
     spacing = numbers(dilation, rank)
     step, margin, extra = (numbers(n, rank) for n in (stride, padding, output_padding))
     axes = _reaches(weight.shape[2:], step, margin, extra, spacing)
-    return unbatched(t, transposed(t, batched(t, input, rank + 2), weight, bias, axes, spacing, groups), input)
-
-
-@lowers(aten.conv_transpose1d.default)
-def conv_transpose1d(
-    t: Tosa,
-    input: Value,
-    weight: Value,
-    bias: Value | None,
-    stride: Numbers,
-    padding: Numbers,
-    output_padding: Numbers,
-    groups: int,
-    dilation: Numbers,
-) -> Value:
-    """input [N,C,L], weight [C,O/groups,K], bias [O] -> [N,O,L']; as a 2-D one over an image of height 1"""
-    spacing = (1, dilation[0])
-    axes = _reaches((1, weight.shape[2]), (1, stride[0]), (0, padding[0]), (0, output_padding[0]), spacing)
-    y = transposed(t, high(t, batched(t, input, 3)), high(t, weight), bias, axes, spacing, groups)
-    return unbatched(t, t.reshape(y, (y.shape[0], y.shape[1], y.shape[3])), input)
+    x = batched(t, input, rank + 2)
+    if rank == 1:
+        axes = [Reach(1, 1, 0, 0), *axes]
+        y = low(t, transposed(t, high(t, x), high(t, weight), bias, axes, (1, *spacing), groups))
+    else:
+        y = transposed(t, x, weight, bias, axes, spacing, groups)
+    return unbatched(t, y, input)
 
 
 @lowers(aten.convolution.default)
@@ -139,7 +126,5 @@ def convolution(
 ) -> Value:
     """input [N,C,*S], weight [O,C/groups,*K] ([C,O/groups,*K] if transposed), bias [O] -> [N,O,*S']"""
     if transposed:
-        transposed_rule = conv_transpose1d if weight.rank == 3 else conv_transpose2d
-        return transposed_rule(t, input, weight, bias, stride, padding, output_padding, groups, dilation)
-    rule = conv1d if weight.rank == 3 else conv2d
-    return rule(t, input, weight, bias, stride, padding, dilation, groups)
+        return conv_transpose(t, input, weight, bias, stride, padding, output_padding, groups, dilation)
+    return conv(t, input, weight, bias, stride, padding, dilation, groups)

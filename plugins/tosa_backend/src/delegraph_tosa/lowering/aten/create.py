@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 
@@ -28,158 +28,60 @@ def filled(t: Tosa, shape: Sequence[int], number: float, dtype: torch.dtype | No
     return t.tile(t.constant(number, dtype_of(dtype), (1,) * len(shape)), shape)
 
 
-def _filled_like(t: Tosa, x: Type, number: float, dtype: torch.dtype | None) -> Value:
-    """A tensor of the shape of x filled with ``number``. If ``dtype`` is None, it has the type of x."""
-    return filled(t, x.shape, number, TORCH_DTYPES[x.dtype] if dtype is None else dtype)
-
-
 @lowers(aten.full.default)
-def full(
-    t: Tosa, size: Shape, fill_value: float, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any
-) -> Value:
+def full(t: Tosa, size: Shape, fill_value: float, dtype: torch.dtype | None) -> Value:
     """-> [*size]"""
     return filled(t, size, fill_value, dtype)
 
 
 @lowers(aten.ones.default)
-def ones(t: Tosa, size: Shape, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any) -> Value:
+def ones(t: Tosa, size: Shape, dtype: torch.dtype | None) -> Value:
     """-> [*size]"""
     return filled(t, size, 1.0, dtype)
 
 
-@lowers(aten.zeros.default)
-def zeros(t: Tosa, size: Shape, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any) -> Value:
-    """-> [*size]"""
+@lowers(aten.zeros.default, aten.empty.memory_format)
+def zeros(t: Tosa, size: Shape, dtype: torch.dtype | None) -> Value:
+    """-> [*size]; torch leaves the elements of ``empty`` undefined"""
     return filled(t, size, 0.0, dtype)
 
 
 @lowers(aten.scalar_tensor.default)
-def scalar_tensor(t: Tosa, s: float, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any) -> Value:
+def scalar_tensor(t: Tosa, s: float, dtype: torch.dtype | None) -> Value:
     """-> []; fp32 unless a dtype is given"""
     return filled(t, (), s if dtype is not None or waits(s) else float(s), dtype or torch.float32)
 
 
-@lowers(aten.full_like.default)
-def full_like(
-    t: Tosa,
-    self: Type,
-    fill_value: float,
-    dtype: torch.dtype | None,
-    layout: Any,
-    device: Any,
-    pin_memory: Any,
-    memory_format: Any,
-) -> Value:
-    """[*S] -> [*S]"""
-    return _filled_like(t, self, fill_value, dtype)
+@lowers(aten.full_like.default, aten.new_full.default)
+def full_like(t: Tosa, self: Type, fill_value: float, dtype: torch.dtype | None, size: Shape | None = None) -> Value:
+    """[*S] -> [*S] or [*size]; a ``dtype`` of None is the type of ``self``"""
+    shape = self.shape if size is None else size
+    return filled(t, shape, fill_value, TORCH_DTYPES[self.dtype] if dtype is None else dtype)
 
 
-@lowers(aten.ones_like.default)
-def ones_like(
-    t: Tosa, self: Type, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any, memory_format: Any
-) -> Value:
-    """[*S] -> [*S]"""
-    return _filled_like(t, self, 1, dtype)
+@lowers(aten.ones_like.default, aten.new_ones.default)
+def ones_like(t: Tosa, self: Type, dtype: torch.dtype | None, size: Shape | None = None) -> Value:
+    """[*S] -> [*S] or [*size]"""
+    return full_like(t, self, 1, dtype, size)
 
 
-@lowers(aten.zeros_like.default)
-def zeros_like(
-    t: Tosa, self: Type, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any, memory_format: Any
-) -> Value:
-    """[*S] -> [*S]"""
-    return _filled_like(t, self, 0, dtype)
-
-
-@lowers(aten.new_full.default)
-def new_full(
-    t: Tosa,
-    self: Type,
-    size: Shape,
-    fill_value: float,
-    dtype: torch.dtype | None,
-    layout: Any,
-    device: Any,
-    pin_memory: Any,
-) -> Value:
-    """-> [*size]"""
-    return filled(t, size, fill_value, TORCH_DTYPES[self.dtype] if dtype is None else dtype)
-
-
-@lowers(aten.new_zeros.default)
-def new_zeros(
-    t: Tosa, self: Type, size: Shape, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any
-) -> Value:
-    """-> [*size]"""
-    return new_full(t, self, size, 0, dtype, layout, device, pin_memory)
-
-
-@lowers(aten.new_ones.default)
-def new_ones(
-    t: Tosa, self: Type, size: Shape, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any
-) -> Value:
-    """-> [*size]"""
-    return new_full(t, self, size, 1, dtype, layout, device, pin_memory)
-
-
-# ---- tensors that torch does not initialize: zeros
-
-
-@lowers(aten.empty.memory_format)
-def empty(
-    t: Tosa,
-    size: Shape,
-    dtype: torch.dtype | None,
-    layout: Any,
-    device: Any,
-    pin_memory: Any,
-    memory_format: Any,
-) -> Value:
-    """-> [*size]; zeros: torch leaves the elements undefined"""
-    return filled(t, size, 0.0, dtype)
-
-
-@lowers(aten.new_empty.default)
-def new_empty(
-    t: Tosa, self: Type, size: Shape, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any
-) -> Value:
-    """-> [*size]; zeros: torch leaves the elements undefined"""
-    return new_full(t, self, size, 0, dtype, layout, device, pin_memory)
-
-
-@lowers(aten.empty_like.default)
-def empty_like(
-    t: Tosa, self: Type, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any, memory_format: Any
-) -> Value:
-    """[*S] -> [*S]; zeros: torch leaves the elements undefined"""
-    return _filled_like(t, self, 0, dtype)
+@lowers(aten.zeros_like.default, aten.new_zeros.default, aten.empty_like.default, aten.new_empty.default)
+def zeros_like(t: Tosa, self: Type, dtype: torch.dtype | None, size: Shape | None = None) -> Value:
+    """[*S] -> [*S] or [*size]; torch leaves the elements of ``empty_like`` and ``new_empty`` undefined"""
+    return full_like(t, self, 0, dtype, size)
 
 
 # ---- numbers in a row
 
 
-@lowers(aten.eye.default)
-def eye(t: Tosa, n: int, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any) -> Value:
-    """-> [n,n]"""
-    return eye_m(t, n, n, dtype, layout, device, pin_memory)
-
-
-@lowers(aten.eye.m)
-def eye_m(t: Tosa, n: int, m: int, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any) -> Value:
-    """-> [n,m]"""
-    return _literal(t, torch.eye(int(n), int(m), dtype=dtype), "eye")
+@lowers(aten.eye.default, aten.eye.m)
+def eye(t: Tosa, n: int, dtype: torch.dtype | None, m: int | None = None) -> Value:
+    """-> [n,n] or [n,m]"""
+    return _literal(t, torch.eye(int(n), int(n if m is None else m), dtype=dtype), "eye")
 
 
 @lowers(aten.linspace.default)
-def linspace(
-    t: Tosa,
-    start: float,
-    end: float,
-    steps: int,
-    dtype: torch.dtype | None,
-    layout: Any,
-    device: Any,
-    pin_memory: Any,
-) -> Value:
+def linspace(t: Tosa, start: float, end: float, steps: int, dtype: torch.dtype | None) -> Value:
     """-> [steps]"""
     return _literal(t, torch.linspace(float(start), float(end), int(steps), dtype=dtype), "linspace")
 
@@ -192,15 +94,16 @@ def _literal(t: Tosa, tensor: torch.Tensor, name: str) -> Value:
     return t.literal(array_of(tensor), dtype_of(tensor.dtype))
 
 
-def counted(t: Tosa, start: float, end: float, step: float, dtype: torch.dtype | None) -> Value:
-    """[N]: start, start + step, .., without ``end``. If ``dtype`` is None, torch's default: int64 for ints."""
+@lowers(aten.arange.default, aten.arange.start, aten.arange.start_step)
+def arange(t: Tosa, end: float, dtype: torch.dtype | None, start: float = 0, step: float = 1) -> Value:
+    """-> [N]: start, start + step, .., without ``end``. If ``dtype`` is None, torch's default: int64 for ints."""
     if waits(start) or waits(end) or waits(step):
         return _arange_at_run_time(t, start, end, step, dtype)
     return _literal(t, torch.arange(start, end, step, dtype=dtype), "arange")
 
 
 def _arange_at_run_time(t: Tosa, start: float, end: float, step: float, dtype: torch.dtype | None) -> Value:
-    """As ``counted``, where ``start`` or ``end`` is known at run time only: (0, 1, ..) * step + start.
+    """As ``arange``, where ``start`` or ``end`` is known at run time only: (0, 1, ..) * step + start.
 
     Raises Unsupported unless ``start`` and ``end`` are sizes or ints and ``step`` is an int.
     """
@@ -225,32 +128,3 @@ def _between(start: Range, end: Range, step: float) -> Range:
     An arange never contains its end.
     """
     return (start[0], end[1] - 1) if step > 0 else (end[0] + 1, start[1])
-
-
-@lowers(aten.arange.default)
-def arange(t: Tosa, end: float, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any) -> Value:
-    """-> [N]"""
-    return counted(t, 0, end, 1, dtype)
-
-
-@lowers(aten.arange.start)
-def arange_start(
-    t: Tosa, start: float, end: float, dtype: torch.dtype | None, layout: Any, device: Any, pin_memory: Any
-) -> Value:
-    """-> [N]"""
-    return counted(t, start, end, 1, dtype)
-
-
-@lowers(aten.arange.start_step)
-def arange_start_step(
-    t: Tosa,
-    start: float,
-    end: float,
-    step: float,
-    dtype: torch.dtype | None,
-    layout: Any,
-    device: Any,
-    pin_memory: Any,
-) -> Value:
-    """-> [N]"""
-    return counted(t, start, end, step, dtype)

@@ -34,7 +34,7 @@ def norm_along(t: Tosa, x: Value, axis: int, p: float) -> Value:
 
 
 @lowers(aten.cdist.default, aten._cdist_forward.default)
-def cdist(t: Tosa, x1: Value, x2: Value, p: float, compute_mode: int | None) -> Value:
+def cdist(t: Tosa, x1: Value, x2: Value, p: float) -> Value:
     """x1 [*B,P,M], x2 [*B,R,M] -> [*B,P,R]; holds all P * R * M differences in memory, so it suits small inputs"""
     rows = t.reshape(x1, (*x1.shape[:-1], 1, x1.shape[-1]))
     columns = t.reshape(x2, (*x2.shape[:-2], 1, *x2.shape[-2:]))

@@ -10,7 +10,7 @@ from ...ir.graph import Value
 from ...ir.sizes import waits
 from ...ir.types import FLOATS, DType
 from ..builder import Operand, Tosa
-from ..promotion import converted, floating, promoted
+from ..promotion import converted, floating, floating_value, promoted
 from ..registry import lowers
 from ..torch_values.types import finfo
 
@@ -34,31 +34,31 @@ def neg(t: Tosa, self: Value) -> Value:
 @lowers(aten.exp.default)
 def exp(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]"""
-    return t.exp(_as_floats(t, self))
+    return t.exp(floating_value(t, self))
 
 
 @lowers(aten.log.default)
 def log(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]"""
-    return t.log(_as_floats(t, self))
+    return t.log(floating_value(t, self))
 
 
 @lowers(aten.sqrt.default)
 def sqrt(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]; 1 / RSQRT(x), also right for 0 and infinity: TOSA has no square root"""
-    return t.reciprocal(t.rsqrt(_as_floats(t, self)))
+    return t.reciprocal(t.rsqrt(floating_value(t, self)))
 
 
 @lowers(aten.rsqrt.default)
 def rsqrt(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]"""
-    return t.rsqrt(_as_floats(t, self))
+    return t.rsqrt(floating_value(t, self))
 
 
 @lowers(aten.reciprocal.default)
 def reciprocal(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]"""
-    return t.reciprocal(_as_floats(t, self))
+    return t.reciprocal(floating_value(t, self))
 
 
 @lowers(aten.floor.default)
@@ -76,32 +76,25 @@ def ceil(t: Tosa, self: Value) -> Value:
 @lowers(aten.erf.default)
 def erf(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]"""
-    return t.erf(_as_floats(t, self))
+    return t.erf(floating_value(t, self))
 
 
 @lowers(aten.sin.default)
 def sin(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]; radians"""
-    return t.sin(_as_floats(t, self))
+    return t.sin(floating_value(t, self))
 
 
 @lowers(aten.cos.default)
 def cos(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]; radians"""
-    return t.cos(_as_floats(t, self))
+    return t.cos(floating_value(t, self))
 
 
 @lowers(aten.square.default)
 def square(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]"""
     return product(t, self, self)
-
-
-def _as_floats(t: Tosa, x: Value) -> Value:
-    """x as floats: integers and bools are cast to fp32, as in torch."""
-    result = floating(t, x)
-    assert isinstance(result, Value)
-    return result
 
 
 # ---- two operands that broadcast

@@ -52,6 +52,11 @@ def along(rank: int, axis: int, size: int) -> Shape:
     return tuple([size if a == axis else 1 for a in range(rank)])
 
 
+def without_axis(t: Tosa, y: Value, axis: int) -> Value:
+    """y without the axis ``axis``, which has size 1."""
+    return t.reshape(y, (*y.shape[:axis], *y.shape[axis + 1 :]))
+
+
 def from_start(t: Tosa, index: Value, size: int) -> Value:
     """``index`` into an axis of ``size`` as int64, with negative numbers, which count from the end, made positive."""
     index = converted(t, index, DType.INT64)
@@ -151,9 +156,7 @@ def _joint_index(t: Tosa, indices: Sequence[Value], sizes: Shape) -> Value:
 
 
 @lowers(aten.embedding.default, indexes={"indices": rows("weight")})
-def embedding(
-    t: Tosa, weight: Value, indices: Value, padding_idx: int, scale_grad_by_freq: bool, sparse: bool
-) -> Value:
+def embedding(t: Tosa, weight: Value, indices: Value, padding_idx: int) -> Value:
     """weight [K,C], indices [*S] -> [*S,C]"""
     rows, width = weight.shape
     picked = taken(t, t.reshape(weight, (1, rows, width)), t.reshape(indices, (1, math.prod(indices.shape))))
@@ -177,7 +180,7 @@ def index_tensor(t: Tosa, self: Value, indices: Sequence[Value | None]) -> Value
 
 
 @lowers(aten.gather.default, indexes={"index": positions("self", "dim")})
-def gather(t: Tosa, self: Value, dim: int, index: Value, sparse_grad: bool) -> Value:
+def gather(t: Tosa, self: Value, dim: int, index: Value) -> Value:
     """self [*A,K,*B], index [*A',W,*B'] -> [*A',W,*B']"""
     x, place = ranked_pair(t, self, index)
     return t.reshape(taken(t, *addressed(t, x, dim, place)), index.shape)

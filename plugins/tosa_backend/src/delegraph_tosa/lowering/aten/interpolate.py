@@ -200,129 +200,41 @@ Sizes = Sequence[int] | None
 Scales = Sequence[float] | None
 
 
-@lowers(aten.upsample_nearest1d.vec, aten.upsample_nearest3d.vec)
-def upsample_nearest_vec(t: Tosa, input: Value, output_size: Sizes, scale_factors: Scales) -> Value:
-    """[N,C,*S] -> [N,C,*S']"""
-    return interpolated(t, input, axes_of(input, output_size, scale_factors), nearest)
+def _register(kind: Kind, *packets: Any) -> None:
+    """Register ``interpolated`` by ``kind`` as the rule of both overloads of each of ``packets``."""
+    for packet in packets:
+
+        @lowers(packet.vec)
+        def with_scale_factors(
+            t: Tosa,
+            input: Value,
+            output_size: Sequence[int] | None,
+            scale_factors: Sequence[float] | None,
+            align_corners: bool = False,
+        ) -> Value:
+            """[N,C,*S] -> [N,C,*S']"""
+            return interpolated(t, input, axes_of(input, output_size, scale_factors), kind, align_corners)
+
+        @lowers(packet.default)
+        def with_scales(
+            t: Tosa,
+            self: Value,
+            output_size: Sequence[int],
+            align_corners: bool = False,
+            scales: float | None = None,
+            scales_d: float | None = None,
+            scales_h: float | None = None,
+            scales_w: float | None = None,
+        ) -> Value:
+            """[N,C,*S] -> [N,C,*S']; one axis has ``scales``, several have a scale each"""
+            factors = [scales] if self.rank == 3 else [scales_d, scales_h, scales_w][5 - self.rank :]
+            return interpolated(t, self, axes_of(self, output_size, factors), kind, align_corners)
 
 
-@lowers(aten._upsample_nearest_exact1d.vec, aten._upsample_nearest_exact2d.vec, aten._upsample_nearest_exact3d.vec)
-def upsample_nearest_exact_vec(t: Tosa, input: Value, output_size: Sizes, scale_factors: Scales) -> Value:
-    """[N,C,*S] -> [N,C,*S']"""
-    return interpolated(t, input, axes_of(input, output_size, scale_factors), nearest_exact)
-
-
-@lowers(aten.upsample_linear1d.vec, aten.upsample_trilinear3d.vec)
-def upsample_linear_vec(t: Tosa, input: Value, output_size: Sizes, align_corners: bool, scale_factors: Scales) -> Value:
-    """[N,C,*S] -> [N,C,*S']"""
-    return interpolated(t, input, axes_of(input, output_size, scale_factors), linear, align_corners)
-
-
-@lowers(aten.upsample_bicubic2d.vec)
-def upsample_bicubic2d_vec(
-    t: Tosa, input: Value, output_size: Sizes, align_corners: bool, scale_factors: Scales
-) -> Value:
-    """[N,C,H,W] -> [N,C,H',W']"""
-    return interpolated(t, input, axes_of(input, output_size, scale_factors), cubic, align_corners)
-
-
-@lowers(aten._upsample_bilinear2d_aa.vec)
-def _upsample_bilinear2d_aa_vec(
-    t: Tosa, input: Value, output_size: Sizes, align_corners: bool, scale_factors: Scales
-) -> Value:
-    """[N,C,H,W] -> [N,C,H',W']; with antialias"""
-    return interpolated(t, input, axes_of(input, output_size, scale_factors), linear_filter, align_corners)
-
-
-@lowers(aten._upsample_bicubic2d_aa.vec)
-def _upsample_bicubic2d_aa_vec(
-    t: Tosa, input: Value, output_size: Sizes, align_corners: bool, scale_factors: Scales
-) -> Value:
-    """[N,C,H,W] -> [N,C,H',W']; with antialias"""
-    return interpolated(t, input, axes_of(input, output_size, scale_factors), cubic_filter, align_corners)
-
-
-# ---- the same with a scale an axis
-
-
-@lowers(aten.upsample_nearest1d.default)
-def upsample_nearest1d(t: Tosa, self: Value, output_size: Sequence[int], scales: float | None) -> Value:
-    """[N,C,L] -> [N,C,L']"""
-    return interpolated(t, self, axes_of(self, output_size, [scales]), nearest)
-
-
-@lowers(aten._upsample_nearest_exact1d.default)
-def _upsample_nearest_exact1d(t: Tosa, self: Value, output_size: Sequence[int], scales: float | None) -> Value:
-    """[N,C,L] -> [N,C,L']"""
-    return interpolated(t, self, axes_of(self, output_size, [scales]), nearest_exact)
-
-
-@lowers(aten.upsample_linear1d.default)
-def upsample_linear1d(
-    t: Tosa, self: Value, output_size: Sequence[int], align_corners: bool, scales: float | None
-) -> Value:
-    """[N,C,L] -> [N,C,L']"""
-    return interpolated(t, self, axes_of(self, output_size, [scales]), linear, align_corners)
-
-
-@lowers(aten._upsample_nearest_exact2d.default)
-def _upsample_nearest_exact2d(
-    t: Tosa, self: Value, output_size: Sequence[int], scales_h: float | None, scales_w: float | None
-) -> Value:
-    """[N,C,H,W] -> [N,C,H',W']"""
-    return interpolated(t, self, axes_of(self, output_size, [scales_h, scales_w]), nearest_exact)
-
-
-def _image_rule(operator: Any, kind: Kind) -> None:
-    """Register ``interpolated`` by ``kind`` as the rule of an operator on images with the argument align_corners."""
-
-    @lowers(operator)
-    def rule(
-        t: Tosa,
-        self: Value,
-        output_size: Sequence[int],
-        align_corners: bool,
-        scales_h: float | None,
-        scales_w: float | None,
-    ) -> Value:
-        """[N,C,H,W] -> [N,C,H',W']"""
-        return interpolated(t, self, axes_of(self, output_size, [scales_h, scales_w]), kind, align_corners)
-
-
-_image_rule(aten.upsample_bicubic2d.default, cubic)
-_image_rule(aten._upsample_bilinear2d_aa.default, linear_filter)
-_image_rule(aten._upsample_bicubic2d_aa.default, cubic_filter)
-
-
-def _volume_rule(operator: Any, kind: Kind) -> None:
-    """Register ``interpolated`` by ``kind`` as the rule of an operator on volumes without align_corners."""
-
-    @lowers(operator)
-    def rule(
-        t: Tosa,
-        self: Value,
-        output_size: Sequence[int],
-        scales_d: float | None,
-        scales_h: float | None,
-        scales_w: float | None,
-    ) -> Value:
-        """[N,C,D,H,W] -> [N,C,D',H',W']"""
-        return interpolated(t, self, axes_of(self, output_size, [scales_d, scales_h, scales_w]), kind)
-
-
-_volume_rule(aten.upsample_nearest3d.default, nearest)
-_volume_rule(aten._upsample_nearest_exact3d.default, nearest_exact)
-
-
-@lowers(aten.upsample_trilinear3d.default)
-def upsample_trilinear3d(
-    t: Tosa,
-    self: Value,
-    output_size: Sequence[int],
-    align_corners: bool,
-    scales_d: float | None,
-    scales_h: float | None,
-    scales_w: float | None,
-) -> Value:
-    """[N,C,D,H,W] -> [N,C,D',H',W']"""
-    return interpolated(t, self, axes_of(self, output_size, [scales_d, scales_h, scales_w]), linear, align_corners)
+# ``resize`` has the rules of upsample_nearest2d and upsample_bilinear2d
+_register(nearest, aten.upsample_nearest1d, aten.upsample_nearest3d)
+_register(nearest_exact, aten._upsample_nearest_exact1d, aten._upsample_nearest_exact2d, aten._upsample_nearest_exact3d)
+_register(linear, aten.upsample_linear1d, aten.upsample_trilinear3d)
+_register(cubic, aten.upsample_bicubic2d)
+_register(linear_filter, aten._upsample_bilinear2d_aa)
+_register(cubic_filter, aten._upsample_bicubic2d_aa)

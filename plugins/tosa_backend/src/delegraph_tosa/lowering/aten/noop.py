@@ -16,18 +16,14 @@ aten = torch.ops.aten
 @lowers(
     aten.alias.default,
     aten.alias_copy.default,
+    aten.clone.default,
+    aten.contiguous.default,
     aten.detach.default,
     aten.detach_copy.default,
     aten.lift_fresh_copy.default,
     aten.positive.default,
 )
 def same(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]"""
-    return self
-
-
-@lowers(aten.clone.default, aten.contiguous.default)
-def clone(t: Tosa, self: Value, memory_format: Any) -> Value:
     """[*S] -> [*S]; a memory format has no effect, since TOSA has no strides"""
     return self
 
@@ -40,5 +36,5 @@ def dropout(t: Tosa, input: Value, p: float, train: bool) -> Value:
 
 
 @lowers(aten._assert_tensor_metadata.default)
-def _assert_tensor_metadata(t: Tosa, a: Value, size: Any, stride: Any, dtype: Any, device: Any, layout: Any) -> None:
+def _assert_tensor_metadata(t: Tosa, a: Value, size: Any, stride: Any, dtype: Any) -> None:
     """No result: torch.export has already checked the metadata."""

@@ -60,9 +60,7 @@ def batch_norm(
     running_mean: Value | None,
     running_var: Value | None,
     training: bool,
-    momentum: float,
     eps: float,
-    cudnn_enabled: bool,
 ) -> Value:
     """input [N,C,*S] -> [N,C,*S]"""
     if training or running_mean is None or running_var is None:
@@ -80,7 +78,6 @@ def _native_batch_norm_legit_no_training(
     bias: Value | None,
     running_mean: Value,
     running_var: Value,
-    momentum: float,
     eps: float,
 ) -> tuple[Value, None, None]:
     """input [N,C,*S] -> [N,C,*S]; torch's other two results are for training and are not lowered"""
@@ -139,7 +136,6 @@ def layer_norm(
     weight: Value | None,
     bias: Value | None,
     eps: float,
-    cudnn_enable: bool,
 ) -> Value:
     """input [*A,*S], weight [*S], bias [*S] -> [*A,*S]; computed in fp32, the statistics too"""
     return _layer_norm(t, input, normalized_shape, weight, bias, eps)[0]
@@ -171,9 +167,7 @@ def _grouped(t: Tosa, x: Value, groups: int, eps: float) -> tuple[Value, Value, 
 
 
 @lowers(aten.group_norm.default)
-def group_norm(
-    t: Tosa, input: Value, num_groups: int, weight: Value | None, bias: Value | None, eps: float, cudnn_enabled: bool
-) -> Value:
+def group_norm(t: Tosa, input: Value, num_groups: int, weight: Value | None, bias: Value | None, eps: float) -> Value:
     """input [N,C,*S], weight [C], bias [C] -> [N,C,*S]"""
     y, _, _ = _grouped(t, input, num_groups, eps)
     return converted(t, _times_weight_plus_bias(t, y, weight, bias, channel_shape(input)), input.dtype)
@@ -206,13 +200,11 @@ def instance_norm(
     running_mean: Value | None,
     running_var: Value | None,
     use_input_stats: bool,
-    momentum: float,
     eps: float,
-    cudnn_enabled: bool,
 ) -> Value:
     """input [N,C,*S], weight [C], bias [C] -> [N,C,*S]; statistics over each channel of each sample"""
     if not use_input_stats and running_mean is not None and running_var is not None:
         _expect_one_type(t, input, weight, bias, running_mean, running_var)
         return normalized(t, input, weight, bias, running_mean, running_var, eps)
     t.require(running_mean is None, "instance normalization that keeps running statistics is not lowered")
-    return group_norm(t, input, input.shape[1], weight, bias, eps, cudnn_enabled)
+    return group_norm(t, input, input.shape[1], weight, bias, eps)

@@ -20,7 +20,7 @@ from ..promotion import converted, promoted
 from ..ranges.ranges import range_of
 from ..registry import lowers
 from ..torch_values.hints import too_many_comparisons
-from .index import addressed, along, counted, from_start, taken
+from .index import addressed, along, counted, from_start, taken, without_axis
 from .scan import scanned
 
 aten = torch.ops.aten
@@ -52,7 +52,7 @@ def first_extreme(t: Tosa, x: Value, axis: int, largest: bool) -> Value:
     wide, size = comparable(t, x), x.shape[axis]
     hit = t.equal(wide, (t.reduce_max if largest else t.reduce_min)(wide, axis))
     positions = counted(t, size, along(x.rank, axis, size))
-    return _without_axis(t, t.reduce_min(t.select(hit, positions, size - 1), axis), axis)
+    return without_axis(t, t.reduce_min(t.select(hit, positions, size - 1), axis), axis)
 
 
 def position(t: Tosa, x: Value, dim: int | None, keepdim: bool, largest: bool) -> Value:
@@ -63,11 +63,6 @@ def position(t: Tosa, x: Value, dim: int | None, keepdim: bool, largest: bool) -
     if dim is None or x.rank == 0:
         return t.reshape(index, (1,) * x.rank if keepdim else ())
     return t.reshape(index, (*x.shape[:axis], 1, *x.shape[axis + 1 :])) if keepdim else index
-
-
-def _without_axis(t: Tosa, y: Value, axis: int) -> Value:
-    """y without the axis ``axis``, which has size 1."""
-    return t.reshape(y, (*y.shape[:axis], *y.shape[axis + 1 :]))
 
 
 @lowers(aten.argmax.default)
@@ -88,7 +83,7 @@ def extreme(t: Tosa, x: Value, dim: int, keepdim: bool, largest: bool) -> Pair:
         return x, t.constant(0, DType.INT64, ())
     axis, wide = axis_of(dim, x.rank), comparable(t, x)
     value = converted(t, (t.reduce_max if largest else t.reduce_min)(wide, axis), x.dtype)
-    return value if keepdim else _without_axis(t, value, axis), position(t, x, dim, keepdim, largest)
+    return value if keepdim else without_axis(t, value, axis), position(t, x, dim, keepdim, largest)
 
 
 @lowers(aten.max.dim)
@@ -234,14 +229,8 @@ def ordered(t: Tosa, x: Value, dim: int, descending: bool, first: int, count: in
     return t.transpose(t.reshape(values, shape), back), t.transpose(t.reshape(index, shape), back)
 
 
-@lowers(aten.sort.default)
+@lowers(aten.sort.default, aten.sort.stable)
 def sort(t: Tosa, self: Value, dim: int, descending: bool) -> Pair:
-    """[*A,N,*B] -> [*A,N,*B], [*A,N,*B]; values and indices"""
-    return sort_stable(t, self, None, dim, descending)
-
-
-@lowers(aten.sort.stable)
-def sort_stable(t: Tosa, self: Value, stable: bool | None, dim: int, descending: bool) -> Pair:
     """[*A,N,*B] -> [*A,N,*B], [*A,N,*B]; values and indices"""
     return ordered(t, self, dim, descending, 0, self.shape[axis_of(dim, self.rank)] if self.rank else 1)
 
@@ -259,7 +248,7 @@ def msort(t: Tosa, self: Value) -> Value:
 
 
 @lowers(aten.topk.default)
-def topk(t: Tosa, self: Value, k: int, dim: int, largest: bool, sorted: bool) -> Pair:
+def topk(t: Tosa, self: Value, k: int, dim: int, largest: bool) -> Pair:
     """[*A,N,*B] -> [*A,k,*B], [*A,k,*B]; values and indices, sorted even if ``sorted`` is False"""
     return ordered(t, self, dim, largest, 0, k)
 
@@ -276,7 +265,7 @@ def _element_at_place(t: Tosa, x: Value, place: int, dim: int, keepdim: bool) ->
     if keepdim or x.rank == 0:
         return value, index
     axis = axis_of(dim, x.rank)
-    return _without_axis(t, value, axis), _without_axis(t, index, axis)
+    return without_axis(t, value, axis), without_axis(t, index, axis)
 
 
 @lowers(aten.median.dim)

@@ -45,7 +45,7 @@ def _pooled_channels_last(t: Tosa, x: Value, axes: list[Window], pool: Pool) -> 
 
 
 def windows_of(
-    count: int, kernel: Numbers, stride: Numbers, padding: Numbers, dilation: Numbers = 1, ceil: bool = False
+    count: int, kernel: Numbers, stride: Numbers, padding: Numbers, dilation: Numbers, ceil: bool
 ) -> list[Window]:
     """The windows of a pool over ``count`` axes. An empty ``stride`` means the kernel's size, as in torch."""
     size = numbers(kernel, count)
@@ -63,6 +63,10 @@ def _kernel_and_stride(axes: list[Window]) -> tuple[tuple[int, ...], tuple[int, 
 
 def max_pooled(t: Tosa, x: Value, axes: list[Window]) -> Value:
     """x [N,C,*S] or [C,*S] -> [N,C,*S'] or [C,*S'], the largest element of each window, NaN if one is NaN"""
+    if len(axes) == 1:
+        image = t.reshape(x, (*x.shape[:-1], 1, x.shape[-1]))
+        y = max_pooled(t, image, [Window(1, 1, 0, 0), *axes])
+        return t.reshape(y, (*y.shape[:-2], y.shape[-1]))
 
     def pool(image: Value, windows: list[Window]) -> Value:
         """Max-pool ``image`` [N,H,W,C] by the windows of H and W; axis by axis if one is dilated."""
@@ -97,49 +101,26 @@ def _max_pooled_dilated(t: Tosa, x: Value, axis: int, window: Window) -> Value:
     return starts if window.stride == 1 else every(t, starts, axis, window.stride)
 
 
-@lowers(aten.max_pool1d.default)
-def max_pool1d(
-    t: Tosa,
-    self: Value,
-    kernel_size: Numbers,
-    stride: Numbers,
-    padding: Numbers,
-    dilation: Numbers,
-    ceil_mode: bool,
-) -> Value:
-    """[N,C,L] -> [N,C,L']; NaN if one element is NaN"""
-    image = t.reshape(self, (*self.shape[:-1], 1, self.shape[-1]))
-    axis = windows_of(1, kernel_size, stride, padding, dilation, ceil_mode)
-    y = max_pooled(t, image, [Window(1, 1, 0, 0), *axis])
-    return t.reshape(y, (*y.shape[:-2], y.shape[-1]))
+def _register_max_pools() -> None:
+    """Register the rules of the max pools over one, two and three axes."""
+    for axes, overload in enumerate((aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default), 1):
+
+        @lowers(overload)
+        def max_pool(
+            t: Tosa,
+            self: Value,
+            kernel_size: Numbers,
+            stride: Numbers,
+            padding: Numbers,
+            dilation: Numbers,
+            ceil_mode: bool,
+            axes: int = axes,
+        ) -> Value:
+            """[N,C,*S] -> [N,C,*S']; NaN if one element is NaN"""
+            return max_pooled(t, self, windows_of(axes, kernel_size, stride, padding, dilation, ceil_mode))
 
 
-@lowers(aten.max_pool2d.default)
-def max_pool2d(
-    t: Tosa,
-    self: Value,
-    kernel_size: Numbers,
-    stride: Numbers,
-    padding: Numbers,
-    dilation: Numbers,
-    ceil_mode: bool,
-) -> Value:
-    """[N,C,H,W] -> [N,C,H',W']; NaN if one element is NaN"""
-    return max_pooled(t, self, windows_of(2, kernel_size, stride, padding, dilation, ceil_mode))
-
-
-@lowers(aten.max_pool3d.default)
-def max_pool3d(
-    t: Tosa,
-    self: Value,
-    kernel_size: Numbers,
-    stride: Numbers,
-    padding: Numbers,
-    dilation: Numbers,
-    ceil_mode: bool,
-) -> Value:
-    """[N,C,D,H,W] -> [N,C,D',H',W']; NaN if one element is NaN"""
-    return max_pooled(t, self, windows_of(3, kernel_size, stride, padding, dilation, ceil_mode))
+_register_max_pools()
 
 
 # ---- averages
@@ -177,36 +158,28 @@ def _zero_padded(t: Tosa, x: Value, pad: Sequence[int]) -> Value:
     return t.pad(x, (0, 0, *pad, 0, 0))
 
 
-@lowers(aten.avg_pool2d.default)
-def avg_pool2d(
-    t: Tosa,
-    self: Value,
-    kernel_size: Numbers,
-    stride: Numbers,
-    padding: Numbers,
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None,
-) -> Value:
-    """[N,C,H,W] -> [N,C,H',W']"""
-    axes = windows_of(2, kernel_size, stride, padding, ceil=ceil_mode)
-    return avg_pooled(t, self, axes, count_include_pad, divisor_override)
+def _register_average_pools() -> None:
+    """Register the rules of the average pools over two and three axes."""
+    for axes, overload in enumerate((aten.avg_pool2d.default, aten.avg_pool3d.default), 2):
+
+        @lowers(overload)
+        def avg_pool(
+            t: Tosa,
+            self: Value,
+            kernel_size: Numbers,
+            stride: Numbers,
+            padding: Numbers,
+            ceil_mode: bool,
+            count_include_pad: bool,
+            divisor_override: int | None,
+            axes: int = axes,
+        ) -> Value:
+            """[N,C,*S] -> [N,C,*S']"""
+            windows = windows_of(axes, kernel_size, stride, padding, 1, ceil_mode)
+            return avg_pooled(t, self, windows, count_include_pad, divisor_override)
 
 
-@lowers(aten.avg_pool3d.default)
-def avg_pool3d(
-    t: Tosa,
-    self: Value,
-    kernel_size: Numbers,
-    stride: Numbers,
-    padding: Numbers,
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None,
-) -> Value:
-    """[N,C,D,H,W] -> [N,C,D',H',W']"""
-    axes = windows_of(3, kernel_size, stride, padding, ceil=ceil_mode)
-    return avg_pooled(t, self, axes, count_include_pad, divisor_override)
+_register_average_pools()
 
 
 def adaptive_averaged(t: Tosa, x: Value, output_size: Sequence[int]) -> Value:

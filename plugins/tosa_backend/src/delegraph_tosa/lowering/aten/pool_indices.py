@@ -77,10 +77,7 @@ def _with_indices(t: Tosa, x: Value, axes: list[Window]) -> tuple[Value, Value |
     Positions are None if the table would be too large, or if the target lacks an operator for them.
     """
     sizes = x.shape[x.rank - len(axes) :]
-    image, image_axes = (x, axes) if len(axes) > 1 else _as_image(t, x, axes)
-    values = max_pooled(t, image, image_axes)
-    lead = x.shape[: x.rank - len(axes)]
-    values = t.reshape(values, (*lead, *[w.count(n) for n, w in zip(sizes, axes, strict=True)]))
+    values = max_pooled(t, x, axes)
     # the elements of the table: windows * kernel
     elements = math.prod([w.count(n) * w.kernel for n, w in zip(sizes, axes, strict=True)])
     if elements > LARGEST:
@@ -92,33 +89,38 @@ def _with_indices(t: Tosa, x: Value, axes: list[Window]) -> tuple[Value, Value |
         return values, None
 
 
-def _as_image(t: Tosa, x: Value, axes: list[Window]) -> tuple[Value, list[Window]]:
-    """x [N,C,L] as an image of height 1, with the windows for it"""
-    return t.reshape(x, (*x.shape[:-1], 1, x.shape[-1])), [Window(1, 1, 0, 0), *axes]
+def _register_max_pools() -> None:
+    """Register the rules of the max pools with indices, and of the adaptive ones, over one, two and three axes."""
+    with_indices = (
+        aten.max_pool1d_with_indices.default,
+        aten.max_pool2d_with_indices.default,
+        aten.max_pool3d_with_indices.default,
+    )
+    for axes, overload in enumerate(with_indices, 1):
 
+        @lowers(overload)
+        def max_pool_with_indices(
+            t: Tosa,
+            self: Value,
+            kernel_size: Numbers,
+            stride: Numbers,
+            padding: Numbers,
+            dilation: Numbers,
+            ceil_mode: bool,
+            axes: int = axes,
+        ) -> tuple[Value, Value | None]:
+            """[N,C,*S] -> [N,C,*S'], and flat positions in S; of several NaN that of the first (in torch: the last)"""
+            return _with_indices(t, self, windows_of(axes, kernel_size, stride, padding, dilation, ceil_mode))
 
-@lowers(aten.max_pool1d_with_indices.default)
-def max_pool1d_with_indices(
-    t: Tosa, self: Value, kernel_size: Numbers, stride: Numbers, padding: Numbers, dilation: Numbers, ceil_mode: bool
-) -> tuple[Value, Value | None]:
-    """[N,C,L] -> [N,C,L'], and positions in L; of several NaN, the position of the first one (in torch of the last)"""
-    return _with_indices(t, self, windows_of(1, kernel_size, stride, padding, dilation, ceil_mode))
+    adaptive = aten.adaptive_max_pool1d.default, aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default
+    for axes, overload in enumerate(adaptive, 1):
 
-
-@lowers(aten.max_pool2d_with_indices.default)
-def max_pool2d_with_indices(
-    t: Tosa, self: Value, kernel_size: Numbers, stride: Numbers, padding: Numbers, dilation: Numbers, ceil_mode: bool
-) -> tuple[Value, Value | None]:
-    """[N,C,H,W] -> [N,C,H',W'], and positions in H*W (as ``max_pool1d_with_indices``)"""
-    return _with_indices(t, self, windows_of(2, kernel_size, stride, padding, dilation, ceil_mode))
-
-
-@lowers(aten.max_pool3d_with_indices.default)
-def max_pool3d_with_indices(
-    t: Tosa, self: Value, kernel_size: Numbers, stride: Numbers, padding: Numbers, dilation: Numbers, ceil_mode: bool
-) -> tuple[Value, Value | None]:
-    """[N,C,D,H,W] -> [N,C,D',H',W'], and positions in D*H*W (as ``max_pool1d_with_indices``)"""
-    return _with_indices(t, self, windows_of(3, kernel_size, stride, padding, dilation, ceil_mode))
+        @lowers(overload)
+        def adaptive_max_pool(
+            t: Tosa, self: Value, output_size: Sequence[int], axes: int = axes
+        ) -> tuple[Value, Value | None]:
+            """[N,C,*S] -> [N,C,*output_size], and flat positions in S"""
+            return _adaptive(t, self, numbers(output_size, axes))
 
 
 def _adaptive(t: Tosa, x: Value, output_size: Sequence[int]) -> tuple[Value, Value | None]:
@@ -154,7 +156,7 @@ def _adaptive_at_run_time(t: Tosa, x: Value, counts: Sequence[int]) -> tuple[Val
         x, index = _largest_of_parts(t, x, axis, count)
         # of the windows' largest along this axis, take the positions that were found along the axes after it
         offset = t.mul(index, stride)
-        positions = offset if positions is None else t.add(offset, gather(t, positions, axis, index, False))
+        positions = offset if positions is None else t.add(offset, gather(t, positions, axis, index))
         stride = stride * size
     assert positions is not None
     return x, converted(t, positions, DType.INT64)
@@ -176,24 +178,6 @@ def _largest_of_parts(t: Tosa, x: Value, axis: int, count: int) -> tuple[Value, 
     return t.reshape(joined(t, values, 1), shape), t.reshape(joined(t, indices, 1), shape)
 
 
-@lowers(aten.adaptive_max_pool1d.default)
-def adaptive_max_pool1d(t: Tosa, self: Value, output_size: Sequence[int]) -> tuple[Value, Value | None]:
-    """[N,C,L] -> [N,C,*output_size], and positions in L"""
-    return _adaptive(t, self, numbers(output_size, 1))
-
-
-@lowers(aten.adaptive_max_pool2d.default)
-def adaptive_max_pool2d(t: Tosa, self: Value, output_size: Sequence[int]) -> tuple[Value, Value | None]:
-    """[N,C,H,W] -> [N,C,*output_size], and positions in H*W"""
-    return _adaptive(t, self, numbers(output_size, 2))
-
-
-@lowers(aten.adaptive_max_pool3d.default)
-def adaptive_max_pool3d(t: Tosa, self: Value, output_size: Sequence[int]) -> tuple[Value, Value | None]:
-    """[N,C,D,H,W] -> [N,C,*output_size], and positions in D*H*W"""
-    return _adaptive(t, self, numbers(output_size, 3))
-
-
 def _unpooled(t: Tosa, x: Value, indices: Value, sizes: Sequence[int]) -> Value:
     """x [*B,*S] -> planes [*B,*sizes] with the elements of x at the flat positions ``indices`` [*B,*S], 0 elsewhere.
 
@@ -204,6 +188,9 @@ def _unpooled(t: Tosa, x: Value, indices: Value, sizes: Sequence[int]) -> Value:
     flat = [t.reshape(v, (rows, math.prod(x.shape) // rows)) for v in (indices, x)]
     empty = t.tile(t.constant(0, x.dtype, (1, 1)), (rows, places))
     return t.reshape(combined(t, empty, 1, flat[0], flat[1], "amax", include_self=False), (*lead, *sizes))
+
+
+_register_max_pools()
 
 
 @lowers(aten.max_unpool2d.default, indexes={"indices": places("output_size")})

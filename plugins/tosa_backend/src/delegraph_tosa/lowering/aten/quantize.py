@@ -10,7 +10,7 @@ import torch.ao.quantization.fx._decomposed  # registers the operators; whoever 
 from ...evaluate import materialize
 from ...ir.graph import Value
 from ...ir.types import DType
-from ..builder import Tosa
+from ..builder import Operand, Tosa
 from ..lazy.quantization import Quantization, Scale, expect_scale
 from ..lazy.unsigned import HALF, Bytes
 from ..lazy.values import Lazy, Scaled, quantized
@@ -21,25 +21,41 @@ from ..torch_values.hints import cast_of_bytes, scale_at_run_time
 from ..torch_values.types import dtype_of, refused
 
 quantized_decomposed = torch.ops.quantized_decomposed
+_quantize = quantized_decomposed.quantize_per_tensor
+_dequantize = quantized_decomposed.dequantize_per_tensor
+QUANTIZE = _quantize.default, _quantize.tensor, _quantize.tensor2
+DEQUANTIZE = _dequantize.default, _dequantize.tensor, _dequantize.tensor2
+"""Scale, zero point and limits are numbers, or tensors of the model."""
 
 
-@lowers(quantized_decomposed.quantize_per_tensor.default)
+@lowers(*QUANTIZE)
 def quantize_per_tensor(
-    t: Tosa, input: Value, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype
+    t: Tosa,
+    input: Value,
+    scale: Operand,
+    zero_point: Operand,
+    quant_min: Operand,
+    quant_max: Operand,
+    dtype: torch.dtype,
 ) -> Value:
     """fp32 [*S] -> integers [*S]"""
     target = _quantization(t, scale, zero_point, quant_min, quant_max, dtype)
     return _as_bytes_if_unsigned(quantized(t, converted(t, input, DType.FP32), target), dtype)
 
 
-@lowers(quantized_decomposed.quantize_per_tensor.default, on=Lazy)
+@lowers(*QUANTIZE, on=Lazy)
 def requantize_per_tensor(
-    t: Tosa, input: Lazy, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype
+    t: Tosa,
+    input: Lazy,
+    scale: Operand,
+    zero_point: Operand,
+    quant_min: Operand,
+    quant_max: Operand,
+    dtype: torch.dtype,
 ) -> Value:
     """lazy [*S] -> integers [*S]: emits the operators that the lazy value has put off"""
-    return _as_bytes_if_unsigned(
-        input.integer(t, _quantization(t, scale, zero_point, quant_min, quant_max, dtype)), dtype
-    )
+    target = _quantization(t, scale, zero_point, quant_min, quant_max, dtype)
+    return _as_bytes_if_unsigned(input.integer(t, target), dtype)
 
 
 def _as_bytes_if_unsigned(q: Value, dtype: torch.dtype) -> Value:
@@ -48,12 +64,13 @@ def _as_bytes_if_unsigned(q: Value, dtype: torch.dtype) -> Value:
 
 
 def _quantization(
-    t: Tosa, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype
+    t: Tosa, scale: Operand, zero_point: Operand, quant_min: Operand, quant_max: Operand, dtype: torch.dtype
 ) -> Quantization:
     """The arguments of a quantize operator as a Quantization. uint8 becomes int8 with all integers 128 less.
 
     Raises Unsupported if the scale is no positive number of fp32, or the limits exceed the type.
     """
+    scale, zero_point, quant_min, quant_max = _read_parameters(t, scale, zero_point, quant_min, quant_max)
     expect_scale(scale)
     if dtype is torch.uint8:
         zero_point, quant_min, quant_max, dtype = zero_point - HALF, quant_min - HALF, quant_max - HALF, torch.int8
@@ -64,23 +81,32 @@ def _quantization(
     return Quantization(scale, zero_point, quant_min, quant_max, element)
 
 
-@lowers(quantized_decomposed.dequantize_per_tensor.default, lazy=True)
+@lowers(*DEQUANTIZE, on=Bytes)
+@lowers(*DEQUANTIZE, lazy=True)
 def dequantize_per_tensor(
     t: Tosa,
     input: Value,
-    scale: float,
-    zero_point: int,
-    quant_min: int,
-    quant_max: int,
+    scale: Operand,
+    zero_point: Operand,
+    quant_min: Operand,
+    quant_max: Operand,
     dtype: torch.dtype,
     out_dtype: torch.dtype | None,
 ) -> Value:
-    """integers [*S] -> lazy [*S]; emits no operators"""
-    expect_scale(scale)
+    """integers or uint8 [*S] -> lazy [*S]; emits no operators"""
+    number, zero, least, most = _read_parameters(t, scale, zero_point, quant_min, quant_max)
+    expect_scale(number)
     _expect_fp32(t, out_dtype)
-    return Scaled(_with_declared_range(input, quant_min, quant_max), Scale(scale), zero_point)
+    q, offset = _as_signed(input)
+    return Scaled(_with_declared_range(q, least - offset, most - offset), Scale(number), zero - offset)
 
 
+def _as_signed(x: Value) -> tuple[Value, int]:
+    """The integers of x, and by how much they are less than what they stand for: uint8 is held as int8."""
+    return (x.q, HALF) if isinstance(x, Bytes) else (x, 0)
+
+
+@lowers(quantized_decomposed.dequantize_per_channel.default, on=Bytes)
 @lowers(quantized_decomposed.dequantize_per_channel.default, lazy=True)
 def dequantize_per_channel(
     t: Tosa,
@@ -93,47 +119,14 @@ def dequantize_per_channel(
     dtype: torch.dtype,
     out_dtype: torch.dtype | None,
 ) -> Scaled:
-    """integers [*A,C,*B], scales [C], equal zero points int64 [C] -> lazy [*A,C,*B]; emits no operators"""
+    """integers or uint8 [*A,C,*B], scales [C], equal zero points int64 [C] -> lazy [*A,C,*B]; emits no operators"""
     _expect_fp32(t, out_dtype)
     t.require(scales.constant is not None, "its scales are computed at run time")
     low, high = (0, 0) if zero_points is None else range_of(zero_points)
     t.require(low == high, "its channels have different zero points, or none that are known; TOSA has one for all")
-    return Scaled(_with_declared_range(input, quant_min, quant_max), Scale(1.0, (scales,)), low, axis % input.rank)
-
-
-@lowers(quantized_decomposed.dequantize_per_tensor.default, on=Bytes)
-def dequantize_bytes(
-    t: Tosa,
-    input: Bytes,
-    scale: float,
-    zero_point: int,
-    quant_min: int,
-    quant_max: int,
-    dtype: torch.dtype,
-    out_dtype: torch.dtype | None,
-) -> Value:
-    """uint8 [*S] -> lazy [*S]; emits no operators"""
-    limits = quant_min - HALF, quant_max - HALF
-    return dequantize_per_tensor(t, input.q, scale, zero_point - HALF, *limits, torch.int8, out_dtype)
-
-
-@lowers(quantized_decomposed.dequantize_per_channel.default, on=Bytes)
-def dequantize_channels_of_bytes(
-    t: Tosa,
-    input: Bytes,
-    scales: Value,
-    zero_points: Value | None,
-    axis: int,
-    quant_min: int,
-    quant_max: int,
-    dtype: torch.dtype,
-    out_dtype: torch.dtype | None,
-) -> Value:
-    """uint8 [*A,C,*B], scales [C], equal zero points int64 [C] -> lazy [*A,C,*B]; emits no operators"""
-    limits = quant_min - HALF, quant_max - HALF
-    y = dequantize_per_channel(t, input.q, scales, zero_points, axis, *limits, torch.int8, out_dtype)
-    # ``zero_points`` is a tensor of uint8 integers, so HALF is subtracted from the number that was read from it
-    return Scaled(y.q, y.scale, y.zero_point - HALF, y.axis)
+    q, offset = _as_signed(input)
+    integers = _with_declared_range(q, quant_min - offset, quant_max - offset)
+    return Scaled(integers, Scale(1.0, (scales,)), low - offset, axis % input.rank)
 
 
 @lowers(torch.ops.aten.to.dtype, torch.ops.aten._to_copy.default, on=Bytes)
@@ -163,79 +156,27 @@ def _expect_fp32(t: Tosa, out_dtype: torch.dtype | None) -> None:
     t.require(out_dtype in (None, torch.float32), f"dequantizing to {out_dtype} is not lowered, only to float32")
 
 
-# ---- scales and zero points that are tensors of the model
-
-
-@lowers(quantized_decomposed.quantize_per_tensor.tensor, quantized_decomposed.quantize_per_tensor.tensor2)
-def quantize_by_tensors(
-    t: Tosa,
-    input: Value,
-    scale: Value,
-    zero_point: Value,
-    quant_min: Value | int,
-    quant_max: Value | int,
-    dtype: torch.dtype,
-) -> Value:
-    """fp32 [*S], constants of one element -> integers [*S]"""
-    numbers = _read_parameters(t, scale, zero_point, quant_min, quant_max)
-    return quantize_per_tensor(t, input, *numbers, dtype)
-
-
-@lowers(quantized_decomposed.quantize_per_tensor.tensor, quantized_decomposed.quantize_per_tensor.tensor2, on=Lazy)
-def requantize_by_tensors(
-    t: Tosa,
-    input: Lazy,
-    scale: Value,
-    zero_point: Value,
-    quant_min: Value | int,
-    quant_max: Value | int,
-    dtype: torch.dtype,
-) -> Value:
-    """lazy [*S] -> integers [*S]: emits the operators that the lazy value has put off"""
-    return requantize_per_tensor(t, input, *_read_parameters(t, scale, zero_point, quant_min, quant_max), dtype)
-
-
-_BY_TENSORS = (quantized_decomposed.dequantize_per_tensor.tensor, quantized_decomposed.dequantize_per_tensor.tensor2)
-"""Dequantize with scale and zero point as tensors of the model."""
-
-
-@lowers(*_BY_TENSORS, lazy=True)
-def dequantize_by_tensors(
-    t: Tosa,
-    input: Value,
-    scale: Value,
-    zero_point: Value,
-    quant_min: Value | int,
-    quant_max: Value | int,
-    dtype: torch.dtype,
-    out_dtype: torch.dtype | None,
-) -> Value:
-    """integers [*S], constants of one element -> lazy [*S]; emits no operators"""
-    numbers = _read_parameters(t, scale, zero_point, quant_min, quant_max)
-    rule = dequantize_bytes if isinstance(input, Bytes) else dequantize_per_tensor
-    return rule(t, input, *numbers, dtype, out_dtype)  # type: ignore[arg-type]
-
-
-lowers(*_BY_TENSORS, on=Bytes)(dequantize_by_tensors)
-
-
 def _read_parameters(
-    t: Tosa, scale: Value, zero_point: Value, quant_min: Value | int, quant_max: Value | int
+    t: Tosa, scale: Operand, zero_point: Operand, quant_min: Operand, quant_max: Operand
 ) -> tuple[float, int, int, int]:
-    """(scale, zero point, quant_min, quant_max) as Python numbers, read from the model's tensors.
+    """(scale, zero point, quant_min, quant_max) as Python numbers; those that are tensors of the model are read.
 
     Raises Unsupported if one of them is computed at run time.
     """
-    t.require(scale.constant is not None, scale_at_run_time())
-    limits = [_read_integer(t, limit) if isinstance(limit, Value) else limit for limit in (quant_min, quant_max)]
-    return materialize(scale).item(), _read_integer(t, zero_point), limits[0], limits[1]
+    if isinstance(scale, Value):
+        t.require(scale.constant is not None, scale_at_run_time())
+        scale = materialize(scale).item()
+    least, most, zero = [_read_integer(t, number) for number in (quant_min, quant_max, zero_point)]
+    return scale, zero, least, most
 
 
-def _read_integer(t: Tosa, value: Value) -> int:
-    """The number that all elements of ``value``, a constant of integers, equal.
+def _read_integer(t: Tosa, value: Operand) -> int:
+    """The number that all elements of ``value``, a constant of integers, equal; a Python number as it is.
 
     Raises Unsupported if the elements differ, or if ``value`` is computed at run time.
     """
+    if not isinstance(value, Value):
+        return value  # type: ignore[return-value]
     low, high = range_of(value)
     t.require(value.constant is not None and low == high, "its zero point or limits are not known")
     return low

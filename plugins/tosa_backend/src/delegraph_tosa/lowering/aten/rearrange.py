@@ -295,6 +295,6 @@ def diagonal_scatter(t: Tosa, self: Value, src: Value, offset: int, dim1: int, d
 
 
 @lowers(aten.copy.default)
-def copy(t: Tosa, self: Type, src: Value, non_blocking: bool) -> Value:
+def copy(t: Tosa, self: Type, src: Value) -> Value:
     """self [*S], src [*S'] -> [*S]; ``src``, cast and broadcast to the type and shape of self"""
     return expanded(t, converted(t, src, self.dtype), self.shape)

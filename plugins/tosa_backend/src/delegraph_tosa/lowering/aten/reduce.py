@@ -15,13 +15,14 @@ from ..promotion import converted
 from ..registry import lowers
 from .cast import to_torch
 from .elementwise import product
+from .shape import cut
 
 aten = torch.ops.aten
+Dims = Sequence[int] | int | None
+"""Axes to reduce; None is all."""
 
 
-def reduced(
-    t: Tosa, x: Value, step: Callable[[Value, int], Value], dims: Sequence[int] | int | None, keepdim: bool
-) -> Value:
+def reduced(t: Tosa, x: Value, step: Callable[[Value, int], Value], dims: Dims, keepdim: bool) -> Value:
     """x [*S] -> [*S']: ``step(y, axis)`` for each of ``dims``, or for every axis if ``dims`` is empty or None.
 
     ``step`` keeps its axis with size 1; without ``keepdim`` these axes are removed at the end.
@@ -33,14 +34,14 @@ def reduced(
     return y if keepdim else t.reshape(y, [size for axis, size in enumerate(x.shape) if axis not in axes])
 
 
-def axes_of(dims: Sequence[int] | int | None, rank: int) -> list[int]:
+def axes_of(dims: Dims, rank: int) -> list[int]:
     """``dims`` as axes counted from 0, in order; every axis if it is empty or None."""
     if isinstance(dims, int):
         dims = [dims]
     return sorted({axis_of(d, rank) for d in dims}) if dims and rank else list(range(rank))
 
 
-def total(t: Tosa, x: Value, dims: Sequence[int] | int | None, keepdim: bool, dtype: torch.dtype | None) -> Value:
+def total(t: Tosa, x: Value, dims: Dims, keepdim: bool, dtype: torch.dtype | None) -> Value:
     """The sum over ``dims``, in the type ``dtype``. fp16 and bf16 are summed in fp32, and integers in int64."""
     x = summand(t, x, dtype)
     wide = converted(t, x, DType.FP32) if x.dtype in SHORT_FLOATS else x
@@ -54,7 +55,7 @@ def summand(t: Tosa, x: Value, dtype: torch.dtype | None) -> Value:
     return to_torch(t, x, dtype)
 
 
-def average(t: Tosa, x: Value, dims: Sequence[int] | int | None, keepdim: bool) -> Value:
+def average(t: Tosa, x: Value, dims: Dims, keepdim: bool) -> Value:
     """The mean of x over ``dims``, computed in fp32; raises Unsupported unless x has floats."""
     t.require(x.dtype in FLOATS, f"a mean of {x.dtype} is not defined")
     count = math.prod([x.shape[axis] for axis in axes_of(dims, x.rank)])
@@ -62,52 +63,28 @@ def average(t: Tosa, x: Value, dims: Sequence[int] | int | None, keepdim: bool) 
     return converted(t, t.mul(reduced(t, wide, t.reduce_sum, dims, keepdim), 1 / count), x.dtype)
 
 
-@lowers(aten.mean.default)
-def mean(t: Tosa, self: Value, dtype: torch.dtype | None) -> Value:
-    """[*S] -> []"""
-    return average(t, to_torch(t, self, dtype), None, False)
-
-
-@lowers(aten.mean.dim)
-def mean_dim(t: Tosa, self: Value, dim: Sequence[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Value:
+@lowers(aten.mean.default, aten.mean.dim)
+def mean(t: Tosa, self: Value, dtype: torch.dtype | None, dim: Dims = None, keepdim: bool = False) -> Value:
     """[*S] -> [*S']"""
     return average(t, to_torch(t, self, dtype), dim, keepdim)
 
 
-@lowers(aten.sum.default)
-def sum(t: Tosa, self: Value, dtype: torch.dtype | None) -> Value:
-    """[*S] -> []"""
-    return total(t, self, None, False, dtype)
-
-
-@lowers(aten.sum.dim_IntList)
-def sum_dim(t: Tosa, self: Value, dim: Sequence[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Value:
+@lowers(aten.sum.default, aten.sum.dim_IntList)
+def sum(t: Tosa, self: Value, dtype: torch.dtype | None, dim: Dims = None, keepdim: bool = False) -> Value:
     """[*S] -> [*S']"""
     return total(t, self, dim, keepdim, dtype)
 
 
-@lowers(aten.amax.default)
-def amax(t: Tosa, self: Value, dim: Sequence[int], keepdim: bool) -> Value:
+@lowers(aten.amax.default, aten.max.default)
+def amax(t: Tosa, self: Value, dim: Dims = None, keepdim: bool = False) -> Value:
     """[*S] -> [*S']; NaN if one element is NaN"""
     return reduced(t, self, t.reduce_max, dim, keepdim)
 
 
-@lowers(aten.amin.default)
-def amin(t: Tosa, self: Value, dim: Sequence[int], keepdim: bool) -> Value:
+@lowers(aten.amin.default, aten.min.default)
+def amin(t: Tosa, self: Value, dim: Dims = None, keepdim: bool = False) -> Value:
     """[*S] -> [*S']; NaN if one element is NaN"""
     return reduced(t, self, t.reduce_min, dim, keepdim)
-
-
-@lowers(aten.max.default)
-def max_default(t: Tosa, self: Value) -> Value:
-    """[*S] -> []; NaN if one element is NaN"""
-    return reduced(t, self, t.reduce_max, None, False)
-
-
-@lowers(aten.min.default)
-def min_default(t: Tosa, self: Value) -> Value:
-    """[*S] -> []; NaN if one element is NaN"""
-    return reduced(t, self, t.reduce_min, None, False)
 
 
 def _integer_product(t: Tosa, x: Value, axis: int) -> Value:
@@ -115,22 +92,15 @@ def _integer_product(t: Tosa, x: Value, axis: int) -> Value:
 
     REDUCE_PRODUCT takes floats only. So the first half is multiplied by the second half until one element is left.
     """
-
-    def part(start: int, count: int) -> Value:
-        """``count`` elements of x from ``start`` on along ``axis``."""
-        first, size = [0] * x.rank, list(x.shape)
-        first[axis], size[axis] = start, count
-        return t.slice(x, first, size)
-
     while (size := x.shape[axis]) > 1:
         half = size // 2
         # an odd number of elements leaves the last one for the next round
-        rest = [part(2 * half, 1)] if size % 2 else []
-        x = t.concat([product(t, part(0, half), part(half, half)), *rest], axis)
+        rest = [cut(t, x, axis, 2 * half, 1)] if size % 2 else []
+        x = t.concat([product(t, cut(t, x, axis, 0, half), cut(t, x, axis, half, half)), *rest], axis)
     return x
 
 
-def multiplied(t: Tosa, x: Value, dims: Sequence[int] | int | None, keepdim: bool, dtype: torch.dtype | None) -> Value:
+def multiplied(t: Tosa, x: Value, dims: Dims, keepdim: bool, dtype: torch.dtype | None) -> Value:
     """The product over ``dims``, in the type ``dtype``. fp16 and bf16 are multiplied in fp32, and integers in int64."""
     x = summand(t, x, dtype)
     if x.dtype not in FLOATS:
@@ -139,14 +109,8 @@ def multiplied(t: Tosa, x: Value, dims: Sequence[int] | int | None, keepdim: boo
     return converted(t, reduced(t, wide, t.reduce_product, dims, keepdim), x.dtype)
 
 
-@lowers(aten.prod.default)
-def prod(t: Tosa, self: Value, dtype: torch.dtype | None) -> Value:
-    """[*S] -> []"""
-    return multiplied(t, self, None, False, dtype)
-
-
-@lowers(aten.prod.dim_int)
-def prod_dim(t: Tosa, self: Value, dim: int, keepdim: bool, dtype: torch.dtype | None) -> Value:
+@lowers(aten.prod.default, aten.prod.dim_int)
+def prod(t: Tosa, self: Value, dtype: torch.dtype | None, dim: Dims = None, keepdim: bool = False) -> Value:
     """[*S] -> [*S']"""
     return multiplied(t, self, dim, keepdim, dtype)
 
@@ -154,27 +118,15 @@ def prod_dim(t: Tosa, self: Value, dim: int, keepdim: bool, dtype: torch.dtype |
 # ---- any and all: a number is true unless it is 0
 
 
-@lowers(aten.any.default)
-def any(t: Tosa, self: Value) -> Value:
-    """[*S] -> []; bool"""
-    return reduced(t, converted(t, self, DType.BOOL), t.reduce_any, None, False)
-
-
-@lowers(aten.any.dim, aten.any.dims)
-def any_dim(t: Tosa, self: Value, dim: Sequence[int] | int | None, keepdim: bool) -> Value:
+@lowers(aten.any.default, aten.any.dim, aten.any.dims)
+def any(t: Tosa, self: Value, dim: Dims = None, keepdim: bool = False) -> Value:
     """[*S] -> [*S']; bool; unlike in other reductions, an empty ``dim`` means no axis, not all"""
     x = converted(t, self, DType.BOOL)
     return x if dim == [] else reduced(t, x, t.reduce_any, dim, keepdim)
 
 
-@lowers(aten.all.default)
-def all(t: Tosa, self: Value) -> Value:
-    """[*S] -> []; bool"""
-    return reduced(t, converted(t, self, DType.BOOL), t.reduce_all, None, False)
-
-
-@lowers(aten.all.dim, aten.all.dims)
-def all_dim(t: Tosa, self: Value, dim: Sequence[int] | int | None, keepdim: bool) -> Value:
+@lowers(aten.all.default, aten.all.dim, aten.all.dims)
+def all(t: Tosa, self: Value, dim: Dims = None, keepdim: bool = False) -> Value:
     """[*S] -> [*S']; bool; unlike in other reductions, an empty ``dim`` means no axis, not all"""
     x = converted(t, self, DType.BOOL)
     return x if dim == [] else reduced(t, x, t.reduce_all, dim, keepdim)
@@ -225,25 +177,13 @@ def logsumexp(t: Tosa, self: Value, dim: Sequence[int], keepdim: bool) -> Value:
     return converted(t, y, dtype)
 
 
-@lowers(aten.softmax.int)
-def softmax(t: Tosa, self: Value, dim: int, dtype: torch.dtype | None) -> Value:
+@lowers(aten.softmax.int, aten._softmax.default)
+def softmax(t: Tosa, self: Value, dim: int, dtype: torch.dtype | None = None, half_to_float: bool = False) -> Value:
     """[*S] -> [*S]"""
-    return softmax_of(t, to_torch(t, self, dtype), dim)
+    return softmax_of(t, to_torch(t, self, torch.float32 if half_to_float else dtype), dim)
 
 
-@lowers(aten._softmax.default)
-def _softmax(t: Tosa, self: Value, dim: int, half_to_float: bool) -> Value:
+@lowers(aten.log_softmax.int, aten._log_softmax.default)
+def log_softmax(t: Tosa, self: Value, dim: int, dtype: torch.dtype | None = None, half_to_float: bool = False) -> Value:
     """[*S] -> [*S]"""
-    return softmax_of(t, to_torch(t, self, torch.float32 if half_to_float else None), dim)
-
-
-@lowers(aten.log_softmax.int)
-def log_softmax(t: Tosa, self: Value, dim: int, dtype: torch.dtype | None) -> Value:
-    """[*S] -> [*S]"""
-    return log_softmax_of(t, to_torch(t, self, dtype), dim)
-
-
-@lowers(aten._log_softmax.default)
-def _log_softmax(t: Tosa, self: Value, dim: int, half_to_float: bool) -> Value:
-    """[*S] -> [*S]"""
-    return log_softmax_of(t, to_torch(t, self, torch.float32 if half_to_float else None), dim)
+    return log_softmax_of(t, to_torch(t, self, torch.float32 if half_to_float else dtype), dim)

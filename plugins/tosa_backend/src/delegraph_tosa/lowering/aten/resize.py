@@ -119,10 +119,13 @@ def resized(t: Tosa, x: Value, axes: Sequence[Axis], mode: ResizeMode) -> Value:
     return t.transpose(image, NCHW)
 
 
-def upsampled(
-    t: Tosa, x: Value, out: Pair, scales: Sequence[float | None], mode: ResizeMode, corners: bool = False
-) -> Value:
-    """x [N,C,H,W] -> [N,C,*out], by RESIZE if it can express the call, else by weighted sums (``interpolate``)."""
+def upsampled(t: Tosa, x: Value, out: Pair, scales: Sequence[float | None], align_corners: bool | None) -> Value:
+    """x [N,C,H,W] -> [N,C,*out], by RESIZE if it can express the call, else by weighted sums (``interpolate``).
+
+    An ``align_corners`` of None takes the nearest elements, else the interpolation is bilinear.
+    """
+    mode = ResizeMode.NEAREST if align_corners is None else ResizeMode.BILINEAR
+    corners = bool(align_corners)
     try:
         return _by_resize(t, x, out, scales, mode, corners)
     except Unsupported:
@@ -151,55 +154,30 @@ def _by_resize(t: Tosa, x: Value, out: Pair, scales: Sequence[float | None], mod
     return t.tile(resized(t, x, axes, mode), repeats)
 
 
-def _sizes(
-    x: Value, output_size: Sequence[int] | None, scales: Sequence[float] | None
-) -> tuple[Pair, list[float | None]]:
-    """(height, width) of the output, and a scale for each axis: None where the user gave the output's size."""
-    if output_size is not None:
-        return pair(output_size), [None, None]
-    assert scales is not None
-    height, width = (scaled(size, scale) for size, scale in zip(x.shape[2:], scales, strict=True))
-    return (height, width), list(scales)
-
-
-@lowers(aten.upsample_nearest2d.default)
-def upsample_nearest2d(
-    t: Tosa, self: Value, output_size: Sequence[int], scales_h: float | None, scales_w: float | None
-) -> Value:
-    """[N,C,H,W] -> [N,C,H',W']"""
-    return upsampled(t, self, pair(output_size), (scales_h, scales_w), ResizeMode.NEAREST)
-
-
-@lowers(aten.upsample_nearest2d.vec)
-def upsample_nearest2d_vec(
-    t: Tosa, input: Value, output_size: Sequence[int] | None, scale_factors: Sequence[float] | None
-) -> Value:
-    """[N,C,H,W] -> [N,C,H',W']"""
-    out, scales = _sizes(input, output_size, scale_factors)
-    return upsampled(t, input, out, scales, ResizeMode.NEAREST)
-
-
-@lowers(aten.upsample_bilinear2d.default)
-def upsample_bilinear2d(
+@lowers(aten.upsample_nearest2d.default, aten.upsample_bilinear2d.default)
+def upsample2d(
     t: Tosa,
     self: Value,
     output_size: Sequence[int],
-    align_corners: bool,
     scales_h: float | None,
     scales_w: float | None,
+    align_corners: bool | None = None,
 ) -> Value:
-    """[N,C,H,W] -> [N,C,H',W']"""
-    return upsampled(t, self, pair(output_size), (scales_h, scales_w), ResizeMode.BILINEAR, align_corners)
+    """[N,C,H,W] -> [N,C,H',W']; without ``align_corners``, which only bilinear interpolation has, to the nearest"""
+    return upsampled(t, self, pair(output_size), (scales_h, scales_w), align_corners)
 
 
-@lowers(aten.upsample_bilinear2d.vec)
-def upsample_bilinear2d_vec(
+@lowers(aten.upsample_nearest2d.vec, aten.upsample_bilinear2d.vec)
+def upsample2d_by_factors(
     t: Tosa,
     input: Value,
     output_size: Sequence[int] | None,
-    align_corners: bool,
     scale_factors: Sequence[float] | None,
+    align_corners: bool | None = None,
 ) -> Value:
-    """[N,C,H,W] -> [N,C,H',W']"""
-    out, scales = _sizes(input, output_size, scale_factors)
-    return upsampled(t, input, out, scales, ResizeMode.BILINEAR, align_corners)
+    """[N,C,H,W] -> [N,C,H',W'], as ``upsample2d``"""
+    if output_size is not None:
+        return upsampled(t, input, pair(output_size), (None, None), align_corners)
+    assert scale_factors is not None
+    height, width = (scaled(size, scale) for size, scale in zip(input.shape[2:], scale_factors, strict=True))
+    return upsampled(t, input, (height, width), scale_factors, align_corners)

@@ -16,14 +16,14 @@ import torch
 from ...ir.graph import Value
 from ...ir.sizes import exceeds
 from ...ir.types import FLOATS, DType
-from ..builder import Tosa
+from ..builder import Operand, Tosa
 from ..geometry.layout import axis_of
 from ..promotion import converted
 from ..ranges.indexes import each_axis, elements, positions
 from ..ranges.ranges import range_of_type
 from ..registry import lowers
 from .elementwise import scaled
-from .index import addressed, along, counted, from_start, movable, ranked_pair, rows_of
+from .index import addressed, along, counted, from_start, movable, ranked_pair, rows_of, without_axis
 from .shape import expanded
 
 aten = torch.ops.aten
@@ -99,13 +99,13 @@ def combined(t: Tosa, x: Value, axis: int, index: Value, source: Value, name: st
     values = t.reshape(source, (*source.shape[:axis], 1, *source.shape[axis:]))
     # for each place, combine the values whose index names it; all other values count as the neutral number
     result = combination.along(t, t.select(hit, values, _neutral(t, combination, x)), axis + 1)
-    named = _without_axis(t, t.reduce_any(hit, axis + 1), axis + 1)
-    result = _without_axis(t, result, axis + 1)
+    named = without_axis(t, t.reduce_any(hit, axis + 1), axis + 1)
+    result = without_axis(t, result, axis + 1)
     # the index may be smaller than x along other axes: only the corner of x is written
     region = t.slice(x, [0] * x.rank, result.shape)
     if name == "mean":
         count = t.reduce_sum(t.select(hit, t.constant(1, wide, (1,) * hit.rank), 0), axis + 1)
-        count = t.add(_without_axis(t, count, axis + 1), float(include_self))
+        count = t.add(without_axis(t, count, axis + 1), float(include_self))
         result = t.add(result, region) if include_self else result
         result = t.mul(result, t.reciprocal(t.maximum(count, 1.0)))
     elif include_self:
@@ -130,11 +130,6 @@ def _neutral(t: Tosa, combination: Combination, x: Value) -> Value:
     if x.dtype not in FLOATS and math.isinf(number):
         number = range_of_type(DType.INT32)[number > 0]
     return t.constant(number, x.dtype, (1,) * (x.rank + 1))
-
-
-def _without_axis(t: Tosa, y: Value, axis: int) -> Value:
-    """y without the axis ``axis``, which has size 1."""
-    return t.reshape(y, (*y.shape[:axis], *y.shape[axis + 1 :]))
 
 
 def _filled_up(t: Tosa, part: Value, x: Value, number: float) -> Value:
@@ -164,7 +159,7 @@ def scatter_value(t: Tosa, self: Value, dim: int, index: Value, value: float) ->
     """self [*A,K,*B], index [*A',W,*B'] -> [*A,K,*B]; writes ``value`` at each index; indices may be equal"""
     x, places = ranked_pair(t, self, index)
     axis = axis_of(dim, x.rank)
-    named = _without_axis(t, t.reduce_any(hits(t, x, axis, places), axis + 1), axis + 1)
+    named = without_axis(t, t.reduce_any(hits(t, x, axis, places), axis + 1), axis + 1)
     return t.reshape(t.select(_filled_up(t, named, x, False), t.like(value, x), x), self.shape)
 
 
@@ -177,16 +172,12 @@ def _combined_elements(
     return t.reshape(combined(t, ranked, axis, places, _corner(t, source, places), name, include_self), x.shape)
 
 
-@lowers(aten.scatter_add.default, indexes=ALONG)
-def scatter_add(t: Tosa, self: Value, dim: int, index: Value, src: Value) -> Value:
-    """self [*A,K,*B], index [*A',W,*B'], src [*A',W,*B'] -> [*A,K,*B]"""
-    return _combined_elements(t, self, dim, index, src, "add")
-
-
-@lowers(aten.scatter.reduce, indexes=ALONG)
-def scatter_reduce(t: Tosa, self: Value, dim: int, index: Value, src: Value, reduce: str) -> Value:
-    """self [*A,K,*B], index [*A',W,*B'], src [*A',W,*B'] -> [*A,K,*B]; added or multiplied"""
-    return _combined_elements(t, self, dim, index, src, reduce)
+@lowers(aten.scatter_add.default, aten.scatter.reduce, aten.scatter_reduce.two, indexes=ALONG)
+def scatter_reduce(
+    t: Tosa, self: Value, dim: int, index: Value, src: Value, reduce: str = "add", include_self: bool = True
+) -> Value:
+    """self [*A,K,*B], index [*A',W,*B'], src [*A',W,*B'] -> [*A,K,*B]; ``reduce`` is a key of NAMES"""
+    return _combined_elements(t, self, dim, index, src, reduce, include_self)
 
 
 @lowers(aten.scatter.value_reduce, indexes=ALONG)
@@ -195,14 +186,6 @@ def scatter_value_reduce(t: Tosa, self: Value, dim: int, index: Value, value: fl
     places = t.ranked(index, max(index.rank, 1))
     source = t.tile(t.constant(value, self.dtype, (1,) * places.rank), places.shape)
     return _combined_elements(t, self, dim, index, source, reduce)
-
-
-@lowers(aten.scatter_reduce.two, indexes=ALONG)
-def scatter_reduce_two(
-    t: Tosa, self: Value, dim: int, index: Value, src: Value, reduce: str, include_self: bool
-) -> Value:
-    """self [*A,K,*B], index [*A',W,*B'], src [*A',W,*B'] -> [*A,K,*B]; sum, prod, mean, amax or amin"""
-    return _combined_elements(t, self, dim, index, src, reduce, include_self)
 
 
 # ---- one index a slice
@@ -243,25 +226,16 @@ def index_copy(t: Tosa, self: Value, dim: int, index: Value, source: Value) -> V
     return t.reshape(written(t, rows.values, rows.places, t.reshape(source, shape)), self.shape)
 
 
-def _filled_slices(t: Tosa, x: Value, dim: int, index: Value, value: Value) -> Value:
-    """x [*A,K,*B] with the slices that ``index`` [W] names along ``dim`` filled with ``value`` []."""
-    ranked = t.ranked(x, max(x.rank, 1))
-    axis, size, count = axis_of(dim, ranked.rank), ranked.shape[axis_of(dim, ranked.rank)], math.prod(index.shape)
-    places = t.reshape(from_start(t, index, size), along(ranked.rank, axis, count))
-    named = _without_axis(t, t.reduce_any(hits(t, ranked, axis, places), axis + 1), axis + 1)
-    return t.reshape(t.select(named, t.ranked(converted(t, value, x.dtype), ranked.rank), ranked), x.shape)
-
-
-@lowers(aten.index_fill.int_Scalar, indexes=ALONG_FROM_END)
-def index_fill(t: Tosa, self: Value, dim: int, index: Value, value: float) -> Value:
-    """self [*A,K,*B], index [W] -> [*A,K,*B]; writes ``value`` at each index; indices may be equal"""
-    return _filled_slices(t, self, dim, index, t.constant(value, self.dtype, ()))
-
-
-@lowers(aten.index_fill.int_Tensor, indexes=ALONG_FROM_END)
-def index_fill_tensor(t: Tosa, self: Value, dim: int, index: Value, value: Value) -> Value:
+@lowers(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor, indexes=ALONG_FROM_END)
+def index_fill(t: Tosa, self: Value, dim: int, index: Value, value: Operand) -> Value:
     """self [*A,K,*B], index [W], value [] -> [*A,K,*B]; writes ``value`` at each index; indices may be equal"""
-    return _filled_slices(t, self, dim, index, value)
+    number = value if isinstance(value, Value) else t.constant(value, self.dtype, ())
+    x = t.ranked(self, max(self.rank, 1))
+    axis = axis_of(dim, x.rank)
+    places = from_start(t, index, x.shape[axis])
+    places = t.reshape(places, along(x.rank, axis, math.prod(index.shape)))
+    named = without_axis(t, t.reduce_any(hits(t, x, axis, places), axis + 1), axis + 1)
+    return t.reshape(t.select(named, t.ranked(converted(t, number, self.dtype), x.rank), x), self.shape)
 
 
 # ---- one index an axis

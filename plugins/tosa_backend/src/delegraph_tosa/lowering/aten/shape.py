@@ -79,25 +79,13 @@ def without(t: Tosa, x: Value, axes: Sequence[int]) -> Value:
     return t.reshape(x, [n for axis, n in enumerate(x.shape) if axis not in axes or n != 1])
 
 
-@lowers(aten.squeeze.default, aten.squeeze_copy.default)
-def squeeze(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S'] without the axes of size 1"""
-    return without(t, self, range(self.rank))
-
-
-@lowers(aten.squeeze.dim, aten.squeeze_copy.dim)
-def squeeze_dim(t: Tosa, self: Value, dim: int) -> Value:
-    """[*A,1,*B] -> [*A,*B]
-
-    An axis of another size stays, as in torch.
-    """
-    return without(t, self, [axis_of(dim, self.rank)])
-
-
-@lowers(aten.squeeze.dims, aten.squeeze_copy.dims)
-def squeeze_dims(t: Tosa, self: Value, dim: Sequence[int]) -> Value:
-    """[*S] -> [*S'] without those axes of ``dim`` that have size 1"""
-    return without(t, self, [axis_of(d, self.rank) for d in dim])
+@lowers(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+@lowers(aten.squeeze_copy.default, aten.squeeze_copy.dim, aten.squeeze_copy.dims)
+def squeeze(t: Tosa, self: Value, dim: Sequence[int] | int | None = None) -> Value:
+    """[*S] -> [*S'] without those axes of ``dim`` that have size 1; None is every axis"""
+    if dim is None:
+        return without(t, self, range(self.rank))
+    return without(t, self, [axis_of(d, self.rank) for d in ([dim] if isinstance(dim, int) else dim)])
 
 
 # ---- another order of the axes
@@ -148,25 +136,15 @@ def _swapped(t: Tosa, x: Value, first: int, second: int) -> Value:
     return t.transpose(x, perms)
 
 
-@lowers(aten.movedim.int, aten.moveaxis.int)
-def movedim(t: Tosa, self: Value, source: int, destination: int) -> Value:
-    """[*S] -> [*S']"""
-    return _moved(t, self, [source], [destination])
-
-
-@lowers(aten.movedim.intlist, aten.moveaxis.intlist)
-def movedim_list(t: Tosa, self: Value, source: Sequence[int], destination: Sequence[int]) -> Value:
-    """[*S] -> [*S']"""
-    return _moved(t, self, source, destination)
-
-
-def _moved(t: Tosa, x: Value, source: Sequence[int], destination: Sequence[int]) -> Value:
-    """x with the axes ``source`` moved to the positions ``destination``; the others keep their order."""
-    # position in the result -> axis of x
-    axis_at = {axis_of(d, x.rank): axis_of(s, x.rank) for s, d in zip(source, destination, strict=True)}
+@lowers(aten.movedim.int, aten.moveaxis.int, aten.movedim.intlist, aten.moveaxis.intlist)
+def movedim(t: Tosa, self: Value, source: Sequence[int] | int, destination: Sequence[int] | int) -> Value:
+    """[*S] -> [*S'], the axes ``source`` moved to the positions ``destination``; the others keep their order"""
+    sources, destinations = ([dims] if isinstance(dims, int) else dims for dims in (source, destination))
+    # position in the result -> axis of ``self``
+    axis_at = {axis_of(d, self.rank): axis_of(s, self.rank) for s, d in zip(sources, destinations, strict=True)}
     # all other axes, in order, for the positions that are left
-    rest = iter([axis for axis in range(x.rank) if axis not in axis_at.values()])
-    return t.transpose(x, [axis_at[k] if k in axis_at else next(rest) for k in range(x.rank)])
+    rest = iter([axis for axis in range(self.rank) if axis not in axis_at.values()])
+    return t.transpose(self, [axis_at[k] if k in axis_at else next(rest) for k in range(self.rank)])
 
 
 # ---- joining
@@ -314,8 +292,8 @@ def expanded(t: Tosa, x: Value, shape: Shape) -> Value:
     return t.tile(x, [n // m for n, m in zip(shape, x.shape, strict=True)])
 
 
-@lowers(aten.expand.default, aten.expand_copy.default)
-def expand(t: Tosa, self: Value, size: Sequence[int], implicit: bool) -> Value:
+@lowers(aten.expand.default, aten.expand_copy.default, aten.broadcast_to.default)
+def expand(t: Tosa, self: Value, size: Sequence[int]) -> Value:
     """[*S] -> [*size]; -1 keeps a size"""
     present = (1,) * (len(size) - self.rank) + self.shape
     return expanded(t, self, tuple([m if n == -1 else n for n, m in zip(size, present, strict=True)]))
@@ -325,12 +303,6 @@ def expand(t: Tosa, self: Value, size: Sequence[int], implicit: bool) -> Value:
 def expand_as(t: Tosa, self: Value, other: Type) -> Value:
     """[*S] -> [*S'], the shape of ``other``"""
     return expanded(t, self, other.shape)
-
-
-@lowers(aten.broadcast_to.default)
-def broadcast_to(t: Tosa, self: Value, size: Sequence[int]) -> Value:
-    """[*S] -> [*size]"""
-    return expand(t, self, size, False)
 
 
 @lowers(aten.repeat.default)

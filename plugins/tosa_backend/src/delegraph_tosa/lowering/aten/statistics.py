@@ -73,86 +73,66 @@ def _as_torch_returns(t: Tosa, x: Value, y: Value, dims: Dims, keepdim: bool) ->
 
 
 def _spread_and_mean(
-    t: Tosa, x: Value, dims: Dims, correction: float | None, keepdim: bool, root: bool
+    t: Tosa, x: Value, dims: Dims, correction: float | None, unbiased: bool, keepdim: bool, root: bool
 ) -> tuple[Value, Value]:
     """(variance, mean) of x, or with ``root`` (standard deviation, mean), in the type and shape that torch returns.
 
-    A ``correction`` of None is 1.
+    A ``correction`` of None is 1, or 0 unless ``unbiased``.
     """
-    spread, mean = moments(t, x, dims, 1 if correction is None else correction, root)
+    spread, mean = moments(t, x, dims, int(unbiased) if correction is None else correction, root)
     return _as_torch_returns(t, x, spread, dims, keepdim), _as_torch_returns(t, x, mean, dims, keepdim)
 
 
-@lowers(aten.var.correction)
-def var(t: Tosa, self: Value, dim: Dims, correction: float | None, keepdim: bool) -> Value:
-    """[*S] -> [*S']; the sum of squares divided by N - correction; None is a correction of 1"""
-    return _spread_and_mean(t, self, dim, correction, keepdim, root=False)[0]
+@lowers(aten.var.correction, aten.var.default, aten.var.dim)
+def var(
+    t: Tosa,
+    self: Value,
+    dim: Dims = None,
+    correction: float | None = None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+) -> Value:
+    """[*S] -> [*S']; the sum of squares divided by N - correction"""
+    return _spread_and_mean(t, self, dim, correction, unbiased, keepdim, root=False)[0]
 
 
-@lowers(aten.var.default)
-def var_default(t: Tosa, self: Value, unbiased: bool) -> Value:
-    """[*S] -> []"""
-    return _spread_and_mean(t, self, None, int(unbiased), False, root=False)[0]
-
-
-@lowers(aten.var.dim)
-def var_dim(t: Tosa, self: Value, dim: Dims, unbiased: bool, keepdim: bool) -> Value:
-    """[*S] -> [*S']"""
-    return _spread_and_mean(t, self, dim, int(unbiased), keepdim, root=False)[0]
-
-
-@lowers(aten.std.correction)
-def std(t: Tosa, self: Value, dim: Dims, correction: float | None, keepdim: bool) -> Value:
+@lowers(aten.std.correction, aten.std.default, aten.std.dim)
+def std(
+    t: Tosa,
+    self: Value,
+    dim: Dims = None,
+    correction: float | None = None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+) -> Value:
     """[*S] -> [*S']; the root of the variance"""
-    return _spread_and_mean(t, self, dim, correction, keepdim, root=True)[0]
+    return _spread_and_mean(t, self, dim, correction, unbiased, keepdim, root=True)[0]
 
 
-@lowers(aten.std.default)
-def std_default(t: Tosa, self: Value, unbiased: bool) -> Value:
-    """[*S] -> []"""
-    return _spread_and_mean(t, self, None, int(unbiased), False, root=True)[0]
-
-
-@lowers(aten.std.dim)
-def std_dim(t: Tosa, self: Value, dim: Dims, unbiased: bool, keepdim: bool) -> Value:
-    """[*S] -> [*S']"""
-    return _spread_and_mean(t, self, dim, int(unbiased), keepdim, root=True)[0]
-
-
-@lowers(aten.var_mean.correction)
-def var_mean(t: Tosa, self: Value, dim: Dims, correction: float | None, keepdim: bool) -> tuple[Value, Value]:
+@lowers(aten.var_mean.correction, aten.var_mean.default, aten.var_mean.dim)
+def var_mean(
+    t: Tosa,
+    self: Value,
+    dim: Dims = None,
+    correction: float | None = None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+) -> tuple[Value, Value]:
     """[*S] -> [*S'], [*S']; the variance and the mean"""
-    return _spread_and_mean(t, self, dim, correction, keepdim, root=False)
+    return _spread_and_mean(t, self, dim, correction, unbiased, keepdim, root=False)
 
 
-@lowers(aten.var_mean.default)
-def var_mean_default(t: Tosa, self: Value, unbiased: bool) -> tuple[Value, Value]:
-    """[*S] -> [], []"""
-    return _spread_and_mean(t, self, None, int(unbiased), False, root=False)
-
-
-@lowers(aten.var_mean.dim)
-def var_mean_dim(t: Tosa, self: Value, dim: Dims, unbiased: bool, keepdim: bool) -> tuple[Value, Value]:
-    """[*S] -> [*S'], [*S']"""
-    return _spread_and_mean(t, self, dim, int(unbiased), keepdim, root=False)
-
-
-@lowers(aten.std_mean.correction)
-def std_mean(t: Tosa, self: Value, dim: Dims, correction: float | None, keepdim: bool) -> tuple[Value, Value]:
+@lowers(aten.std_mean.correction, aten.std_mean.default, aten.std_mean.dim)
+def std_mean(
+    t: Tosa,
+    self: Value,
+    dim: Dims = None,
+    correction: float | None = None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+) -> tuple[Value, Value]:
     """[*S] -> [*S'], [*S']; the standard deviation and the mean"""
-    return _spread_and_mean(t, self, dim, correction, keepdim, root=True)
-
-
-@lowers(aten.std_mean.default)
-def std_mean_default(t: Tosa, self: Value, unbiased: bool) -> tuple[Value, Value]:
-    """[*S] -> [], []"""
-    return _spread_and_mean(t, self, None, int(unbiased), False, root=True)
-
-
-@lowers(aten.std_mean.dim)
-def std_mean_dim(t: Tosa, self: Value, dim: Dims, unbiased: bool, keepdim: bool) -> tuple[Value, Value]:
-    """[*S] -> [*S'], [*S']"""
-    return _spread_and_mean(t, self, dim, int(unbiased), keepdim, root=True)
+    return _spread_and_mean(t, self, dim, correction, unbiased, keepdim, root=True)
 
 
 @lowers(aten.linalg_vector_norm.default)

@@ -35,19 +35,13 @@ def relu6(t: Tosa, self: Lazy) -> Lazy:
     return between(self, 0, 6)
 
 
-@lowers(aten.hardtanh.default, aten.clamp.default, aten.clip.default, on=Lazy)
-def clamp(t: Tosa, self: Lazy, min: float | None, max: float | None) -> Lazy:
+@lowers(aten.clamp.default, aten.clip.default, aten.clamp_min.default, aten.clamp_max.default, on=Lazy)
+def clamp(t: Tosa, self: Lazy, min: float | None = None, max: float | None = None) -> Lazy:
     """[*S] -> [*S]"""
     return between(self, min, max)
 
 
-@lowers(aten.clamp_min.default, on=Lazy)
-def clamp_min(t: Tosa, self: Lazy, min: float) -> Lazy:
+@lowers(aten.hardtanh.default, on=Lazy)
+def hardtanh(t: Tosa, self: Lazy, min_val: float, max_val: float) -> Lazy:
     """[*S] -> [*S]"""
-    return between(self, min, None)
-
-
-@lowers(aten.clamp_max.default, on=Lazy)
-def clamp_max(t: Tosa, self: Lazy, max: float) -> Lazy:
-    """[*S] -> [*S]"""
-    return between(self, None, max)
+    return between(self, min_val, max_val)

@@ -279,14 +279,10 @@ def clamp_tensor(t: Tosa, self: Value, min: Value | None, max: Value | None) -> 
     return x if max is None else lowering_of(aten.minimum.default, Lazy)(t, x, max)
 
 
-@lowers(aten.sum.default, on=Lazy)
-def sum(t: Tosa, self: Lazy, dtype: torch.dtype | None) -> Lazy:
-    """[*S] -> []"""
-    return sum_dim(t, self, None, False, dtype)
-
-
-@lowers(aten.sum.dim_IntList, on=Lazy)
-def sum_dim(t: Tosa, self: Lazy, dim: Sequence[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Lazy:
+@lowers(aten.sum.default, aten.sum.dim_IntList, on=Lazy)
+def sum(
+    t: Tosa, self: Lazy, dtype: torch.dtype | None, dim: Sequence[int] | None = None, keepdim: bool = False
+) -> Lazy:
     """[*S] -> [*S']"""
     t.require(dtype in (None, torch.float32), f"a sum in {dtype} is not lowered")
     return summed(t, self, dim, keepdim)[0]

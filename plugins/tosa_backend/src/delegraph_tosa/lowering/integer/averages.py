@@ -198,7 +198,7 @@ def _register_averages(*overloads: Any) -> None:
             axes = 3 if "3d" in str(of) else 2
             sizes = self.shape[-axes:] if "adaptive" in str(of) else ()
             if any(map(is_dynamic, sizes)) and set(settings[0]) == {1}:  # the output size of an adaptive pool
-                return mean_dim(t, self, list(range(-axes, 0)), True, None)
+                return mean(t, self, None, list(range(-axes, 0)), True)
             t.require(not any(map(is_dynamic, sizes)), "its windows depend on a size that is known at run time only")
             return Averaged(operand(t, self, "its input"), of, settings)
 
@@ -211,14 +211,10 @@ _register_averages(
 )  # fmt: skip
 
 
-@lowers(aten.mean.default, on=Lazy)
-def mean(t: Tosa, self: Lazy, dtype: torch.dtype | None) -> Lazy:
-    """[*S] -> []"""
-    return mean_dim(t, self, None, False, dtype)
-
-
-@lowers(aten.mean.dim, on=Lazy)
-def mean_dim(t: Tosa, self: Lazy, dim: Sequence[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Lazy:
+@lowers(aten.mean.default, aten.mean.dim, on=Lazy)
+def mean(
+    t: Tosa, self: Lazy, dtype: torch.dtype | None, dim: Sequence[int] | None = None, keepdim: bool = False
+) -> Lazy:
     """[*S] -> [*S']; a pool over height and width of images; over other axes a sum whose scale is divided by N"""
     t.require(dtype in (None, torch.float32), f"a mean in {dtype} is not lowered")
     if self.rank == 4 and axes_of(dim, 4) == [2, 3] and not any(map(is_dynamic, self.shape[2:])):

@@ -267,16 +267,10 @@ def _ranked(t: Tosa, parts: Sequence[Value]) -> list[Value]:
     return [t.ranked(part, rank) for part in parts]
 
 
-@lowers(aten.masked_fill.Scalar, on=Lazy)
-def masked_fill(t: Tosa, self: Lazy, mask: Value, value: float) -> Value:
-    """self [*S], mask bool [*S] -> [*S]"""
-    return where(t, mask, t.like(value, self), self)
-
-
-@lowers(aten.masked_fill.Tensor, on=Lazy)
-def masked_fill_tensor(t: Tosa, self: Lazy, mask: Value, value: Value) -> Value:
+@lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor, on=Lazy)
+def masked_fill(t: Tosa, self: Value, mask: Value, value: Operand) -> Value:
     """self [*S], mask bool [*S], value [] -> [*S]"""
-    return where(t, mask, value, self)
+    return where(t, mask, value if isinstance(value, Value) else t.like(value, self), self)
 
 
 def _triangle(overload: Any, t: Tosa, self: Lazy, diagonal: int) -> Value:

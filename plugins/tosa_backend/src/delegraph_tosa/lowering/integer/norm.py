@@ -141,7 +141,6 @@ def layer_norm(
     weight: Value | None,
     bias: Value | None,
     eps: float,
-    cudnn_enable: bool,
 ) -> Lazy:
     """input [*S,*N], weight [*N], bias [*N] -> [*S,*N]"""
     axes, _ = last_axes(input, normalized_shape)
@@ -166,7 +165,6 @@ def group_norm(
     weight: Value | None,
     bias: Value | None,
     eps: float,
-    cudnn_enabled: bool,
 ) -> Lazy:
     """input [N,C,*S], weight [C], bias [C] -> [N,C,*S]; statistics over each group of channels of each sample"""
     x = operand(t, input, "its input")
@@ -185,13 +183,11 @@ def instance_norm(
     running_mean: Value | None,
     running_var: Value | None,
     use_input_stats: bool,
-    momentum: float,
     eps: float,
-    cudnn_enabled: bool,
 ) -> Lazy:
     """input [N,C,*S], weight [C], bias [C] -> [N,C,*S]; statistics over each channel of each sample"""
     if not use_input_stats:
-        return batch_norm(t, input, weight, bias, running_mean, running_var, False, momentum, eps, cudnn_enabled)
+        return batch_norm(t, input, weight, bias, running_mean, running_var, False, eps)
     t.require(running_mean is None, "instance normalization that keeps running statistics is not lowered")
     y = normalized(t, operand(t, input, "its input"), range(2, input.rank), eps, True).computed(t)
     return affine(t, y, channel_shape(input), weight, bias)
@@ -206,9 +202,7 @@ def batch_norm(
     running_mean: Value | None,
     running_var: Value | None,
     training: bool,
-    momentum: float,
     eps: float,
-    cudnn_enabled: bool,
 ) -> Lazy:
     """input [N,C,*S], the others [C] -> [N,C,*S]; x * k + s from constant running statistics"""
     t.require(not training and running_mean is not None and running_var is not None, "it has the statistics of a batch")

@@ -319,9 +319,10 @@ def _register_products(*overloads: Any) -> None:
     """Register the rules of the matrix products ``overloads``; ``of`` binds each rule to its operator."""
     for overload in overloads:
 
-        def multiplied(t: Tosa, self: Value, other: Value, of: Any = overload) -> Lazy:
+        def multiplied(t: Tosa, *matrices: Value, of: Any = overload) -> Lazy:
             """[*B,L,K], [*B,K,M] -> [*B,L,M]; the right matrix may have a scale for each column"""
-            return product(t, of, operand(t, self, "the left matrix"), operand(t, other, "the right matrix"))
+            left, right = matrices
+            return product(t, of, operand(t, left, "the left matrix"), operand(t, right, "the right matrix"))
 
         lowers(overload, on=Lazy)(multiplied)
 

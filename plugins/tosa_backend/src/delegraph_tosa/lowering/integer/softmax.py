@@ -130,29 +130,17 @@ def _logarithm_of_sum(t: Tosa, x: Scaled, axis: int) -> tuple[Scaled, Scaled]:
     return distance, total
 
 
-@lowers(aten.softmax.int, on=Lazy)
-def softmax(t: Tosa, self: Lazy, dim: int, dtype: torch.dtype | None) -> Lazy:
+@lowers(aten.softmax.int, aten._softmax.default, on=Lazy)
+def softmax(t: Tosa, self: Lazy, dim: int, dtype: torch.dtype | None = None, half_to_float: bool = False) -> Lazy:
     """[*S] -> [*S]"""
     t.require(dtype in (None, torch.float32), f"a softmax in {dtype} is not lowered")
     return softmax_of(t, self, dim)
 
 
-@lowers(aten._softmax.default, on=Lazy)
-def softmax_default(t: Tosa, self: Lazy, dim: int, half_to_float: bool) -> Lazy:
-    """[*S] -> [*S]"""
-    return softmax_of(t, self, dim)
-
-
-@lowers(aten.log_softmax.int, on=Lazy)
-def log_softmax(t: Tosa, self: Lazy, dim: int, dtype: torch.dtype | None) -> Lazy:
+@lowers(aten.log_softmax.int, aten._log_softmax.default, on=Lazy)
+def log_softmax(t: Tosa, self: Lazy, dim: int, dtype: torch.dtype | None = None, half_to_float: bool = False) -> Lazy:
     """[*S] -> [*S]"""
     t.require(dtype in (None, torch.float32), f"a log_softmax in {dtype} is not lowered")
-    return log_softmax_of(t, self, dim)
-
-
-@lowers(aten._log_softmax.default, on=Lazy)
-def log_softmax_default(t: Tosa, self: Lazy, dim: int, half_to_float: bool) -> Lazy:
-    """[*S] -> [*S]"""
     return log_softmax_of(t, self, dim)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -84,47 +84,35 @@ def _variance(t: Tosa, x: Scaled, dims: Dims, correction: float, keepdim: bool) 
     return Scaled(total.q, total.scale.over(n**2 * (n - correction) / x.scale.factor**2))
 
 
-def _moments(
-    t: Tosa, self: Lazy, dims: Dims, correction: float | None, keepdim: bool, rooted: bool
-) -> tuple[Lazy, Lazy]:
-    """(variance, mean) of ``self`` over ``dims``, or with ``rooted`` (standard deviation, mean).
-
-    A ``correction`` of None is 1.
-    """
+def _moments(t: Tosa, self: Lazy, dims: Dims, correction: float, keepdim: bool, rooted: bool) -> tuple[Lazy, Lazy]:
+    """(variance, mean) of ``self`` over ``dims``, or with ``rooted`` (standard deviation, mean)."""
     x = operand(t, self, "its input")
-    spread = _variance(t, x, dims, 1 if correction is None else correction, keepdim)
+    spread = _variance(t, x, dims, correction, keepdim)
     total, count = summed(t, x, None if dims is None else [dims] if isinstance(dims, int) else dims, keepdim)
     return root(t, spread) if rooted else spread, Scaled(total.q, total.scale.over(count))
 
 
-def _register_overloads(name: str, rooted: bool, pick: Callable[[tuple[Lazy, Lazy]], Any]) -> None:
-    """Register rules for the three overloads of the operator ``name``: var, std, var_mean or std_mean.
+def _register_moments(packet: Any, rooted: bool, with_mean: bool) -> None:
+    """Register the rule for the three overloads of var, std, var_mean or std_mean."""
 
-    ``pick`` takes the result of ``_moments``, with standard deviations if ``rooted``, and returns the operator's
-    result.
-    """
-    packet = getattr(aten, name)
-
-    def with_correction(t: Tosa, self: Lazy, dim: Dims, correction: float | None, keepdim: bool) -> Any:
-        """[*S] -> [*S']"""
-        return pick(_moments(t, self, dim, correction, keepdim, rooted))
-
-    def over_all_axes(t: Tosa, self: Lazy, unbiased: bool) -> Any:
-        """[*S] -> []"""
-        return pick(_moments(t, self, None, int(unbiased), False, rooted))
-
-    def over_dim(t: Tosa, self: Lazy, dim: Dims, unbiased: bool, keepdim: bool) -> Any:
-        """[*S] -> [*S']"""
-        return pick(_moments(t, self, dim, int(unbiased), keepdim, rooted))
-
-    lowers(packet.correction, on=Lazy)(with_correction)
-    lowers(packet.default, on=Lazy)(over_all_axes)
-    lowers(packet.dim, on=Lazy)(over_dim)
+    @lowers(packet.correction, packet.default, packet.dim, on=Lazy)
+    def rule(
+        t: Tosa,
+        self: Lazy,
+        dim: Dims = None,
+        correction: float | None = None,
+        unbiased: bool = True,
+        keepdim: bool = False,
+    ) -> Any:
+        """[*S] -> [*S'], and with the mean [*S'], [*S']"""
+        both = _moments(t, self, dim, int(unbiased) if correction is None else correction, keepdim, rooted)
+        return both if with_mean else both[0]
 
 
-for name in ("var", "std"):
-    _register_overloads(name, name == "std", lambda both: both[0])
-    _register_overloads(f"{name}_mean", name == "std", lambda both: both)
+_register_moments(aten.var, False, False)
+_register_moments(aten.std, True, False)
+_register_moments(aten.var_mean, False, True)
+_register_moments(aten.std_mean, True, True)
 
 
 @lowers(aten.linalg_vector_norm.default, on=Lazy)
