@@ -71,8 +71,6 @@ def test_named_constants_do_not_hide_the_version(tmp_path):
         (bytes(4096), "cannot"),
         (b"\xff" * 4096, "cannot"),
         (b"\xff\xff\xff\x7fTOSA", "cannot"),
-        (b"dlgrCUT1", "cannot"),
-        (b"dlgrCUT1\xff\xff\xff\xff", None),
         (b"dlgrCUT2", "cannot"),
         (b"dlgrCUT2\xff\xff\xff\xff\xff\xff\xff\xff", None),
         (b"dlgrCUT2\0\0\0\0\0\0\0\0" + bytes(100), None),

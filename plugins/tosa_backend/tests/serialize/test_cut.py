@@ -14,7 +14,7 @@ from delegraph_tosa.ir.types import DType, Type
 from delegraph_tosa.lowering import Tosa
 from delegraph_tosa.lowering.torch_values.types import constant_of
 from delegraph_tosa.serialize import TosaFile, joined
-from delegraph_tosa.serialize.cut import LEAST, MOST_PACKED, PACKED, PLAIN, beginning, cut
+from delegraph_tosa.serialize.cut import LEAST, MOST_PACKED, beginning, cut
 from delegraph_tosa.spec import TosaSpec
 from torch import nn
 
@@ -51,7 +51,7 @@ def test_all_sizes_have_one_copy_of_a_weight(shared, plain, model):
     assert len(named(shared.program)[key]) == weight.nbytes >= LEAST > model[2].weight.nbytes
     blobs = [d.processed_bytes for d in shared.program.delegates]
     assert all(
-        blob.startswith(PACKED) and len(blob) < len(d.processed_bytes)
+        blob.startswith(b"dlgrCUT2") and len(blob) < len(d.processed_bytes)
         for blob, d in zip(blobs, plain.delegates, strict=True)
     )
     assert [joined(blob, named(shared.program)) for blob in blobs] == [d.processed_bytes for d in plain.delegates]
@@ -118,38 +118,29 @@ MAGIC, ROWS, ROW = 8, 16, 48
 """Bytes before the number of constants, before the first row of the table, and of a row."""
 
 
-def unpacked(blob):
-    """The blob as it was written before anything in it was packed, or repeated."""
-    count, repeated = struct.unpack_from("<II", blob, MAGIC)
-    end = ROWS + count * ROW
-    assert not repeated
-    return PLAIN + blob[MAGIC : MAGIC + 4] + blob[ROWS:end] + zlib.decompress(blob[end + 8 :])
-
-
-def _ascending(blob, count, rows):
+def _ascending(blob, count):
     """A table in which one constant is left out so many times, one after the other."""
-    place, size, digest = struct.unpack_from("<QQ32s", blob, rows)
+    place, size, digest = struct.unpack_from("<QQ32s", blob, ROWS)
     made = [struct.pack("<QQ32s", place + k * size, size, digest) for k in range(count)]
-    return b"".join([blob[MAGIC + 4 : rows], *made, blob[rows + ROW :]])
+    return b"".join([blob[MAGIC + 4 : ROWS], *made, blob[ROWS + ROW :]])
 
 
 def number(value, size=4):
     return value.to_bytes(size, "little")
 
 
-@pytest.mark.parametrize(("form", "rows"), [(lambda blob: blob, ROWS), (unpacked, ROWS - 4)], ids=["packed", "plain"])
-def test_damaged_blobs(form, rows, shared):
-    blob, data = form(shared.program.delegates[0].processed_bytes), named(shared.program)
+def test_damaged_blobs(shared):
+    blob, data = shared.program.delegates[0].processed_bytes, named(shared.program)
     (key,) = data
     for broken, there in (
         (blob, {}),
         (blob, {key: data[key][:-1]}),
         (blob[:9], data),
         (blob[:MAGIC] + number(2**32 - 1) + blob[MAGIC + 4 :], data),
-        (blob[:rows] + number(2**60, 8) + blob[rows + 8 :], data),
+        (blob[:ROWS] + number(2**60, 8) + blob[ROWS + 8 :], data),
         (blob[:100], data),
-        (blob[:MAGIC] + number(2) + blob[MAGIC + 4 : rows] + 2 * blob[rows : rows + ROW], data),
-        (blob[:MAGIC] + number(3) + _ascending(blob, 3, rows), data),
+        (blob[:MAGIC] + number(2) + blob[MAGIC + 4 : ROWS] + 2 * blob[ROWS : ROWS + ROW], data),
+        (blob[:MAGIC] + number(3) + _ascending(blob, 3), data),
     ):
         with pytest.raises(FormatError, match="constants are named data is damaged"):
             joined(broken, there)
@@ -179,19 +170,21 @@ def test_damaged_graphs(shared):
             joined(blob[:end] + number(stated, 8) + rest, data)
 
 
-def test_blobs_that_are_not_packed_are_read(shared, plain):
+def test_the_beginning_of_a_blob_is_that_of_its_file(shared, plain):
     blob, whole = shared.program.delegates[0].processed_bytes, plain.delegates[0].processed_bytes
-    assert joined(unpacked(blob), named(shared.program)) == joined(blob, named(shared.program)) == whole
+    assert joined(blob, named(shared.program)) == whole
     for length in (400, 4096):
-        begun = [beginning(form[:length]) for form in (blob, unpacked(blob))]
-        assert all(whole.startswith(each[:100]) and len(each) > 40 for each in begun)
+        begun = beginning(blob[:length])
+        assert whole.startswith(begun[:100]) and len(begun) > 40
 
 
 def test_what_would_be_packed_too_tightly_is_not(monkeypatch, model):
     monkeypatch.setattr(sys.modules[cut.__module__], "MOST_PACKED", 1)
     lowered = delegraph.lower(model, SIZES[:1], backends=["tosa"], options=OPTIONS)
     (blob,) = (d.processed_bytes for d in lowered.delegates)
-    assert unpacked(blob)[-50:] == blob[-54:-4], "stored as it is"
+    (count,) = struct.unpack_from("<I", blob, MAGIC)
+    rest = zlib.decompress(blob[ROWS + count * ROW + 8 :])
+    assert rest[-50:] == blob[-54:-4], "stored as it is"
     assert lowered.verify(*SIZES[:1]).agrees(1e-5)
 
 

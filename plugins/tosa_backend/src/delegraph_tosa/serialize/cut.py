@@ -5,9 +5,8 @@
     uint64; the 4 bytes that it repeats | the rest of the file: its bytes, uint64, and these as zlib packs them
 
 All numbers are little-endian, places ascend. Named data has the constants by ``key_of`` their SHA-256. Repeated ones
-are, as a rule, zero points that are all zero. Of a file with ``"dlgrCUT1"``, as written before, the rest is not packed,
-and there are no repeated ones. Packed it is a third to a fifth: operators and tensors of a graph are much alike, and
-each method of a program has its own.
+are, as a rule, zero points that are all zero. Packed, the rest is a third to a fifth: operators and tensors of a graph
+are much alike, and each method of a program has its own.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from delegraph.errors import FormatError
 
 from .writer import TosaFile
 
-PLAIN, PACKED = b"dlgrCUT1", b"dlgrCUT2"
+MAGIC = b"dlgrCUT2"
 MOST_PACKED = 100
 """How many bytes a packed one stands for at most, so that a small damaged file cannot ask for a large one."""
 LEAST = 1024
@@ -40,6 +39,8 @@ ALIGNMENT = 16
 UNIT = 4
 """Bytes that a repeated constant repeats."""
 _COUNT, _SIZE = struct.Struct("<I"), struct.Struct("<Q")
+_BEGIN = len(MAGIC) + 2 * _COUNT.size
+"""Where the rows of constants begin."""
 _ROW, _REPEATED = struct.Struct("<QQ32s"), struct.Struct(f"<QQ{UNIT}s")
 
 
@@ -63,13 +64,13 @@ def cut(file: TosaFile) -> tuple[bytes, NamedDataStoreOutput]:
     if len(rest) > MOST_PACKED * len(packed):
         packed = zlib.compress(rest, 0)
     counts = _COUNT.pack(len(rows)) + _COUNT.pack(len(repeated))
-    content = b"".join([PACKED, counts, *rows, *repeated, _SIZE.pack(len(rest)), packed])
+    content = b"".join([MAGIC, counts, *rows, *repeated, _SIZE.pack(len(rest)), packed])
     return content, store.get_named_data_store_output()
 
 
 def joined(content: bytes, named_data: Mapping[str, bytes]) -> bytes:
     """The whole file again; what is no such file is returned as it is. Raises FormatError for a damaged one."""
-    if not content.startswith((PLAIN, PACKED)):
+    if not content.startswith(MAGIC):
         return content
     rows, repeated, kept = _parts(content)
     # a small blob must not ask for much more than there is to read
@@ -98,11 +99,9 @@ def beginning(content: bytes) -> bytes:
 
     Nothing is checked, except that nothing is read which is not there.
     """
-    if not content.startswith((PLAIN, PACKED)) or len(content) < _begin(content):
+    if not content.startswith(MAGIC) or len(content) < _BEGIN:
         return content
     kept = content[_rest(content) :]
-    if content.startswith(PLAIN):
-        return kept
     try:
         return zlib.decompressobj().decompress(kept[_SIZE.size :], len(content))
     except zlib.error:
@@ -121,28 +120,26 @@ class _Repeated(NamedTuple):
     unit: bytes
 
 
-def _begin(content: bytes) -> int:
-    """Where the rows of constants begin."""
-    return len(PLAIN) + _COUNT.size * (1 if content.startswith(PLAIN) else 2)
-
-
 def _rest(content: bytes) -> int:
     """Where the rest of the file begins, behind all rows. ``content`` has their numbers."""
-    (count,) = _COUNT.unpack_from(content, len(PLAIN))
-    repeated = 0 if content.startswith(PLAIN) else _COUNT.unpack_from(content, len(PLAIN) + _COUNT.size)[0]
-    return int(_begin(content) + count * _ROW.size + repeated * _REPEATED.size)
+    count: int = _COUNT.unpack_from(content, len(MAGIC) + _COUNT.size)[0]
+    return _repeated(content) + count * _REPEATED.size
+
+
+def _repeated(content: bytes) -> int:
+    """Where the rows of repeated constants begin."""
+    count: int = _COUNT.unpack_from(content, len(MAGIC))[0]
+    return _BEGIN + count * _ROW.size
 
 
 def _parts(content: bytes) -> tuple[list[_Row], list[_Repeated], bytes]:
     """The rows of a blob, and the rest of its file. Raises FormatError for a damaged one."""
-    if len(content) < _begin(content) or len(content) < (end := _rest(content)):
+    if len(content) < _BEGIN or len(content) < (end := _rest(content)):
         raise _damaged("the table of its constants does not end")
-    (count,) = _COUNT.unpack_from(content, len(PLAIN))
-    begin = _begin(content)
-    middle = begin + count * _ROW.size
-    rows = [_Row(*found) for found in _ROW.iter_unpack(content[begin:middle])]
+    middle = _repeated(content)
+    rows = [_Row(*found) for found in _ROW.iter_unpack(content[_BEGIN:middle])]
     repeated = [_Repeated(*found) for found in _REPEATED.iter_unpack(content[middle:end])]
-    return rows, repeated, content[end:] if content.startswith(PLAIN) else _unpacked(content[end:])
+    return rows, repeated, _unpacked(content[end:])
 
 
 def _unpacked(kept: bytes) -> bytes:

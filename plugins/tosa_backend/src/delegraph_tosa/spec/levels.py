@@ -81,17 +81,6 @@ class Level:
             if breach := limit.violated(operator):
                 yield breach
 
-    def admits(self, operator: Operator, row: Row) -> bool:
-        """Whether ``operator`` exceeds nothing, as far as can be told of types that were met before."""
-        accepted = self._accepted
-        for value in operator.inputs:
-            if value.type not in accepted:
-                return False
-        for value in operator.outputs:
-            if value.type not in accepted:
-                return False
-        return not any([limit.violated(operator) for limit in self._limits_of(row)])
-
     def _limits_of(self, row: Row) -> tuple[Limit, ...]:
         limits = self._compiled.get(row.name)
         if limits is None:

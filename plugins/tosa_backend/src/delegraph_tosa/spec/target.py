@@ -147,23 +147,7 @@ class TosaSpec:
             text = self._verdicts[kind]
         except KeyError:
             text = self._verdicts[kind] = self._why_not_types(operator)
-        # Nearly every operator is within the limits, which is seen in a third of the time that it takes to look for the
-        # limit that is exceeded: 2 ms of 45 for MobileNetV2, in which each operator is asked about twice.
-        if text is None and not self.devices and self._is_within_limits(operator):
-            return None
         return text or next((limit for _, limit in self._limits(operator)), None)
-
-    def _is_within_limits(self, operator: Operator) -> bool:
-        """Whether ``_limits`` finds nothing; it may find nothing where this is false."""
-        row = rows(self.version).get(operator.name)
-        if row is None:
-            return False
-        if row.constants and "dynamic" not in self.extensions:
-            inputs = operator.inputs
-            for position, _ in row.constants:
-                if position < len(inputs) and inputs[position].constant is None:
-                    return False
-        return _level(self.level, self.version).admits(operator, row)
 
     def why_not_sizes(self) -> str | None:
         """Why this target does not compute with sizes that are known at run time only, or None."""

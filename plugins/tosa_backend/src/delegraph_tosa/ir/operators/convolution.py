@@ -6,6 +6,7 @@ Layouts: input NHWC or NDHWC, weight OHWI, ODHWI or, depthwise, HWCM.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from ..graph import Illegal, Ints, Operator, Value, check, note
 from ..sizes import differ, exceeds
@@ -90,24 +91,28 @@ def _window(axes: int, axis: int, size: int, pad: Ints, reach: int, stride: int)
     return span // stride + 1
 
 
-class CONV2D(Windowed):
+class _Dense(Windowed):
+    """A convolution of every input channel with every output channel."""
+
+    axes: ClassVar[int]
+
+    def infer(self) -> tuple[Type, ...]:
+        n, *size, ic = expect_rank(self.input, self.axes + 2, "input")
+        oc, *kernel, wic = expect_rank(self.weight, self.axes + 2, "weight")
+        self.expect_channels(wic, ic)
+        return self.result(n, self.spatial(tuple(size), tuple(kernel)), oc)
+
+
+class CONV2D(_Dense):
     """input [N,IH,IW,IC], weight [OC,KH,KW,IC], bias [OC or 1] -> [N,OH,OW,OC]."""
 
-    def infer(self) -> tuple[Type, ...]:
-        n, *size, ic = expect_rank(self.input, 4, "input")
-        oc, *kernel, wic = expect_rank(self.weight, 4, "weight")
-        self.expect_channels(wic, ic)
-        return self.result(n, self.spatial(tuple(size), tuple(kernel)), oc)
+    axes = 2
 
 
-class CONV3D(Windowed):
+class CONV3D(_Dense):
     """input [N,ID,IH,IW,IC], weight [OC,KD,KH,KW,IC], bias [OC or 1] -> [N,OD,OH,OW,OC]."""
 
-    def infer(self) -> tuple[Type, ...]:
-        n, *size, ic = expect_rank(self.input, 5, "input")
-        oc, *kernel, wic = expect_rank(self.weight, 5, "weight")
-        self.expect_channels(wic, ic)
-        return self.result(n, self.spatial(tuple(size), tuple(kernel)), oc)
+    axes = 3
 
 
 class DEPTHWISE_CONV2D(Windowed):

@@ -62,10 +62,10 @@ class ARGMAX(Operator):
         return (Type(shape[: self.axis] + shape[self.axis + 1 :], self.dtype),)
 
 
-class MATMUL(Operator):
-    """A [N,H,C], B [N,C,W], zero points [1] -> [N,H,W] of ``dtype``.
+class _Product(Operator):
+    """A product of matrices of ``dtype``, the type of the accumulator.
 
-    ``dtype`` is the type of the accumulator: int32 for int8, int48 for int16, fp16 or fp32 for fp16, fp32 for bf16.
+    That is int32 for int8, int48 for int16, fp16 or fp32 for fp16, fp32 for bf16.
     """
 
     A: Value
@@ -75,31 +75,35 @@ class MATMUL(Operator):
     dtype: ResultDType
 
     def infer(self) -> tuple[Type, ...]:
+        shape = self.shape()
+        expect_zero_point(self.A_zp, self.A.dtype, "A_zp")
+        expect_zero_point(self.B_zp, self.B.dtype, "B_zp")
+        return (Type(shape, self.dtype),)
+
+    def shape(self) -> tuple[int, ...]:
+        """The shape [N,H,W] of the product."""
+        raise NotImplementedError
+
+
+class MATMUL(_Product):
+    """A [N,H,C], B [N,C,W], zero points [1] -> [N,H,W]."""
+
+    def shape(self) -> tuple[int, ...]:
         n, h, c = expect_rank(self.A, 3, "A")
         batch, depth, w = expect_rank(self.B, 3, "B")
         note(agree((batch, depth), (n, c)), f"{self.A.type} and {self.B.type} do not multiply", "matmul-shapes")
-        expect_zero_point(self.A_zp, self.A.dtype, "A_zp")
-        expect_zero_point(self.B_zp, self.B.dtype, "B_zp")
-        return (Type((n, h, w), self.dtype),)
+        return n, h, w
 
 
-class MATMUL_T(Operator):
-    """A [N,H,C], B [N or 1,W,C], zero points [1] -> [N,H,W] of ``dtype`` (1.1 draft): B is transposed."""
+class MATMUL_T(_Product):
+    """A [N,H,C], B [N or 1,W,C], zero points [1] -> [N,H,W] (1.1 draft): B is transposed."""
 
-    A: Value
-    B: Value
-    A_zp: Value
-    B_zp: Value
-    dtype: ResultDType
-
-    def infer(self) -> tuple[Type, ...]:
+    def shape(self) -> tuple[int, ...]:
         n, h, c = expect_rank(self.A, 3, "A")
         batch, w, depth = expect_rank(self.B, 3, "B")
         fits = not differ(depth, c) and (batch == 1 or not differ(batch, n))
         note(fits, f"{self.A.type} and {self.B.type} (transposed) do not multiply", "matmul-shapes")
-        expect_zero_point(self.A_zp, self.A.dtype, "A_zp")
-        expect_zero_point(self.B_zp, self.B.dtype, "B_zp")
-        return (Type((n, h, w), self.dtype),)
+        return n, h, w
 
 
 def _expect_power_of_two(*sizes: int) -> None:

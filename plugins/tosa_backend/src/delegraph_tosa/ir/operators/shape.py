@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -38,10 +39,8 @@ class ShapeBinary(ShapeOperator):
     smallest: ClassVar[tuple[int, int] | None] = None
     """The smallest allowed entries of input1 and of input2; None is no limit."""
 
-    @staticmethod
-    def combine(left: int, right: int) -> int:
-        """One entry of the result."""
-        raise NotImplementedError
+    combine: ClassVar[staticmethod[[int, int], int]]
+    """Two entries -> one entry of the result."""
 
     def compute(self) -> Shape:
         pairs = _pairs(self)
@@ -52,9 +51,9 @@ class ShapeBinary(ShapeOperator):
         return tuple(self.combine(a, b) for a, b in pairs)
 
 
-def _pairs(operator: ShapeBinary | ASSERT_EQUAL_SHAPE) -> list[tuple[int, int]]:
+def _pairs(binary: ShapeBinary | ASSERT_EQUAL_SHAPE) -> list[tuple[int, int]]:
     """The entries of both operands, which must have the same number of entries."""
-    left, right = shape_of(operator.input1), shape_of(operator.input2)
+    left, right = shape_of(binary.input1), shape_of(binary.input2)
     check(len(left) == len(right), f"input1 has {len(left)} entries, input2 {len(right)}", "entry-count")
     return list(zip(left, right, strict=True))
 
@@ -62,41 +61,31 @@ def _pairs(operator: ShapeBinary | ASSERT_EQUAL_SHAPE) -> list[tuple[int, int]]:
 class ADD_SHAPE(ShapeBinary):
     """Sum of the entries."""
 
-    @staticmethod
-    def combine(left: int, right: int) -> int:
-        return left + right
+    combine = staticmethod(operator.add)
 
 
 class SUB_SHAPE(ShapeBinary):
     """Difference of the entries."""
 
-    @staticmethod
-    def combine(left: int, right: int) -> int:
-        return left - right
+    combine = staticmethod(operator.sub)
 
 
 class MUL_SHAPE(ShapeBinary):
     """Product of the entries."""
 
-    @staticmethod
-    def combine(left: int, right: int) -> int:
-        return left * right
+    combine = staticmethod(operator.mul)
 
 
 class MAX_SHAPE(ShapeBinary):
     """The larger entries."""
 
-    @staticmethod
-    def combine(left: int, right: int) -> int:
-        return largest(left, right)
+    combine = staticmethod(largest)
 
 
 class MIN_SHAPE(ShapeBinary):
     """The smaller entries."""
 
-    @staticmethod
-    def combine(left: int, right: int) -> int:
-        return smallest(left, right)
+    combine = staticmethod(smallest)
 
 
 class MOD_SHAPE(ShapeBinary):
@@ -104,9 +93,7 @@ class MOD_SHAPE(ShapeBinary):
 
     smallest = (0, 1)
 
-    @staticmethod
-    def combine(left: int, right: int) -> int:
-        return left % right
+    combine = staticmethod(operator.mod)
 
 
 class DIV_CEIL_SHAPE(ShapeBinary):
@@ -114,9 +101,7 @@ class DIV_CEIL_SHAPE(ShapeBinary):
 
     smallest = (0, 1)
 
-    @staticmethod
-    def combine(left: int, right: int) -> int:
-        return -(-left // right)
+    combine = staticmethod(lambda left, right: -(-left // right))
 
 
 class DIV_FLOOR_SHAPE(ShapeBinary):
@@ -124,9 +109,7 @@ class DIV_FLOOR_SHAPE(ShapeBinary):
 
     smallest = (0, 1)
 
-    @staticmethod
-    def combine(left: int, right: int) -> int:
-        return left // right
+    combine = staticmethod(operator.floordiv)
 
 
 class ShapeUnary(ShapeOperator):

@@ -101,7 +101,7 @@ def conv(
     dilation: Numbers,
     groups: int,
 ) -> Value:
-    """input [N,C,*S], weight [O,C/groups,*K], bias [O] -> [N,O,*S']; over one axis, an image of height 1"""
+    """input [N,C,*S], weight [O,C/groups,*K], bias [O] -> [N,O,*S']"""
     rank = weight.rank - 2
     step = numbers(stride, rank)
     spacing = numbers(dilation, rank)
@@ -111,6 +111,7 @@ def conv(
         axes = windows(weight.shape[2:], step, numbers(padding, rank), spacing)
     x = batched(t, input, rank + 2)
     if rank == 1:
+        # over one axis: an image of height 1
         y = low(t, convolve(t, high(t, x), high(t, weight), bias, [Window(1, 1, 0, 0), *axes], groups))
     else:
         y = convolve(t, x, weight, bias, axes, groups)

@@ -97,13 +97,14 @@ def conv_transpose(
     groups: int,
     dilation: Numbers,
 ) -> Value:
-    """input [N,C,*S], weight [C,O/groups,*K], bias [O] -> [N,O,*S']; over one axis, an image of height 1"""
+    """input [N,C,*S], weight [C,O/groups,*K], bias [O] -> [N,O,*S']"""
     rank = weight.rank - 2
     spacing = numbers(dilation, rank)
     step, margin, extra = (numbers(n, rank) for n in (stride, padding, output_padding))
     axes = _reaches(weight.shape[2:], step, margin, extra, spacing)
     x = batched(t, input, rank + 2)
     if rank == 1:
+        # over one axis: an image of height 1
         axes = [Reach(1, 1, 0, 0), *axes]
         y = low(t, transposed(t, high(t, x), high(t, weight), bias, axes, (1, *spacing), groups))
     else:

@@ -54,20 +54,20 @@ def scalar_tensor(t: Tosa, s: float, dtype: torch.dtype | None) -> Value:
 
 @lowers(aten.full_like.default, aten.new_full.default)
 def full_like(t: Tosa, self: Type, fill_value: float, dtype: torch.dtype | None, size: Shape | None = None) -> Value:
-    """[*S] -> [*S] or [*size]; a ``dtype`` of None is the type of ``self``"""
+    """[*S] -> [*size]; S where the operator has no ``size``; a ``dtype`` of None is the type of ``self``"""
     shape = self.shape if size is None else size
     return filled(t, shape, fill_value, TORCH_DTYPES[self.dtype] if dtype is None else dtype)
 
 
 @lowers(aten.ones_like.default, aten.new_ones.default)
 def ones_like(t: Tosa, self: Type, dtype: torch.dtype | None, size: Shape | None = None) -> Value:
-    """[*S] -> [*S] or [*size]"""
+    """[*S] -> [*size]; S where the operator has no ``size``"""
     return full_like(t, self, 1, dtype, size)
 
 
 @lowers(aten.zeros_like.default, aten.new_zeros.default, aten.empty_like.default, aten.new_empty.default)
 def zeros_like(t: Tosa, self: Type, dtype: torch.dtype | None, size: Shape | None = None) -> Value:
-    """[*S] -> [*S] or [*size]; torch leaves the elements of ``empty_like`` and ``new_empty`` undefined"""
+    """[*S] -> [*size]; S where the operator has no ``size``; torch leaves the elements of empty tensors undefined"""
     return full_like(t, self, 0, dtype, size)
 
 
@@ -76,7 +76,7 @@ def zeros_like(t: Tosa, self: Type, dtype: torch.dtype | None, size: Shape | Non
 
 @lowers(aten.eye.default, aten.eye.m)
 def eye(t: Tosa, n: int, dtype: torch.dtype | None, m: int | None = None) -> Value:
-    """-> [n,n] or [n,m]"""
+    """-> [n,m]; n x n where the operator has no ``m``"""
     return _literal(t, torch.eye(int(n), int(n if m is None else m), dtype=dtype), "eye")
 
 
@@ -96,7 +96,7 @@ def _literal(t: Tosa, tensor: torch.Tensor, name: str) -> Value:
 
 @lowers(aten.arange.default, aten.arange.start, aten.arange.start_step)
 def arange(t: Tosa, end: float, dtype: torch.dtype | None, start: float = 0, step: float = 1) -> Value:
-    """-> [N]: start, start + step, .., without ``end``. If ``dtype`` is None, torch's default: int64 for ints."""
+    """-> [N]; start, start + step, .., without ``end``"""
     if waits(start) or waits(end) or waits(step):
         return _arange_at_run_time(t, start, end, step, dtype)
     return _literal(t, torch.arange(start, end, step, dtype=dtype), "arange")

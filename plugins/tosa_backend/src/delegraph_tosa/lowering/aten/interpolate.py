@@ -226,7 +226,7 @@ def _register(kind: Kind, *packets: Any) -> None:
             scales_h: float | None = None,
             scales_w: float | None = None,
         ) -> Value:
-            """[N,C,*S] -> [N,C,*S']; one axis has ``scales``, several have a scale each"""
+            """[N,C,*S] -> [N,C,*S']"""
             factors = [scales] if self.rank == 3 else [scales_d, scales_h, scales_w][5 - self.rank :]
             return interpolated(t, self, axes_of(self, output_size, factors), kind, align_corners)
 

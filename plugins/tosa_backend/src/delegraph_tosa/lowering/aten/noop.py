@@ -24,7 +24,8 @@ aten = torch.ops.aten
     aten.positive.default,
 )
 def same(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; a memory format has no effect, since TOSA has no strides"""
+    """[*S] -> [*S]"""
+    # a memory format has no effect, since TOSA has no strides
     return self
 
 

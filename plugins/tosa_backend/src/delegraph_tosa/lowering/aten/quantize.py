@@ -165,9 +165,11 @@ def _read_parameters(
     """
     if isinstance(scale, Value):
         t.require(scale.constant is not None, scale_at_run_time())
-        scale = materialize(scale).item()
+        number: float = materialize(scale).item()
+    else:
+        number = scale
     least, most, zero = [_read_integer(t, number) for number in (quant_min, quant_max, zero_point)]
-    return scale, zero, least, most
+    return number, zero, least, most
 
 
 def _read_integer(t: Tosa, value: Operand) -> int:

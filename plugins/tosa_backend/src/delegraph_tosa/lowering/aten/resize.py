@@ -163,7 +163,7 @@ def upsample2d(
     scales_w: float | None,
     align_corners: bool | None = None,
 ) -> Value:
-    """[N,C,H,W] -> [N,C,H',W']; without ``align_corners``, which only bilinear interpolation has, to the nearest"""
+    """[N,C,H,W] -> [N,C,H',W']; the nearest element, or bilinear where the operator has ``align_corners``"""
     return upsampled(t, self, pair(output_size), (scales_h, scales_w), align_corners)
 
 
@@ -175,7 +175,7 @@ def upsample2d_by_factors(
     scale_factors: Sequence[float] | None,
     align_corners: bool | None = None,
 ) -> Value:
-    """[N,C,H,W] -> [N,C,H',W'], as ``upsample2d``"""
+    """[N,C,H,W] -> [N,C,H',W']; the nearest element, or bilinear where the operator has ``align_corners``"""
     if output_size is not None:
         return upsampled(t, input, pair(output_size), (None, None), align_corners)
     assert scale_factors is not None

@@ -176,7 +176,7 @@ def _combined_elements(
 def scatter_reduce(
     t: Tosa, self: Value, dim: int, index: Value, src: Value, reduce: str = "add", include_self: bool = True
 ) -> Value:
-    """self [*A,K,*B], index [*A',W,*B'], src [*A',W,*B'] -> [*A,K,*B]; ``reduce`` is a key of NAMES"""
+    """self [*A,K,*B], index [*A',W,*B'], src [*A',W,*B'] -> [*A,K,*B]; ``reduce``, or added without it"""
     return _combined_elements(t, self, dim, index, src, reduce, include_self)
 
 
