@@ -26,7 +26,7 @@ from .discovery.registry import Registry
 from .engine.decompose import in_core_aten
 from .engine.whole import whole_delegate
 from .errors import InputError, OptionError
-from .host.executor import Delegates, Executable, OnMissingRuntime, SuspiciousExecutable
+from .host.executor import Delegates, Executable, OnMissingRuntime, SuspiciousExecutable, WatchedExecutable
 from .host.files import FileFormat
 from .host.uncompiled import uncompiled
 from .report.model import Report
@@ -260,10 +260,9 @@ class LoweredProgram(MethodPrograms):
 
     def observed(self, observer: Observer, method: str | None = None) -> Callable[..., Any]:
         """A method in its initial state, for several calls, of which ``observer`` gets all values."""
-        from .host.observe import ObservedExecutable
-
         name = self._known(method or self._default_method())
-        return ObservedExecutable(self._methods[name], observer, self.delegates)
+        hooks = provided("delegraph_analysis.observe:hooks_of", "observing a program")
+        return WatchedExecutable(self._methods[name], observer, hooks(observer, self.delegates))
 
     def profile(self, *args: Any, repeats: int = 10, method: str | None = None, **kwargs: Any) -> Any:
         """Where the time of a call goes, by line, module and delegate: see ``delegraph_analysis.profile_program``."""
@@ -302,11 +301,9 @@ class LoweredProgram(MethodPrograms):
         ``observer``: gets all values of the run. None: nobody gets them, and each delegate's inputs are compared before
         and after its calls instead, to find a runtime that writes to them.
         """
-        from .host.observe import ObservedExecutable
-
-        executable = self._methods[name]
         if observer is not None:
-            return ObservedExecutable(executable, observer, self.delegates)(*args, **kwargs)
+            return self.observed(observer, name)(*args, **kwargs)
+        executable = self._methods[name]
         return SuspiciousExecutable(executable._method, executable._delegates)(*args, **kwargs)
 
     def _run_in_runtime(self, runtime: str, name: str, args: Any, kwargs: Any) -> Any:

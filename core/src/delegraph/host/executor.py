@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -38,7 +38,7 @@ from ..delegates.delegates import delegate_calls
 from ..delegates.lowered_module import Argument, LoweredBackendModule
 from ..discovery.attribution import AtWork
 from ..errors import ContractViolation, DelegraphError, InputError, NoRuntime
-from ..runtime import BackendRuntime, BlobHeader, Delegate
+from ..runtime import BackendRuntime, BlobHeader, Delegate, Observer
 from .compatibility import expect_compatible
 from .graph_code import GraphCode
 from .kept_inputs import KeptInputs, versions
@@ -65,21 +65,12 @@ class Delegates:
         self.registry, self.on_missing = registry, on_missing
         self._loaded: dict[LoweredBackendModule, LoadedDelegate] = {}  # without state: all instances share this table
         self._stateful: dict[LoweredBackendModule, LoadedDelegate] = {}  # of this instance alone
-        self._observers: dict[Any, Callable[..., Any]] = {}  # see ``observers``
 
     def fresh(self) -> Delegates:
         """The delegates of another instance: those without state are shared, the others will be loaded anew."""
         another = Delegates(self.registry, self.on_missing)
-        another._loaded, another._observers = self._loaded, self._observers
+        another._loaded = self._loaded
         return another
-
-    def observers(self, module: LoweredBackendModule | StoredDelegate) -> dict[Any, Callable[..., Any]]:
-        """Module -> its delegate as the runtime's ``observe`` made it, for reuse by later observed runs.
-
-        The table that all instances share or, for a module that keeps state, a new and empty one: the delegate of such
-        a module must not be reused.
-        """
-        return {} if isinstance(module, LoweredBackendModule) and module.state else self._observers
 
     def __call__(self, module: LoweredBackendModule) -> LoadedDelegate:
         """The delegate that runs the calls of ``module``."""
@@ -112,15 +103,55 @@ class StoredDelegate:
         return self.data
 
 
+class DelegateHook(Protocol):
+    """How a delegate is loaded and called. Observers have other hooks than ``Plain``."""
+
+    def loader(self, runtime: type[BackendRuntime]) -> Callable[..., Any]:
+        """Return the function of ``runtime`` that loads the blob."""
+
+    def wrap(self, run: Callable[..., Any], attribute: Attribute) -> Delegate:
+        """Return a function of inputs that returns outputs only; ``run``: the loaded blob."""
+
+    def copy(self, results: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Copy results that the next call of the runtime may overwrite."""
+
+
+Attribute = Callable[[str, Callable[..., Any]], Callable[..., Any]]
+"""Wraps a function of a plugin, so that its errors name the plugin and the work in the first argument."""
+
+
+class Plain:
+    """Loads a blob by ``load``, and calls it as it is."""
+
+    def loader(self, runtime: type[BackendRuntime]) -> Callable[..., Any]:
+        return runtime.load
+
+    def wrap(self, run: Callable[..., Any], attribute: Attribute) -> Delegate:
+        return run
+
+    def copy(self, results: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(r.clone() if isinstance(r, torch.Tensor) else r for r in results)
+
+
+_PLAIN = Plain()
+
+
 class LoadedDelegate:
     """A delegate as a function. Its runtime loads the blob at the first call; plugin runtimes run only here.
 
     Raises ContractViolation if results do not have the recorded types, or if the runtime writes to its inputs.
     """
 
-    def __init__(self, module: LoweredBackendModule | StoredDelegate, delegates: Delegates) -> None:
+    def __init__(
+        self,
+        module: LoweredBackendModule | StoredDelegate,
+        delegates: Delegates,
+        hook: DelegateHook = _PLAIN,
+    ) -> None:
         """``module``: the delegate in a lowered program, or in a file. ``delegates``: has the registry and options."""
-        self._module, self._delegates = module, delegates
+        self._module = module
+        self._delegates = delegates
+        self._hook = hook
         # a check for each output; None for a delegate from a file, which does not record types
         self._checks = None if module.outputs is None else [_type_check(output) for output in module.outputs]
         self._turn = Turn("loading the same delegate")  # or the lock of a runtime that is not thread-safe
@@ -136,11 +167,7 @@ class LoadedDelegate:
             return self._check(self._call(run, args))
         # A runtime that is not thread-safe may hand out buffers that its next call overwrites.
         with self._turn:
-            return self._copied(self._check(self._call(run, args)))
-
-    def _copied(self, results: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The results in memory of their own. Timed delegates override it."""
-        return tuple(r.clone() if isinstance(r, torch.Tensor) else r for r in results)
+            return self._hook.copy(self._check(self._call(run, args)))
 
     def arrange(self, value: torch.Tensor, layout: Layout) -> torch.Tensor:
         """An input as the runtime takes it: with the ``layout`` that the backend saw, unless it takes any strides."""
@@ -206,21 +233,16 @@ class LoadedDelegate:
             if self._run is None:
                 if isinstance(module, StoredDelegate):
                     expect_compatible(module.header, module.compile_specs, registry)
-                # what errors say that the runtime was doing: while it loads, and in each later call
-                load, call = (AtWork(runtime, doing, *module.place, registry) for doing in ("load", "delegate"))
-                with load:
-                    opened = self._open(runtime)(module.processed_bytes, module.compile_specs, module.named_data())
-                    run = self._wrap(call.around(opened))
+
+                def attribute(doing: str, function: Callable[..., Any]) -> Callable[..., Any]:
+                    return AtWork(runtime, doing, *module.place, registry).around(function)
+
+                with AtWork(runtime, "load", *module.place, registry):
+                    load = self._hook.loader(runtime)
+                    loaded = load(module.processed_bytes, module.compile_specs, module.named_data())
+                    run = self._hook.wrap(attribute("delegate", loaded), attribute)
                 self._copies, self._any_strides, self._run = not runtime.thread_safe, runtime.any_strides, run
             return self._run
-
-    def _open(self, runtime: type[BackendRuntime]) -> Callable[..., Any]:
-        """The function of ``runtime`` that loads the blob. Observed delegates override it."""
-        return runtime.load
-
-    def _wrap(self, run: Callable[..., Any]) -> Delegate:
-        """The loaded blob as a function of inputs that returns outputs. Observed delegates override it."""
-        return run
 
     def _check(self, results: Any) -> tuple[Any, ...]:
         """``results`` as a tuple. Raises ContractViolation if they do not have the recorded types."""
@@ -417,6 +439,37 @@ class Executable:
             layout = self._method.initial[name][1]
             self._state[name] = results[k] if layout is None else arrange(results[k], layout)
         return [results[k] if layout is None else arrange(results[k], layout) for k, layout in self._method.returned]
+
+
+class WatchedExecutable(Executable):
+    """A method in its initial state that passes each node and its value to ``observer``."""
+
+    def __init__(
+        self,
+        executable: Executable,
+        observer: Observer,
+        hook_of: Callable[[LoweredBackendModule], DelegateHook],
+    ) -> None:
+        """``hook_of``: returns the hook of a delegate, which passes values or times inside of it to ``observer``."""
+        super().__init__(executable._method, executable._delegates)
+        self._observer = observer
+        self._hook_of = hook_of
+
+    def _function(self) -> Callable[..., Any]:
+        run = self._method.watched_code.function(self._bind, self._observer)
+
+        def watched(*values: Any) -> Any:
+            """One call, from ``begin`` to ``end``."""
+            self._observer.begin(dict(zip(self._method.parameters, values, strict=True)))
+            results = run(*values)
+            self._observer.end()
+            return results
+
+        return watched
+
+    def _bind(self, module: LoweredBackendModule) -> Callable[..., Any]:
+        assert self._delegates is not None
+        return LoadedDelegate(module, self._delegates, self._hook_of(module))
 
 
 class SuspiciousExecutable(Executable):

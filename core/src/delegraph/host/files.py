@@ -271,9 +271,9 @@ class FileFormat:
         stored = StoredDelegate(backend_id, processed_bytes, list(compile_specs), dict(named_data or {}), where, known)
         if timer is None:
             return LoadedDelegate(stored, Delegates(self.registry))
-        from .observe import TimedDelegate
-
-        return TimedDelegate(stored, Delegates(self.registry), partial(timer.spent, backend_id))
+        time_delegate = provided("delegraph_analysis.observe:TimedDelegate", "timing a file")
+        hook = time_delegate(backend_id, partial(timer.spent, backend_id))
+        return LoadedDelegate(stored, Delegates(self.registry), hook)
 
 
 def _native_refused(path: Path, backend_id: str, kind: str) -> InputError:

@@ -1,5 +1,7 @@
 """A good backend passes, and for every check there is a backend that fails that one."""
 
+import sys
+
 import delegraph_devkit as devkit
 import pytest
 from delegraph_devkit.check import Status
@@ -222,3 +224,11 @@ def test_a_backend_that_no_other_process_can_import():
     assert [o.program for o in one.rehearsal] == [one.programs[0].name]
     result = devkit.run_check(devkit.CHECKS["deterministic"], one)
     assert result.status is Status.SKIPPED and "another process cannot import it" in result.message
+
+
+def test_profiling_is_not_checked_without_delegraph_analysis(monkeypatch):
+    monkeypatch.setitem(sys.modules, "delegraph_analysis", None)
+    one = under_test(backends.register_good)
+    one.__dict__["programs"] = one.programs[:1]
+    result = devkit.run_check(devkit.CHECKS["profiled_times"], one)
+    assert result.status is Status.SKIPPED and "delegraph-analysis, which is not installed" in result.message

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from delegraph.errors import FormatError, OptionError
+from delegraph.errors import FormatError, OptionError, PluginUnavailable
 from delegraph.host import Verification
 from delegraph.runtime import BEGINNING, BackendRuntime, BlobHeader, Compatibility, fused
 
@@ -82,9 +82,13 @@ def _wrong_outputs(one: LoweringAttempt, backend: BackendUnderTest, times: _Time
     """What is wrong with a run whose delegates are profiled, twice, as the second may differ; fills ``times``."""
     assert one.lowered is not None
     try:
+        runs = [one.lowered.observed(times) for _ in range(2)]
+    except PluginUnavailable as e:
+        raise CheckSkipped(str(e)) from e
+    try:
         with quiet():
             loaded = one.lowered.instance()(*one.inputs)
-            profiled = [one.lowered.observed(times)(*one.inputs) for _ in range(2)]
+            profiled = [run(*one.inputs) for run in runs]
     except (Exception, SystemExit) as e:
         return f"profiling raised {type(e).__name__}: {e}"
     limit = tolerance_of(one.exported, backend.tolerance)

@@ -6,7 +6,6 @@ import torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.errors import ContractViolation, PluginFailed
-from delegraph.host.executor import LoadedDelegate
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.plugin import BackendSpec, PartitionerSpec, RuntimeSpec, hookimpl
 from delegraph.runtime import BackendRuntime, Border
@@ -115,35 +114,3 @@ def test_wrong_times_name_the_runtime(spent):
 def test_an_error_while_times_are_read_is_the_plugin_s():
     with pytest.raises(PluginFailed, match="profile of SlowRuntime"):
         told(lambda: 1 / 0)
-
-
-class Turned(torch.nn.Module):
-    def forward(self, x):
-        y = x.t()
-        return y + y
-
-
-@pytest.mark.parametrize("any_strides", [False, True])
-def test_a_runtime_that_takes_any_strides_gets_values_as_they_are(any_strides, monkeypatch):
-    """torch recorded the strides of a transposed tensor; here it is computed with those of C order."""
-    given = []
-
-    def load(processed_bytes, compile_specs, named_data):
-        return lambda x: (given.append(x.stride()) or x * 2,)
-
-    monkeypatch.setattr(SlowRuntime, "load", staticmethod(load))
-    monkeypatch.setattr(SlowRuntime, "any_strides", any_strides)
-    monkeypatch.setattr(LoadedDelegate, "_check", lambda self, results: results)
-    registry = Registry(discover=False)
-    registry.register(Plugin())
-    taken = CapabilityPartitioner(lambda n: None if n.target is torch.ops.aten.add.Tensor else "no", "SlowBackend")
-    lowered = delegraph.lower(Turned().eval(), (torch.eye(3, 3),), backends=[taken], registry=registry)
-    [call] = [n for n in lowered.exported_program().graph.nodes if "call_delegate" in str(n.target)]
-    value = call.args[1].meta["val"]
-    other = torch.ops.aten.t.default
-    monkeypatch.setattr(call.args[1], "target", lambda x: other(x).contiguous(memory_format=torch.contiguous_format))
-    for _ in range(2):  # the first call loads the runtime, and does not know it yet
-        result = lowered(2 * torch.eye(3, 3))
-        assert torch.equal(result, 4 * torch.eye(3))
-    recorded = value.stride()
-    assert given == ([recorded, (3, 1)] if any_strides else [recorded] * 2) and recorded != (3, 1)
