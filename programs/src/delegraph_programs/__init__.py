@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .call_names import is_operator, operator_name
     from .constant_values import ConstantValues
     from .decompose.decomposition_tables import to_core
+    from .decompose.program_calls import decompose_calls
     from .exported_program import (
         add_constant,
         argument_of,
@@ -51,6 +52,7 @@ _MODULES = {
     "call_names": "is_operator operator_name",
     "constant_values": "ConstantValues",
     "decompose.decomposition_tables": "to_core",
+    "decompose.program_calls": "decompose_calls",
     "exported_program": (
         "add_constant argument_of build_program constant_placeholders constant_tensor "
         "copy_node copy_program flat_arguments flat_call name_outputs output_node "
@@ -85,6 +87,7 @@ __all__ = [
     "constant_tensor",
     "copy_node",
     "copy_program",
+    "decompose_calls",
     "erase",
     "find_checks",
     "flat_arguments",

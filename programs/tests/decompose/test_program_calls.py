@@ -1,0 +1,39 @@
+"""Decomposition of calls that the caller does not keep."""
+
+import torch
+from delegraph_programs import all_nodes, decompose_calls, normalize
+from torch import nn
+
+aten = torch.ops.aten
+
+
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        x = torch.cond(x.sum() > 0, nn.functional.silu, torch.tanh, (x,))
+        return nn.functional.silu(x) + self.calls
+
+
+def targets(program):
+    return [node.target for node in all_nodes(program.graph_module) if node.op == "call_function"]
+
+
+def test_calls_are_decomposed_in_subgraphs_too_and_compute_the_same():
+    x = torch.randn(3, 4)
+    program, _ = normalize(torch.export.export(Gated(), (x,)))
+    program = decompose_calls(program, lambda node: False)
+    assert aten.silu.default not in targets(program) and aten.sigmoid.default in targets(program)
+    ours = program.module(check_guards=False)
+    eager = Gated()
+    for _ in range(2):
+        torch.testing.assert_close(ours(x), eager(x))
+
+
+def test_kept_calls_stay_whole():
+    program, _ = normalize(torch.export.export(Gated(), (torch.randn(3, 4),)))
+    kept = decompose_calls(program, lambda node: node.target is aten.silu.default)
+    assert targets(kept).count(aten.silu.default) == 2
