@@ -11,7 +11,7 @@ from numpy.polynomial import Chebyshev, Polynomial
 from ..ir import operators as ops
 from ..ir.graph import Array, Operator
 from ..ir.types import DType, NanMode
-from .kernels import Result, computes
+from .kernels import Result, computes, extreme_of
 
 _UFUNCS: dict[type[Operator], np.ufunc] = {
     ops.ABS: np.absolute,
@@ -101,16 +101,9 @@ def clamp(op: ops.CLAMP, x: Array) -> Result:
     return np.clip(x, low, high)
 
 
-@computes(ops.MAXIMUM)
-def maximum(op: ops.MAXIMUM, x: Array, y: Array) -> Result:
-    larger = np.fmax if op.nan_mode is NanMode.IGNORE else np.maximum
-    return larger(x, y)
-
-
-@computes(ops.MINIMUM)
-def minimum(op: ops.MINIMUM, x: Array, y: Array) -> Result:
-    smaller = np.fmin if op.nan_mode is NanMode.IGNORE else np.minimum
-    return smaller(x, y)
+@computes(ops.MAXIMUM, ops.MINIMUM)
+def extreme(op: Operator, x: Array, y: Array) -> Result:
+    return extreme_of(op)(x, y)
 
 
 @computes(ops.MUL)

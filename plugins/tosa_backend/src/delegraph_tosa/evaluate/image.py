@@ -11,13 +11,12 @@ from ..ir import operators as ops
 from ..ir.graph import Array
 from ..ir.operators.image import window_operands
 from ..ir.types import NanMode, ResizeMode
-from .kernels import Result, computes
+from .kernels import Result, computes, extreme_of
 
 
 @computes(ops.MAX_POOL2D)
 def max_pool2d(op: ops.MAX_POOL2D, x: Array) -> Result:
-    larger = np.fmax if op.nan_mode is NanMode.IGNORE else np.maximum
-    return _pooled(op, x, _lowest(x.dtype, op.nan_mode), larger)
+    return _pooled(op, x, _lowest(x.dtype, op.nan_mode), extreme_of(op))
 
 
 @computes(ops.MAX_POOL2D_ADAPTIVE)

@@ -12,7 +12,7 @@ from delegraph.errors import InternalError, Unsupported
 
 from ..ir.graph import Array, Graph, Operator
 from ..ir.operators import ADD, MUL, SUB
-from ..ir.types import ARRAY_DTYPES, BLOCK_SCALED, DType, Type
+from ..ir.types import ARRAY_DTYPES, BLOCK_SCALED, DType, NanMode, Type
 from .small_floats import FRACTIONS, decoded, encoded
 
 Result = Any
@@ -163,3 +163,11 @@ def stored_numbers(array: Array, dtype: DType) -> Array:
     nearest_even = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     rounded = np.where(np.isnan(array), np.uint32(0x7FC00000), bits + nearest_even)
     return (rounded >> np.uint32(16)).astype(np.uint16)
+
+
+def extreme_of(operator: Operator) -> np.ufunc:
+    """The function of numpy for MAXIMUM, REDUCE_MIN and the like, by the operator's mode for NaN."""
+    ignores_nan = operator.attribute_values()["nan_mode"] is NanMode.IGNORE
+    if "MAX" in operator.name:
+        return np.fmax if ignores_nan else np.maximum
+    return np.fmin if ignores_nan else np.minimum

@@ -44,7 +44,7 @@ class Program:
             v: constants[v] if v in constants else np.require(materialize(v), None, ["C", "A"])
             for v in graph.constants()
         }
-        self._dead = _last_uses(graph)
+        self._dead = last_uses(graph)
         self._inner: dict[Graph, Program] = {}
         self._of_size = lru_cache(maxsize=KEPT_SIZES)(self._specialized) if is_dynamic(graph) else None
 
@@ -152,7 +152,7 @@ def check_ranges(wanted: Sequence[Value], given: Sequence[Array], ranges: Mappin
         raise InputError("input-invalid", text)
 
 
-def _last_uses(graph: Graph) -> list[list[Value]]:
+def last_uses(graph: Graph) -> list[list[Value]]:
     """For each operator the computed values and inputs that are not needed after it."""
     needed = set(graph.outputs) | set(graph.constants())
     known = set(graph.inputs) | needed

@@ -6,8 +6,9 @@ import numpy as np
 
 from ..ir import operators as ops
 from ..ir.graph import Array
+from ..ir.operators.reduction import Reduction
 from ..ir.types import NanMode
-from .kernels import Result, computes
+from .kernels import Result, computes, extreme_of
 
 
 @computes(ops.REDUCE_ALL)
@@ -20,16 +21,9 @@ def reduce_any(op: ops.REDUCE_ANY, x: Array) -> Result:
     return np.any(x, axis=op.axis, keepdims=True)
 
 
-@computes(ops.REDUCE_MAX)
-def reduce_max(op: ops.REDUCE_MAX, x: Array) -> Result:
-    larger = np.fmax if op.nan_mode is NanMode.IGNORE else np.maximum
-    return larger.reduce(x, axis=op.axis, keepdims=True)
-
-
-@computes(ops.REDUCE_MIN)
-def reduce_min(op: ops.REDUCE_MIN, x: Array) -> Result:
-    smaller = np.fmin if op.nan_mode is NanMode.IGNORE else np.minimum
-    return smaller.reduce(x, axis=op.axis, keepdims=True)
+@computes(ops.REDUCE_MAX, ops.REDUCE_MIN)
+def reduce_extreme(op: Reduction, x: Array) -> Result:
+    return extreme_of(op).reduce(x, axis=op.axis, keepdims=True)
 
 
 @computes(ops.REDUCE_SUM)

@@ -8,6 +8,7 @@ import struct
 import numpy as np
 from delegraph.errors import InternalError
 
+from ..evaluate.kernels import stored_numbers
 from ..ir.graph import Array, Illegal, Number
 from ..ir.types import ARRAY_DTYPES, BLOCK_SCALED, BYTES, DType, Type, stored_types
 
@@ -110,7 +111,8 @@ def _unpack_int48(raw: Array) -> Array:
 def pack_number(number: Number, dtype: DType) -> bytes:
     """One Python number as the file's bytes of this type, rounded to nearest even; Illegal if it is out of range."""
     if dtype is DType.BF16:
-        return bfloat16_bits(number).to_bytes(2, "little")
+        with np.errstate(over="ignore"):
+            return stored_numbers(np.asarray(number, np.float32), dtype).astype("<u2").tobytes()
     array = ARRAY_DTYPES[dtype]
     if array.kind == "f":
         with np.errstate(over="ignore"):
@@ -134,12 +136,3 @@ def unpack_number(data: bytes, dtype: DType) -> Number:
         raise Illegal(f"no attribute is of type {dtype}")
     number: Number = np.frombuffer(data, ARRAY_DTYPES[dtype].newbyteorder("<"), 1)[0].item()
     return number
-
-
-def bfloat16_bits(number: Number) -> int:
-    """Bit pattern of the nearest bfloat16, ties to even, of a number rounded to float32 before."""
-    with np.errstate(over="ignore"):
-        bits = int(np.asarray(number).astype(np.float32).view(np.uint32))
-    if bits & 0x7FFFFFFF > 0x7F800000:
-        return 0x7FC0
-    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16

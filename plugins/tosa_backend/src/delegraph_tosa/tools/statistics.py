@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..evaluate.program import last_uses
 from ..ir import operators as ops
 from ..ir.graph import Graph, Operator, Value
 from ..ir.sizes import range_of
@@ -98,7 +99,7 @@ def _largest(graphs: list[Graph]) -> int:
 
 def largest_live_bytes(graph: Graph, of_bodies: dict[Graph, int]) -> int:
     """The most bytes of inputs and results that some operator of the graph leaves alive or uses."""
-    dead = _last_uses(graph)
+    dead = last_uses(graph)
     live = sum(_bytes(v) for v in dict.fromkeys(graph.inputs))
     largest = live
     for operator, ends in zip(graph.operators, dead, strict=True):
@@ -107,14 +108,3 @@ def largest_live_bytes(graph: Graph, of_bodies: dict[Graph, int]) -> int:
         largest = max(largest, live + max((of_bodies[b] for b in bodies), default=0))
         live -= sum(_bytes(v) for v in ends)
     return largest
-
-
-def _last_uses(graph: Graph) -> list[list[Value]]:
-    """For each operator what nobody needs behind it."""
-    kept = set(graph.outputs)
-    ends: list[list[Value]] = []
-    for operator in reversed(graph.operators):
-        values = dict.fromkeys((*operator.inputs, *operator.outputs))
-        ends.append([v for v in values if v not in kept and v.constant is None])
-        kept.update(values)
-    return ends[::-1]

@@ -8,6 +8,7 @@ import torch
 
 from ...ir.graph import Value
 from ..builder import Operand, Tosa
+from ..builder.polynomials import polynomial
 from ..promotion import floating_value, promoted
 from ..registry import lowers
 
@@ -29,10 +30,8 @@ def expm1_of(t: Tosa, x: Value) -> Value:
     A formula with TANH would not do: TOSA does not bound the relative error of TANH near 0.
     """
     small = t.clamp(x, -0.5, 0.5)
-    series: Value | float = TAYLOR[0]
-    for coefficient in TAYLOR[1:]:
-        series = t.add(t.mul(small, series), coefficient)
-    return t.select(t.greater(t.abs(x), 0.5), t.sub(t.exp(x), 1), t.mul(small, series))
+    series = t.mul(small, polynomial(t, small, TAYLOR))
+    return t.select(t.greater(t.abs(x), 0.5), t.sub(t.exp(x), 1), series)
 
 
 def log1p_of(t: Tosa, x: Value) -> Value:

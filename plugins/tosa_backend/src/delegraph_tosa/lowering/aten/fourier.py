@@ -149,11 +149,6 @@ def _normalization(norm: str | None, forward: bool) -> int:
     return 1 if norm == "ortho" else 2 * ((norm == "forward") == forward)
 
 
-def _transformed(t: Tosa, x: Value, dims: Sequence[int], norm: str | None, forward: bool) -> Complex:
-    """The transform of x, real or complex, over ``dims``; its inverse unless ``forward``."""
-    return _fft_c2c(t, _complex(t, x), dims, _normalization(norm, forward), forward)
-
-
 def _complex(t: Tosa, x: Value) -> Complex:
     """x as a complex value; a real x has imaginary parts 0."""
     if isinstance(x, Complex):
@@ -173,36 +168,35 @@ def fft_rfft(t: Tosa, self: Value, n: int | None, dim: int, norm: str | None) ->
     return _fft_r2c(t, self, [dim], _normalization(norm, True), True)
 
 
-@lowers(aten.fft_fft.default, on=Complex)
-@lowers(aten.fft_fft.default, lazy=True)
-def fft_fft(t: Tosa, self: Value, n: int | None, dim: int, norm: str | None) -> Complex:
-    """real or complex [*S] -> complex [*S]"""
-    _expect_size(t, n)
-    return _transformed(t, self, [dim], norm, True)
+def _register_transforms() -> None:
+    """Register the rules of the transforms of complex numbers over one and two axes, and of their inverses."""
+    transforms = (
+        (aten.fft_fft.default, True),
+        (aten.fft_fft2.default, True),
+        (aten.fft_ifft.default, False),
+        (aten.fft_ifft2.default, False),
+    )
+    for overload, forward in transforms:
+
+        @lowers(overload, on=Complex)
+        @lowers(overload, lazy=True)
+        def transform(
+            t: Tosa,
+            self: Value,
+            dim: Sequence[int] | int,
+            norm: str | None,
+            n: int | None = None,
+            s: Sequence[int] | None = None,
+            forward: bool = forward,
+        ) -> Complex:
+            """real or complex [*S] -> complex [*S]"""
+            _expect_size(t, n)
+            _expect_size(t, s)
+            dims = [dim] if isinstance(dim, int) else dim
+            return _fft_c2c(t, _complex(t, self), dims, _normalization(norm, forward), forward)
 
 
-@lowers(aten.fft_ifft.default, on=Complex)
-@lowers(aten.fft_ifft.default, lazy=True)
-def fft_ifft(t: Tosa, self: Value, n: int | None, dim: int, norm: str | None) -> Complex:
-    """real or complex [*S] -> complex [*S]"""
-    _expect_size(t, n)
-    return _transformed(t, self, [dim], norm, False)
-
-
-@lowers(aten.fft_fft2.default, on=Complex)
-@lowers(aten.fft_fft2.default, lazy=True)
-def fft_fft2(t: Tosa, self: Value, s: Sequence[int] | None, dim: Sequence[int], norm: str | None) -> Complex:
-    """real or complex [*S] -> complex [*S]"""
-    _expect_size(t, s)
-    return _transformed(t, self, dim, norm, True)
-
-
-@lowers(aten.fft_ifft2.default, on=Complex)
-@lowers(aten.fft_ifft2.default, lazy=True)
-def fft_ifft2(t: Tosa, self: Value, s: Sequence[int] | None, dim: Sequence[int], norm: str | None) -> Complex:
-    """real or complex [*S] -> complex [*S]"""
-    _expect_size(t, s)
-    return _transformed(t, self, dim, norm, False)
+_register_transforms()
 
 
 @lowers(aten.fft_irfft.default, on=Complex)

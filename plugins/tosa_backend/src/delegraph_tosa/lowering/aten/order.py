@@ -14,7 +14,7 @@ from ...ir.graph import Value
 from ...ir.sizes import exceeds, is_dynamic
 from ...ir.sizes import range_of as size_range
 from ...ir.types import FLOATS, DType
-from ..builder import Tosa
+from ..builder import Operand, Tosa
 from ..geometry.layout import axis_of
 from ..promotion import converted, promoted
 from ..ranges.ranges import range_of
@@ -313,26 +313,20 @@ def bucketize(t: Tosa, self: Value, boundaries: Value, out_int32: bool, right: b
     return t.reshape(count_before(t, boundaries, flat, right, out_int32), self.shape)
 
 
-@lowers(aten.searchsorted.Tensor)
+@lowers(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
 def searchsorted(
-    t: Tosa, sorted_sequence: Value, self: Value, out_int32: bool, right: bool, side: str | None, sorter: Value | None
+    t: Tosa, sorted_sequence: Value, self: Operand, out_int32: bool, right: bool, side: str | None, sorter: Value | None
 ) -> Value:
-    """sorted_sequence [*A,K] or [K], self [*A,N] -> [*A,N]; int64 or int32
+    """sorted_sequence [*A,K] or [K], self [*A,N] or a number -> [*A,N]; int64 or int32
 
     ``sorter`` [*A,K] holds the indices that sort the sequence; None says that it is sorted.
     """
-    row, on_right = sorted_sequence, right if side is None else side == "right"
+    row = sorted_sequence
+    on_right = right if side is None else side == "right"
+    x = self if isinstance(self, Value) else t.constant(self, row.dtype, ())
     if sorter is not None:
         row = t.reshape(taken(t, *addressed(t, row, -1, sorter)), sorter.shape)
-    # one row for each row of self, else a single one for all elements
-    if row.rank == self.rank:
-        return count_before(t, row, self, on_right, out_int32)
-    return bucketize(t, self, row, out_int32, on_right)
-
-
-@lowers(aten.searchsorted.Scalar)
-def searchsorted_scalar(
-    t: Tosa, sorted_sequence: Value, self: float, out_int32: bool, right: bool, side: str | None, sorter: Value | None
-) -> Value:
-    """sorted_sequence [K] -> []; int64 or int32"""
-    return searchsorted(t, sorted_sequence, t.constant(self, sorted_sequence.dtype, ()), out_int32, right, side, sorter)
+    # one row for each row of x, else a single one for all elements
+    if row.rank == x.rank:
+        return count_before(t, row, x, on_right, out_int32)
+    return bucketize(t, x, row, out_int32, on_right)

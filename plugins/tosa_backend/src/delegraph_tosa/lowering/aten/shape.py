@@ -252,9 +252,11 @@ def _equal_sizes(size: int, step: int) -> list[int]:
     return [min(step, size - start) for start in range(0, size, step)]
 
 
-@lowers(aten.split.Tensor, aten.split_copy.Tensor)
-def split(t: Tosa, self: Value, split_size: int, dim: int) -> tuple[Value, ...]:
-    """[*A,N,*B] -> [*A,split_size,*B], ..; the last one may be smaller"""
+@lowers(aten.split.Tensor, aten.split_copy.Tensor, aten.split.sizes)
+def split(t: Tosa, self: Value, split_size: int | Sequence[int], dim: int) -> tuple[Value, ...]:
+    """[*A,N,*B] -> [*A,split_size,*B], ..; the last one may be smaller, and each may have a size of its own"""
+    if isinstance(split_size, Sequence):
+        return pieces(t, self, dim, split_size)
     return pieces(t, self, dim, _equal_sizes(self.shape[axis_of(dim, self.rank)], split_size))
 
 
@@ -262,12 +264,6 @@ def split(t: Tosa, self: Value, split_size: int, dim: int) -> tuple[Value, ...]:
 def split_with_sizes(t: Tosa, self: Value, split_sizes: Sequence[int], dim: int) -> tuple[Value, ...]:
     """[*A,N,*B] -> [*A,n,*B], ..; n of split_sizes"""
     return pieces(t, self, dim, split_sizes)
-
-
-@lowers(aten.split.sizes)
-def split_sizes(t: Tosa, self: Value, split_size: Sequence[int], dim: int) -> tuple[Value, ...]:
-    """[*A,N,*B] -> [*A,n,*B], ..; n of split_size"""
-    return pieces(t, self, dim, split_size)
 
 
 @lowers(aten.chunk.default)

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 
 from ...ir.graph import Value
 from ..builder import Tosa
+from ..builder.polynomials import polynomial
 from ..promotion import floating_value, promoted
 from ..registry import lowers
 from .elementwise import quotient_of, sqrt
@@ -44,15 +44,6 @@ I0_FAR = (
     *(-0.00157565, 0.00225319, 0.01328592, 0.39894228),
 )
 """i0(x) = P((x / 3.75)^2) up to 3.75, exp(x) / sqrt(x) P(3.75 / x) beyond (Abramowitz and Stegun, 9.8.1), to 2e-7."""
-
-
-def polynomial(t: Tosa, x: Value, coefficients: Sequence[float]) -> Value:
-    """The polynomial of x with these coefficients, by Horner's scheme; the highest power comes first."""
-    y: Value | float = coefficients[0]
-    for coefficient in coefficients[1:]:
-        y = t.add(t.mul(x, y), coefficient)
-    assert isinstance(y, Value)
-    return y
 
 
 @lowers(aten.erfinv.default, aten.special_erfinv.default)

@@ -14,6 +14,7 @@ import torch
 
 from ...ir.graph import Value
 from ..builder import Tosa
+from ..builder.polynomials import polynomial
 from ..promotion import floating_value, promoted
 from ..registry import lowers
 from .elementwise import quotient_of, sqrt
@@ -34,9 +35,7 @@ SINH = (2.03721912945e-4, 8.33028376239e-3, 1.66667160211e-1)
 def odd_polynomial(t: Tosa, x: Value, coefficients: Sequence[float]) -> Value:
     """x + x z P(z) where z = x * x; the coefficient of the highest power comes first."""
     z = t.mul(x, x)
-    y: Value | float = coefficients[0]
-    for coefficient in coefficients[1:]:
-        y = t.add(t.mul(z, y), coefficient)
+    y = polynomial(t, z, coefficients)
     return t.add(x, t.mul(t.mul(x, z), y))
 
 

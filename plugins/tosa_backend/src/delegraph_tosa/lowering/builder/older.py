@@ -6,13 +6,12 @@ needs the operator is refused. The module is imported when it is first needed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ...ir import operators as tosa
 from ...ir.graph import Operator, Value
 from ...ir.operators.convolution import Convolution
 from ...ir.types import FLOATS, SHORT_FLOATS, DType, NanMode
 from .operators import Operators
+from .polynomials import polynomial
 
 HALF_PI = (1.5703125, 4.837512969970703e-4, 7.543712854385376e-8, 6.07710062827671e-11)
 """pi / 2 as a sum of parts of 8, 11, 8 and 24 bits. Products of the first three with integers up to 2**13 are exact."""
@@ -84,18 +83,9 @@ def _wave(t: Operators, x: Value, is_cosine: bool) -> Value:
     is_odd = t.greater(t.sub(quarters, t.mul(halves, 2)), 0.5)
     is_negated = t.greater(t.sub(halves, t.mul(t.floor(t.mul(halves, 0.5)), 2)), 0.5)
     square = t.mul(rest, rest)
-    sine = t.add(rest, t.mul(t.mul(rest, square), _polynomial(t, square, SIN)))
-    cosine = t.add(t.sub(1, t.mul(square, 0.5)), t.mul(t.mul(square, square), _polynomial(t, square, COS)))
+    sine = t.add(rest, t.mul(t.mul(rest, square), polynomial(t, square, SIN)))
+    cosine = t.add(t.sub(1, t.mul(square, 0.5)), t.mul(t.mul(square, square), polynomial(t, square, COS)))
     y = t.select(is_odd, cosine, sine)
     y = t.select(is_negated, t.negate(y), y)
     # sin(-0.0) is -0.0
     return y if is_cosine else t.select(t.greater(t.abs(x), 0), y, x)
-
-
-def _polynomial(t: Operators, x: Value, coefficients: Sequence[float]) -> Value:
-    """The polynomial of x with these coefficients, the highest power first."""
-    y: Value | float = coefficients[0]
-    for coefficient in coefficients[1:]:
-        y = t.add(t.mul(x, y), coefficient)
-    assert isinstance(y, Value)
-    return y

@@ -48,11 +48,11 @@ def bounds_of(nodes: Iterable[Node], indexes_of: Callable[[Node], ArgumentRanges
 def _narrow_each(bounds: dict[Node, Range], argument_ranges: ArgumentRanges) -> None:
     """Narrow ``bounds`` of each argument that is an integer tensor to its range in ``argument_ranges``."""
     for argument, range in argument_ranges:
-        if isinstance(argument, Node) and _dtype(argument) in (torch.int32, torch.int64):
+        if isinstance(argument, Node) and dtype_of_node(argument) in (torch.int32, torch.int64):
             bounds[argument] = meet(bounds[argument], range) if argument in bounds else range
 
 
-def _dtype(node: Node) -> torch.dtype | None:
+def dtype_of_node(node: Node) -> torch.dtype | None:
     """The element type that torch recorded for ``node``; None if it is no tensor."""
     val = node.meta.get("val")
     return val.dtype if isinstance(val, torch.Tensor) else None
@@ -83,14 +83,14 @@ def _operand_of_cast(node: Node, range: Range) -> ArgumentRanges:
 
     [] for any other cast, which may change elements.
     """
-    before, after = (DTYPES.get(_dtype(n)) for n in (node.args[0], node))  # type: ignore[arg-type]
+    before, after = (DTYPES.get(dtype_of_node(n)) for n in (node.args[0], node))  # type: ignore[arg-type]
     is_lossless = before in COUNTED and after in COUNTED and inside(range_of_type(before), range_of_type(after))
     return [(node.args[0], range)] if is_lossless else []
 
 
 def _source_of_copy(node: Node, range: Range) -> ArgumentRanges:
     """The second argument of ``copy(self, src)``: it lies in the result's ``range`` if no cast changes its elements."""
-    return [(node.args[1], range)] if _dtype(node) is _dtype(node.args[1]) else []  # type: ignore[arg-type]
+    return [(node.args[1], range)] if dtype_of_node(node) is dtype_of_node(node.args[1]) else []  # type: ignore[arg-type]
 
 
 def _operands_of_sum(sign: int) -> Callable[[Node, Range], ArgumentRanges]:
@@ -102,7 +102,7 @@ def _operands_of_sum(sign: int) -> Callable[[Node, Range], ArgumentRanges]:
 
     def rule(node: Node, range: Range) -> ArgumentRanges:
         """The operands' ranges for a sum ``node`` that lies in ``range``; [] unless it is int64 without alpha."""
-        if _dtype(node) is not torch.int64 or _argument(node, 2, "alpha", 1) != 1:
+        if dtype_of_node(node) is not torch.int64 or _argument(node, 2, "alpha", 1) != 1:
             return []
         left, right = node.args
         cases = [(left, right, sign)] if sign < 0 else [(left, right, 1), (right, left, 1)]
@@ -132,9 +132,9 @@ def _range_known_beforehand(argument: Any) -> Range | None:
         return argument, argument
     if not isinstance(argument, Node):
         return None
-    if _dtype(argument) is torch.bool:
+    if dtype_of_node(argument) is torch.bool:
         return 0, 1
-    rule = _KNOWN_BEFOREHAND.get(argument.target) if _dtype(argument) is torch.int64 else None
+    rule = _KNOWN_BEFOREHAND.get(argument.target) if dtype_of_node(argument) is torch.int64 else None
     if rule is not None:
         return rule(argument)
     # a view has the elements of its base

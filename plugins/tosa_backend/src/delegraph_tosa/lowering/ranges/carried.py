@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from .bounds import KEEPING_ALL, overloads
+from .bounds import KEEPING_ALL, dtype_of_node, overloads
 
 aten = torch.ops.aten
 CARRIED = "tosa_carried"
@@ -85,7 +85,7 @@ def _read_by(user: Node, node: Node, reads: dict[Node, set[torch.dtype] | None])
     if sum(operand is node for operand in user.args) != 1 or node in user.kwargs.values():
         return None  # in a list, or twice, as in x * x
     first = user.args[0] is node
-    made = _dtype(user)
+    made = dtype_of_node(user)
     if first and (target in _CASTS or target in _VIEWS) and made is torch.int64:
         return reads.get(user)
     if first and target in _CASTS:
@@ -97,11 +97,5 @@ def _read_by(user: Node, node: Node, reads: dict[Node, set[torch.dtype] | None])
     return {torch.float32} if target in _ARITHMETIC and made is torch.float32 else None
 
 
-def _dtype(node: Node) -> torch.dtype | None:
-    """The element type that torch recorded for ``node``; None if it is no tensor."""
-    val = node.meta.get("val")
-    return val.dtype if isinstance(val, torch.Tensor) else None
-
-
 def _is_int64(node: Node) -> bool:
-    return _dtype(node) is torch.int64
+    return dtype_of_node(node) is torch.int64
