@@ -26,9 +26,8 @@ from .discovery.registry import Registry
 from .engine.decompose import in_core_aten
 from .engine.whole import whole_delegate
 from .errors import InputError, OptionError
-from .host.executor import Delegates, Executable, OnMissingRuntime, SuspiciousExecutable, WatchedExecutable
+from .host.executor import Delegates, Executable, OnMissingRuntime, SuspiciousExecutable, WatchedExecutable, uncompiled
 from .host.files import FileFormat
-from .host.uncompiled import uncompiled
 from .report.model import Report
 
 if TYPE_CHECKING:  # imported late at run time: lowering alone needs neither

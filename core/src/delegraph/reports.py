@@ -5,7 +5,7 @@ A distribution declares a format by ``delegraph.plugin.ReportSpec``, whose targe
 
 from __future__ import annotations
 
-from .host.output_statistics import TOLERANCES, OutputStatistics
+from .host.statistics import TOLERANCES, OutputStatistics
 from .host.verify import Verification
 from .report.collect import NOT_TAGGED, host_calls, left_operators, refused_by
 from .report.facts import (

@@ -10,7 +10,7 @@ import torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.errors import ContractViolation
-from delegraph.host.kept_inputs import KeptInputs, versions
+from delegraph.host.executor import KeptInputs, versions
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.runtime import BackendRuntime
 

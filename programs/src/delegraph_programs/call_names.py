@@ -33,7 +33,7 @@ aten = torch.ops.aten
 # - ``WITHIN``: a partitioner's mark on an input of the program. ``call_spec`` checks it in each call, and program files
 #   keep it.
 # - ``INDEXED``: a partitioner's mark on a value that has indices. ``call_spec`` checks inputs of the program, and
-#   ``host/borders.py`` values that the host computes for delegates.
+#   ``host/graph_code.py`` values that the host computes for delegates.
 # Beside them, ``graph_module.meta`` of a partition's program has "method" and "partition" (engine/extract.py), which
 # are for the backend.
 LEFT = "left_to_host"

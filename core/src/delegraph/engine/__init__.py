@@ -3,7 +3,7 @@
 The names below are public, for other faces of the one pipeline and for support checks; the modules are not.
 """
 
-from .before_plan import extract_partition
+from .extract import extract_partition
 from .pipeline import lower_programs
 from .whole import whole_delegate
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .executor import run_in_eager
     from .files import FileFormat, LoadedProgram
     from .graph_code import eager_target, is_observable
-    from .output_statistics import TOLERANCES, OutputStatistics, compare, finite
+    from .statistics import TOLERANCES, OutputStatistics, compare, finite
     from .verify import Verification, call_of_model
 
 __all__ = [
@@ -36,7 +36,7 @@ _NAMES = {
     "executor": "run_in_eager",
     "files": "FileFormat LoadedProgram",
     "graph_code": "eager_target is_observable",
-    "output_statistics": "TOLERANCES OutputStatistics compare finite",
+    "statistics": "TOLERANCES OutputStatistics compare finite",
     "verify": "Verification call_of_model",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from functools import cached_property, wraps
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -32,6 +33,7 @@ from delegraph_programs.tracing_lock import Turn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import GraphModule, Node
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ..backend import CompileSpec
 from ..delegates.delegates import delegate_calls
@@ -41,9 +43,7 @@ from ..errors import ContractViolation, DelegraphError, InputError, NoRuntime
 from ..runtime import BackendRuntime, BlobHeader, Delegate, Observer
 from .compatibility import expect_compatible
 from .graph_code import GraphCode
-from .kept_inputs import KeptInputs, versions
 from .sizes import failed_at
-from .uncompiled import uncompiled
 
 if TYPE_CHECKING:
     from ..discovery.registry import Registry
@@ -278,6 +278,33 @@ def _type_of(value: Any) -> Any:
     return (value.dtype, tuple(value.shape or ())) if has_type else "number"
 
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def uncompiled(function: Function) -> Function:
+    """Make torch.compile break its graph at calls of ``function``, and run them as they are.
+
+    Dynamo would trace code that reads tables and runs engines. A call while torch.export traces raises InputError.
+    """
+    disabled: list[Callable[..., Any]] = []  # ``function``, in which Dynamo compiles nothing either; at most one
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_exporting() and _get_current_dispatch_mode_stack():
+            text = "torch.export cannot export a model that calls a lowered program, whose delegates it cannot trace"
+            raise InputError("input-invalid", text, hint="export the model without it; lower the result")
+        # Dynamo is imported late, since that takes more than a second.
+        if "torch._dynamo" in sys.modules:
+            if not disabled:
+                disabled.append(torch.compiler.disable(function))  # type: ignore[no-untyped-call]
+            return disabled[0](*args, **kwargs)
+        return function(*args, **kwargs)
+
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]  # Dynamo's mark: do not trace this function
+    call._torchdynamo_disable_msg = "a lowered program runs outside of compiled code"  # type: ignore[attr-defined]
+    return cast(Function, call)
+
+
 class Method:
     """A method's program, calling convention and code, shared by all of its instances.
 
@@ -500,3 +527,53 @@ def run_in_eager(module: GraphModule) -> Callable[..., Any]:
     """A subgraph as a function in which delegates run their original operators."""
     inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
     return GraphCode(module, inputs, {}, {}).function(lambda delegate: Executable(delegate.original_module))
+
+
+# --- inputs that runtimes must not write ---
+
+_KINDS = (torch.Tensor, torch.nn.Parameter)
+
+
+def versions(inputs: Sequence[Any]) -> list[int]:
+    """torch's count of writes to each tensor; 0 for other values and for inference tensors.
+
+    Writes to other views of the same memory are counted, too; those by numpy or native code are not. Takes a quarter of
+    a microsecond for each tensor.
+    """
+    return [v._version if isinstance(v, torch.Tensor) and not v.is_inference() else 0 for v in inputs]
+
+
+class KeptInputs(NamedTuple):
+    """The inputs of a call, and copies from before the call (None for an input that is not watched)."""
+
+    inputs: Sequence[Any]
+    before: list[torch.Tensor | None]
+
+    @classmethod
+    def of(cls, inputs: Sequence[Any]) -> KeptInputs:
+        """Copy the tensors among ``inputs``, except those without plain memory: sparse, meta, and of other classes."""
+        watched = (type(v) in _KINDS and v.layout is torch.strided and v.device.type != "meta" for v in inputs)
+        return cls(inputs, [v.detach().clone() if w else None for v, w in zip(inputs, watched, strict=True)])
+
+    def put_back(self) -> list[int]:
+        """Restore the inputs that were written; returns their positions."""
+        inputs = enumerate(zip(self.inputs, self.before, strict=True))
+        watched = [(position, value, before) for position, (value, before) in inputs if before is not None]
+        written = [entry for entry in watched if not torch.equal(_bytes(entry[1]), _bytes(entry[2]))]
+        for _, value, before in written:  # all are compared first: two inputs may share memory
+            _fill(value, before)
+        return [position for position, _, _ in written]
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements as bytes, so that a NaN equals itself; without a copy if they are contiguous."""
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    return plain.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _fill(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Copy ``values`` into ``tensor``. Elements of an expanded tensor share memory, which is written once."""
+    # along a dimension of stride 0 all elements are one: only the first is written
+    once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
+    with torch.inference_mode():  # inference tensors can be written only in this mode
+        tensor.detach()[once].copy_(values[once])

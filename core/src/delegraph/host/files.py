@@ -217,7 +217,7 @@ class FileFormat:
             text = f"{self.kind.__name__}.read returned {type(methods).__name__}, not the methods of a program by name"
             raise ContractViolation("contract-violation", text)
         call = self._work("call")
-        from .uncompiled import uncompiled  # imports torch
+        from .executor import uncompiled  # imports torch
 
         attributed = {name: uncompiled(call.around(method)) for name, method in methods.items()}
         return LoadedProgram(attributed, self)

@@ -7,13 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-from delegraph_programs import source_of
+from delegraph_programs import operator_name, source_of
+from delegraph_programs.call_arguments import outside
+from delegraph_programs.call_names import INDEXED
 from delegraph_programs.exported_program import CALL_DELEGATE
 from delegraph_programs.required_strides import Layout, arrange, subgraph_layouts
 from torch.fx import GraphModule, Node
 
 from ..delegates.lowered_module import LoweredBackendModule
-from .borders import expect_narrow, narrows
+from ..errors import InputError
 from .sizes import expect_rank, expects_rank
 
 RESHAPE = torch.ops.aten.reshape.default
@@ -72,7 +74,7 @@ class GraphCode:
         # node -> the name of its value in the code
         self._names = {node: f"v{k}" for k, node in enumerate(module.graph.nodes)}
         # the globals of the code: objects, subgraphs and delegates by name
-        self._bound: dict[str, Any] = {"arrange": arrange, "expect_rank": expect_rank, "expect_narrow": expect_narrow}
+        self._bound: dict[str, Any] = {"arrange": arrange, "expect_rank": expect_rank, "expect_narrow": _expect_narrow}
         self._bound |= {self._names[n]: v for n, v in constants.items()}
         # by their names in the code; ``function`` makes functions of them
         self._subgraphs: dict[str, tuple[Node, GraphCode]] = {}  # with the node that fetches the subgraph
@@ -178,7 +180,7 @@ class GraphCode:
             text = f"{self._text(module)}({', '.join(arguments)})"
         else:
             arguments = [self._text(a) for a in node.args]
-            if narrows(node):
+            if _narrows(node):
                 arguments[0] = f"expect_narrow({arguments[0]}, {self._bind(node)})"
             # in a dictionary, because names such as ``from`` are keywords of Python
             arguments += [f"**{{{k!r}: {self._text(v)}}}" for k, v in node.kwargs.items()]
@@ -231,3 +233,28 @@ def _watched(run: Function, watch: Watch, owner: Node, module: GraphModule) -> F
             watch.leave()
 
     return call
+
+
+def _narrows(node: Node) -> bool:
+    """Whether ``node`` is a cast at a border of indices in int64 that the host computed.
+
+    ``call_spec`` checks those that are inputs of the program.
+    """
+    if "boundary" not in node.meta or node.meta["val"].dtype is not torch.int32:
+        return False
+    operand = node.all_input_nodes[0]
+    if operand.op != "call_function" or INDEXED not in operand.meta:
+        return False
+    return operand.meta["val"].dtype is torch.int64
+
+
+def _expect_narrow(value: Any, node: Node) -> Any:
+    """Return ``value``, the operand of the cast ``node``. Raises InputError if an index is out of range."""
+    operand = node.all_input_nodes[0]
+    low, high = operand.meta[INDEXED]
+    found = outside(value, low, high)
+    if found is None:
+        return value
+    text = f"an index is out of range: {operand.name}, a result of {operator_name(operand)}, has an element {found}; "
+    text += f"{low} to {high} are in range"
+    raise InputError("input-invalid", text, operand, source_of(operand))

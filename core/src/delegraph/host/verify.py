@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import DelegraphError, InputError
 from ..io.escape import printable
-from .output_statistics import OutputStatistics, compare, finite
+from .statistics import OutputStatistics, compare, finite
 
 
 @contextmanager

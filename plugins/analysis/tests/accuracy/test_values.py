@@ -2,7 +2,7 @@
 
 import delegraph
 import torch
-from delegraph.host.output_statistics import compare
+from delegraph.host.statistics import compare
 from delegraph_analysis.accuracy.values import Measured, measure
 
 INF = float("inf")

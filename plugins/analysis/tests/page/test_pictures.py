@@ -7,7 +7,7 @@ import delegraph
 import pytest
 import torch
 from delegraph.errors import InputError
-from delegraph.host.output_statistics import OutputStatistics
+from delegraph.host.statistics import OutputStatistics
 from delegraph.host.verify import Verification
 from delegraph.report.collect import host_calls
 from delegraph.report.rows import Cause
