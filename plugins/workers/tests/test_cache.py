@@ -234,7 +234,9 @@ def test_versions_matter_unless_the_backend_says_that_they_do_not(independent, t
         lowered(model(), registry, tmp_path)
         assert (len(CountingBackend.calls) == 2) == ("torch" in independent)
     CountingBackend.calls.clear()
-    monkeypatch.setattr(installed, "_sources", lambda package: "others" if package == "delegraph" else real(package))
+    monkeypatch.setattr(
+        installed, "_sources", lambda package: "others" if package == "delegraph_workers" else real(package)
+    )
     lowered(model(), registry, tmp_path)
     assert (not CountingBackend.calls) == ("delegraph" in independent)
 

@@ -18,6 +18,9 @@ import torch
 
 __all__ = ["code_of"]
 
+_DELEGRAPH = ("delegraph", "delegraph_programs", "delegraph_workers")
+"""The packages that make partitions and their canonical programs."""
+
 
 def code_of(kind: type, composes: Iterable[str] = (), independent_of: Collection[str] = ()) -> list[Any]:
     """The code that results of the class ``kind`` depend on, as a JSON value.
@@ -27,7 +30,7 @@ def code_of(kind: type, composes: Iterable[str] = (), independent_of: Collection
     "delegraph" or both, which are left out.
     """
     own = _sources(kind.__module__.partition(".")[0])
-    delegraph = None if "delegraph" in independent_of else _sources("delegraph") + _sources("delegraph_programs")
+    delegraph = None if "delegraph" in independent_of else [_sources(package) for package in _DELEGRAPH]
     return [own, delegraph, None if "torch" in independent_of else torch.__version__, _versions(composes)]
 
 
