@@ -22,7 +22,7 @@ from .ir.operators import CONCAT, IDENTITY, RESCALE, RESHAPE, REVERSE, SLICE, TI
 from .ir.types import ARRAY_DTYPES, BLOCK_SCALED, DType
 from .lowering.torch_values.types import BITS, TORCH_DTYPES, array_of
 from .options import Options
-from .serialize import input_ranges, joined, read, read_numbered
+from .serialize import input_ranges, joined, read_numbered
 
 Scalar = int | float | bool
 
@@ -39,11 +39,7 @@ class TOSARuntime(BackendRuntime):
 
         Raises FormatError if it is damaged, Unsupported if it contains an operator that this host does not compute.
         """
-        data = joined(processed_bytes, named_data)
-        graph = read(data)
-        loaded = LoadedGraph(graph, input_ranges(data, graph))
-        order = Options.parse(compile_specs).input_order if compile_specs else None
-        return loaded if order is None else lambda *args: loaded(*[args[position] for position in order])
+        return _load(processed_bytes, compile_specs, named_data)[0]
 
     @staticmethod
     def observe(
@@ -53,10 +49,7 @@ class TOSARuntime(BackendRuntime):
 
         Not told: operators in graphs of control flow, and types that torch does not have.
         """
-        data = joined(processed_bytes, named_data)
-        graph, numbers = read_numbered(data)
-        loaded = LoadedGraph(graph, input_ranges(data, graph))
-        order = Options.parse(compile_specs).input_order if compile_specs else None
+        loaded, numbers = _load(processed_bytes, compile_specs, named_data)
 
         def call(*args: torch.Tensor | Scalar) -> tuple[tuple[Any, ...], dict[Any, tuple[torch.Tensor, ...]]]:
             seen: dict[Any, tuple[torch.Tensor, ...]] = {}
@@ -66,8 +59,7 @@ class TOSARuntime(BackendRuntime):
                     pairs = zip(results, operator.outputs, strict=True)
                     seen[numbers.get(operator, -1)] = tuple(_shown(array, value) for array, value in pairs)
 
-            given = args if order is None else [args[position] for position in order]
-            return loaded.observe(given, see), seen
+            return loaded.observe(args, see), seen
 
         return call
 
@@ -79,10 +71,7 @@ class TOSARuntime(BackendRuntime):
 
         Not told one by one: operators in graphs of control flow, whose time the loop or branch has.
         """
-        data = joined(processed_bytes, named_data)
-        graph, numbers = read_numbered(data)
-        loaded = LoadedGraph(graph, input_ranges(data, graph))
-        order = Options.parse(compile_specs).input_order if compile_specs else None
+        loaded, numbers = _load(processed_bytes, compile_specs, named_data)
 
         def call(*args: torch.Tensor | Scalar) -> tuple[tuple[Any, ...], dict[Any, dict[str, float]]]:
             spent: dict[Any, dict[str, float]] = {}
@@ -95,10 +84,19 @@ class TOSARuntime(BackendRuntime):
                 amounts["seconds"] += now - before
                 before = time.perf_counter()
 
-            given = args if order is None else [args[position] for position in order]
-            return loaded.observe(given, see), spent
+            return loaded.observe(args, see), spent
 
         return call
+
+
+def _load(
+    processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]
+) -> tuple[LoadedGraph, dict[Operator, int]]:
+    """The graph of a blob, and the number in the file of each operator."""
+    data = joined(processed_bytes, named_data)
+    graph, numbers = read_numbered(data)
+    order = Options.parse(compile_specs).input_order if compile_specs else None
+    return LoadedGraph(graph, input_ranges(data, graph), order), numbers
 
 
 class LoadedGraph:
@@ -109,14 +107,23 @@ class LoadedGraph:
     many threads; with variables, calls run one after the other.
     """
 
-    def __init__(self, graph: Graph, ranges: Mapping[int, tuple[int, int]] = MappingProxyType({})) -> None:
-        """``ranges``: position of an input with indices -> the range in which they must lie."""
+    def __init__(
+        self,
+        graph: Graph,
+        ranges: Mapping[int, tuple[int, int]] = MappingProxyType({}),
+        order: Sequence[int] | None = None,
+    ) -> None:
+        """``ranges``: position of an input with indices -> the range in which they must lie.
+
+        ``order``: the graph's input i is argument ``order[i]`` of a call.
+        """
         for value in (*graph.inputs, *graph.outputs):
             if value.dtype in BLOCK_SCALED:
                 why = "crosses the boundary, and torch has no block-scaled tensors: CAST inside of the graph"
                 raise Unsupported("unsupported", f"{value!r} {why}")
         self.program = Program(graph)
         self._ranges = ranges
+        self._order = order
         self._turn: AbstractContextManager[Any] = threading.Lock() if _has_variables(graph) else nullcontext()
         self._variables: dict[str, Array] = {}
         self._unsigned = _unsigned(graph)
@@ -127,6 +134,8 @@ class LoadedGraph:
 
     def observe(self, args: Sequence[torch.Tensor | Scalar], see: See | None) -> tuple[torch.Tensor, ...]:
         """As a call; ``see`` is told what each operator computes."""
+        if self._order is not None:
+            args = [args[position] for position in self._order]
         tensors = [_tensor(position, arg) for position, arg in enumerate(args)]
         wanted = self.program.graph.inputs
         check_inputs(wanted, [(tuple(t.shape), self._held_as(t.dtype, k)) for k, t in enumerate(tensors)])

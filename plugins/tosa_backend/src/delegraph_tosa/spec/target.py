@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 
 from delegraph.errors import OptionError
@@ -77,7 +77,6 @@ class TosaSpec:
     extensions: frozenset[str] = frozenset()
     level: str = "8K"
     devices: frozenset[str] = frozenset()
-    _verdicts: dict[Hashable, str | None] = field(init=False, compare=False, repr=False, default_factory=dict)
 
     @staticmethod
     def parse(text: str) -> TosaSpec:
@@ -101,7 +100,7 @@ class TosaSpec:
         level = ["nolevel"] if self.level == "NONE" else []
         return "+".join([f"TOSA-{self.version[0]}.{self.version[1]}", *parts, *level])
 
-    @property
+    @cached_property
     def names(self) -> frozenset[str]:
         """Profiles and extensions as TOSA 1.0 writes them: PRO-FP, EXT-BF16.
 
@@ -141,13 +140,8 @@ class TosaSpec:
         return _level(self.level, self.version).limits["max_nesting"]
 
     def why_not(self, operator: Operator) -> str | None:
-        """Why this target does not take ``operator`` (with its ``outputs`` set), or None. About two microseconds."""
-        kind = kind_of(operator)
-        try:
-            text = self._verdicts[kind]
-        except KeyError:
-            text = self._verdicts[kind] = self._why_not_types(operator)
-        return text or next((limit for _, limit in self._limits(operator)), None)
+        """Why this target does not take ``operator`` (with its ``outputs`` set), or None."""
+        return self._why_not_types(operator) or next((limit for _, limit in self._limits(operator)), None)
 
     def why_not_sizes(self) -> str | None:
         """Why this target does not compute with sizes that are known at run time only, or None."""

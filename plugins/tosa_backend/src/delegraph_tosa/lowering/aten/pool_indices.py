@@ -193,15 +193,14 @@ def _unpooled(t: Tosa, x: Value, indices: Value, sizes: Sequence[int]) -> Value:
 _register_max_pools()
 
 
-@lowers(aten.max_unpool2d.default, indexes={"indices": places("output_size")})
-def max_unpool2d(t: Tosa, self: Value, indices: Value, output_size: Sequence[int]) -> Value:
-    """self [N,C,H',W'], indices in each plane -> [N,C,H,W], or without N"""
-    return _unpooled(t, self, indices, output_size)
-
-
-@lowers(aten.max_unpool3d.default, indexes={"indices": places("output_size")})
-def max_unpool3d(
-    t: Tosa, self: Value, indices: Value, output_size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+@lowers(aten.max_unpool2d.default, aten.max_unpool3d.default, indexes={"indices": places("output_size")})
+def max_unpool(
+    t: Tosa,
+    self: Value,
+    indices: Value,
+    output_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (),
 ) -> Value:
-    """self [N,C,D',H',W'], indices in each volume -> [N,C,D,H,W], or without N"""
+    """self [N,C,*S'], flat indices in S -> [N,C,*S], or without N"""
     return _unpooled(t, self, indices, output_size)
