@@ -65,8 +65,10 @@ class OutputStatistics(NamedTuple):  # no frozen dataclass, which takes thrice a
 
     @property
     def relative_error(self) -> float:
-        """The largest difference divided by the largest value; 0 if there is no difference."""
-        return divide_error(self.max_abs_error, self.max_abs_value)
+        """The largest difference divided by the largest value; 0 for no difference, infinite if only the value is 0."""
+        if self.max_abs_error == 0:
+            return 0.0
+        return self.max_abs_error / self.max_abs_value if self.max_abs_value else math.inf
 
     @property
     def elements(self) -> int:
@@ -186,13 +188,6 @@ def compare(name: str, got: Any, wanted: Any) -> OutputStatistics:
 def finite(value: Any) -> Any:
     """``value``, or None for an infinite float or NaN, which JSON does not have."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def divide_error(error: float, largest: float) -> float:
-    """``error / largest``; 0 if there is no error, infinite if only ``largest`` is 0."""
-    if error == 0:
-        return 0.0
-    return error / largest if largest else math.inf
 
 
 def decibels(signal: float, noise: float) -> float | None:
