@@ -6,6 +6,6 @@ from .discovery.loading import installed_path
 
 if __name__ == "__main__":
     sys.path[:] = installed_path()  # -m puts the working directory first, where a torch.py would be imported as torch
-    from .cli import main
+    from .cli import run
 
-    sys.exit(main())
+    run()

@@ -88,10 +88,6 @@ FAULTS = {
     "raises": ("1 / 0", "error [plugin-failed]: run of Profile (acme-npu 1.0), raised ZeroDivisionError"),
     "exits": ("raise SystemExit(0)", "error [plugin-failed]: run of Profile (acme-npu 1.0), raised SystemExit: 0"),
     "returns nothing": ("return", "error [contract-violation]: run of Profile (acme-npu 1.0), returned NoneType"),
-    "ends the process": (
-        "import ctypes; ctypes.CDLL(None).abort()",
-        "error [plugin-crashed]: run of Profile (acme-npu 1.0), killed the process (Aborted)",
-    ),
 }
 
 

@@ -439,18 +439,6 @@ def test_python_minus_m_runs_nothing_of_the_working_directory(tmp_path, module):
     assert (shown.returncode, "it ran" in shown.stdout + shown.stderr) == (0, False), shown.stderr
 
 
-def test_a_plugin_that_is_waited_for_is_named(site):
-    source = "import time; time.sleep(3)"  # who watches wakes up four times a second, if it is let
-    site.plugin("slow-one", source, version="1.\x1b[31m")
-    shown = python("-m", "delegraph", "backends", path=site.folder)
-    file, disable = site.folder / "slow_one.py", "to go on without it, set DELEGRAPH_DISABLE_PLUGINS=slow-one"
-    assert shown.stderr == (
-        "waiting for plugin slow-one of slow-one 1.\\x1b[31m: importing its light module "
-        f"({file}) takes longer than 1 s; {disable}\n"
-    )
-    assert shown.returncode == 0
-
-
 def test_a_plugin_that_ends_the_process_is_a_row(site):
     site.plugin("bad-one", "import os\nos._exit(0)", version="0.7")
     site.backend("chip-vendor", "npu")

@@ -120,9 +120,9 @@ def test_an_exit_of_anything_else_is_no_success(capsys, monkeypatch):
 
 def test_descriptors_are_as_before(capfd):
     os.write(1, b"before\n")
-    with stdout_kept(to_the_end=False):
+    with stdout_kept():
         os.write(1, b"inside\n")
-        with stdout_kept(to_the_end=False):
+        with stdout_kept():
             os.write(1, b"deeper\n")
     os.write(1, b"after\n")
     assert capfd.readouterr() == ("before\nafter\n", "inside\ndeeper\n")

@@ -10,7 +10,6 @@ import delegraph
 import pytest
 import torch
 from delegraph.backend import BackendDetails
-from delegraph.discovery.attribution import AtWork, watched
 from delegraph.discovery.registry import Registry
 from delegraph.engine.pipeline import lower_programs
 from delegraph.errors import CODES, InputError, PluginBroken, PluginFailed
@@ -251,14 +250,3 @@ def test_the_line_of_a_light_module_that_fails_is_its_own(site):
     with pytest.warns(delegraph.DelegraphWarning, match="acme-light"):
         [record] = [r for r in Registry().plugins() if r.distribution == "acme-light"]
     assert f"({site.folder / 'acme_light.py'}:2)" in record.error
-
-
-def test_who_is_at_work_is_told_while_somebody_watches():
-    seen = []
-    with watched(seen.append):
-        lowered(acting(lambda: None))
-    assert seen[-1] == "" and f"preprocess of ActingBackend ({HERE}), at partition" in " ".join(seen)
-    count = len(seen)
-    with AtWork(Net, "nothing"):
-        pass
-    assert len(seen) == count

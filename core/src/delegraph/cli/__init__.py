@@ -1,14 +1,15 @@
 """The command line: ``delegraph`` and ``python -m delegraph``.
 
-Exit codes: 0 success, 1 the work failed, 2 wrong usage. Once a command has finished, its exit code counts, even if the
-worker process crashes afterwards. Results go to stdout, everything else (progress, warnings, prints of models and
-plugins) to stderr. An error is one paragraph, or with ``--json`` one JSON object.
+Exit codes: 0 success, 1 the work failed, 2 wrong usage. Results go to stdout. Everything else goes to stderr: progress,
+warnings, prints of models and plugins. An error is one paragraph, or with ``--json`` one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
+import faulthandler
 import logging
 import math
 import os
@@ -19,13 +20,12 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from .. import __version__
 from ..command import terminal
 from ..command.outcome import Failed, Outcome, as_json, defect, describe_error
+from ..discovery import loading
 from ..errors import (
     BackendNotFound,
     DelegraphError,
@@ -36,97 +36,63 @@ from ..errors import (
     WriteError,
 )
 from ..io.escape import printable
-from . import native, worker
-from .watchdog import watchdog
+from . import native
 
-if TYPE_CHECKING:
-    from ..discovery.record import PluginRecord
-
-__all__ = ["main", "parser"]
+__all__ = ["main", "parser", "run"]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def run() -> NoReturn:
+    """Run the command of this process and end the process with its exit code. This is the console script.
+
+    The process ends by ``os._exit``, so that the teardown of a plugin's native code cannot change the exit code. If
+    native code crashes, the stack of Python is printed, which shows the plugin's file.
+    """
+    faulthandler.enable(file=2)
+    loading.shows_hangs = True
+    code = main(ends_process=True)
+    with contextlib.suppress(BaseException):  # an exit handler of a plugin that fails does not change the code either
+        atexit._run_exitfuncs()  # they remove temporary files, for example
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # the stream is closed or missing
+            stream.flush()
+    os._exit(code)
+
+
+def main(argv: Sequence[str] | None = None, *, ends_process: bool = False) -> int:
     """Run one command and return its exit code: 128 plus the signal's number if a signal ended the work.
 
-    ``argv``: the words of the command line after the program's name. None: those of this process, and where forking is
-    possible a forked worker runs the command. Then only the worker returns from here; the original process waits for
-    the worker and ends as the worker did.
+    ``argv``: the words of the command line after the program's name; None: those of this process. ``ends_process``: the
+    process exits after the command, so signal handlers are not restored.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    completes = "_ARGCOMPLETE" in os.environ  # the script of `delegraph completion` runs this program at each TAB
-    if not completes:
-        terminal.occupy_closed_descriptors()
-    if argv is not None or not worker.is_possible():
-        return _carry_out(words, completes, to_the_end=argv is None)
-    end = worker.supervise(partial(_carry_out, words, completes))
-    if not isinstance(end, worker.End):  # this is the worker, and ``end`` its exit code
-        return end
-    if not end.done and not completes:
-        _explain(end, "--json" in _flags(words))
-    worker.leave(end, worker.exit_code(end, completes))
-
-
-def _carry_out(
-    words: Sequence[str],
-    completes: bool,
-    page: worker.Page | None = None,
-    refused: Mapping[worker.Key, str] = MappingProxyType({}),
-    to_the_end: bool = True,
-) -> int:
-    """Run the command in this process and return its exit code.
-
-    ``completes``: answer shell completion, which ends the process. ``page``: where the worker records its state for the
-    waiting process; None without a worker. ``refused``: plugins whose light modules ended an earlier worker -> how.
-    ``to_the_end``: the process exits after the command, so stdout and signal handlers need not be restored.
-    """
-    if completes:
+    if "_ARGCOMPLETE" in os.environ:  # the script of `delegraph completion` runs this program at each TAB
         from .completion import complete
 
-        with _reporting_to(page, refused):
-            complete(parser)  # does not return
+        complete(parser)  # does not return
+    terminal.occupy_closed_descriptors()
     try:
-        with _stoppable(to_the_end), native.stdout_kept(to_the_end), terminal.messages_kept():
-            code = _finish(words, page, refused)
+        with _stoppable(ends_process), native.stdout_kept(), terminal.messages_kept():
+            return _finish(words)
     except KeyboardInterrupt as e:
         stop = e.args[0] if e.args else signal.SIGINT  # ``_stoppable`` passes the signal as argument
         terminal.tell("interrupted" if stop == signal.SIGINT else f"stopped by {stop.name}")
-        code = 128 + stop
-    if page is not None:
-        page.finish(code)
-    return code
-
-
-def _explain(end: worker.End, as_object: bool) -> None:
-    """Print the error for a command whose worker ended before the command had finished.
-
-    ``as_object``: also print the error as JSON to stdout, unless the worker may have printed its result there already.
-    """
-    if end.during:  # the work of a plugin that was going on
-        error = DelegraphError("plugin-crashed", f"{end.during}, {end.how}")
-        error.raised_by = end.during
-    else:
-        hint = "no plugin was at work: the model's own code ended it, or another process did"
-        error = DelegraphError("process-ended", f"before the command was done, something {end.how}", hint=hint)
-    outcome = _failure(error, debug=False)
-    if as_object and not end.shown:
-        with contextlib.suppress(WriteError):
-            terminal.show(as_json(outcome))
+        return 128 + int(stop)
 
 
 _APART = 1.0
 """Seconds within which a repeated signal is ignored.
 
-The worker gets a signal twice if it was sent to all processes of the job and the waiting process passes it on.
+A process may get a signal twice: from the terminal, and from the program that started it and passes the signal on.
 """
 
 
 @contextlib.contextmanager
-def _stoppable(to_the_end: bool) -> Iterator[None]:
+def _stoppable(ends_process: bool) -> Iterator[None]:
     """A block in which SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt, so that temporary files are removed.
 
-    Signals that are ignored (nohup) or have a handler of the program are left alone. ``to_the_end``: the process exits
-    after the block. If a signal stopped the block, such a process ignores the three signals from then on, so that a
-    repeated one does not interrupt its exit; otherwise the handlers are restored.
+    Signals that are ignored (nohup) or have a handler of the program are left alone. ``ends_process``: the process
+    exits after the block. It then ignores the three signals, so that a late one does not interrupt its exit; otherwise
+    the handlers are restored.
     """
     candidates = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
     if threading.current_thread() is not threading.main_thread():  # only the main thread can set handlers
@@ -147,32 +113,8 @@ def _stoppable(to_the_end: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        stopped = to_the_end and last > -math.inf
         for number in ours:
-            signal.signal(number, signal.SIG_IGN if stopped else handlers[number])
-
-
-@contextlib.contextmanager
-def _reporting_to(page: worker.Page | None, refused: Mapping[worker.Key, str]) -> Iterator[None]:
-    """A block in which ``page`` records which plugin works or is imported; plugins in ``refused`` are not imported.
-
-    Does nothing if ``page`` is None.
-    """
-    if page is None:
-        yield
-        return
-    # imported late because they need pluggy: if that is missing, ``_finish`` reports it
-    from ..discovery.attribution import watched
-    from ..discovery.import_watch import watched_imports
-    from ..discovery.registry import default_registry
-
-    def imported(record: PluginRecord | None) -> None:
-        """Record on the page that the import of a plugin's light module begins, or that it is over (None)."""
-        page.begin_import(None if record is None else (record.distribution, record.name))
-
-    default_registry().refuse(refused)
-    with watched(page.begin_work), watched_imports(imported):
-        yield
+            signal.signal(number, signal.SIG_IGN if ends_process else handlers[number])
 
 
 def _flags(words: Sequence[str]) -> Sequence[str]:
@@ -180,26 +122,24 @@ def _flags(words: Sequence[str]) -> Sequence[str]:
     return words[: words.index("--")] if "--" in words else words
 
 
-def _finish(words: Sequence[str], page: worker.Page | None, refused: Mapping[worker.Key, str]) -> int:
-    """Run the command, print its result or error, and return the exit code. See ``_carry_out`` for the arguments."""
+def _finish(words: Sequence[str]) -> int:
+    """Run the command, print its result or error, and return the exit code."""
     # the words are searched for --debug and --json, because an error may come before they are parsed
     flags = _flags(words)
     debug = "--debug" in flags
     text = None  # of --help and --version: printed as it is, also with --json
     try:
-        outcome = _run(words, page, refused)
+        outcome = _run(words)
     except _HelpShown as e:
         outcome, text = Outcome("", {}, ""), str(e)
     except Failed as e:  # for a defect, its cause has the interesting traceback
         outcome = _failure(e.error, debug, e.error.__cause__ if e.error.code == "internal" else None, e.content)
     except DelegraphError as e:
         outcome = _failure(e, debug)
-    except (Exception, SystemExit) as e:  # also SystemExit: the command has returned no result
+    except (Exception, SystemExit, loading.ProcessExit) as e:  # also exits: the command has returned no result
         outcome = _failure(defect(e), debug, e)
     if text is None:
         text = as_json(outcome) if "--json" in flags else outcome.text
-    if page is not None:
-        page.show()
     try:
         terminal.show(text) if text else None
     except WriteError as e:
@@ -207,17 +147,11 @@ def _finish(words: Sequence[str], page: worker.Page | None, refused: Mapping[wor
     return outcome.code
 
 
-def _run(words: Sequence[str], page: worker.Page | None, refused: Mapping[worker.Key, str]) -> Outcome:
+def _run(words: Sequence[str]) -> Outcome:
     """Parse the words and run the command that they name. Raises what the command raises, or UsageError."""
     stdout = sys.stdout
     tracebacks = _showing_failures() if "--debug" in _flags(words) else contextlib.nullcontext()
-    with (
-        terminal.streams_guarded(),
-        _readable_warnings(),
-        tracebacks,
-        watchdog(),
-        _reporting_to(page, refused),
-    ):
+    with terminal.streams_guarded(), _readable_warnings(), tracebacks, loading.exits_raise():
         from ..command.compilers import expect_installed  # imported late because it needs pluggy
 
         _use_settings(_flags(words))

@@ -13,12 +13,11 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def stdout_kept(to_the_end: bool) -> Iterator[None]:
+def stdout_kept() -> Iterator[None]:
     """A block in which descriptor 1 is stderr, and ``sys.stdout`` writes to a copy of the original descriptor 1.
 
-    ``to_the_end``: the process exits after the block, so descriptor 1 stays redirected, because C++ streams are flushed
-    at exit. Otherwise the buffers of C are flushed at the end of the block, and descriptor 1 is restored. If Python's
-    ``sys.stdout`` does not write to descriptor 1, as in tests, it is left alone.
+    At the end of the block, the buffers of C are flushed, and descriptor 1 is restored. If Python's ``sys.stdout`` does
+    not write to descriptor 1, as in tests, it is left alone.
     """
     original, before = os.dup(1), sys.stdout
     os.dup2(2, 1)  # from here on, descriptor 1 is stderr
@@ -33,10 +32,9 @@ def stdout_kept(to_the_end: bool) -> Iterator[None]:
             yield
     finally:
         sys.stdout = before
-        if not to_the_end:
-            import ctypes  # imported late: it takes milliseconds, which most commands save
+        import ctypes  # imported late: commands that fail early save the milliseconds
 
-            # Windows has no name for "what this process has loaded", but one library of C
-            ctypes.CDLL(None if os.name == "posix" else "ucrtbase").fflush(None)
-            os.dup2(original, 1)
+        # Windows has no name for "what this process has loaded", but one library of C
+        ctypes.CDLL(None if os.name == "posix" else "ucrtbase").fflush(None)
+        os.dup2(original, 1)
         os.close(original)

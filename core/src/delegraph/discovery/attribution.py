@@ -21,7 +21,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from traceback import walk_tb
-from types import FunctionType, TracebackType
+from types import FunctionType, SimpleNamespace, TracebackType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from delegraph_programs import source_of
@@ -42,16 +42,7 @@ class Owners(Protocol):
         """The plugin that declares the class; None if none does."""
 
 
-class _Work(Protocol):
-    """Work that is going on; ``text`` describes it in a line."""
-
-    @property
-    def text(self) -> str: ...
-
-
 _registry: ContextVar[Owners | None] = ContextVar("registry", default=None)
-_at_work: list[_Work] = []
-_watch: Callable[[str], None] | None = None
 
 
 @dataclass(eq=False)
@@ -99,11 +90,11 @@ class AtWork:
         return plugin if isinstance(plugin, type | FunctionType) else type(plugin)
 
     def __enter__(self) -> None:
-        _begin(self)
+        remember()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         """End the work. Raises PluginFailed in place of ``error``, but adds the plugin's name to a DelegraphError."""
-        _end(self)
+        put_back(self)
         if error is None or isinstance(error, KeyboardInterrupt) or _is_from_signal_handler(error):
             return
         node = _node_argument(error)
@@ -168,59 +159,14 @@ def attributing(registry: Owners) -> Iterator[None]:
 
 
 @contextmanager
-def watched(watch: Callable[[str], None]) -> Iterator[None]:
-    """A block in which ``watch`` is called whenever work of a plugin begins or ends, in any thread of this process.
-
-    The argument of ``watch`` is one line that describes all work going on at that moment; "" if there is none. After
-    the block, the function of an outer ``watched`` block is called again.
-    """
-    global _watch
-    outer, _watch = _watch, watch
-    try:
-        yield
-    finally:
-        _watch = outer
-
-
-@dataclass(frozen=True, eq=False)
-class _Line:
-    """A ``_Work`` that is only a text."""
-
-    text: str
-
-
-@contextmanager
 def working(text: str) -> Iterator[None]:
     """A block of plugin code for callers that word its errors themselves: errors pass unchanged.
 
-    As for an ``AtWork``, the function of ``watched`` is told that the work ``text`` goes on, and settings of torch that
-    the plugin changed are restored.
+    As for an ``AtWork``, settings of torch that the plugin changed are restored; the warning describes the work by
+    ``text``.
     """
-    line = _Line(text)
-    _begin(line)
+    remember()
     try:
         yield
     finally:
-        _end(line)
-
-
-def _begin(work: _Work) -> None:
-    """Remember torch's settings and, inside a ``watched`` block, report that ``work`` goes on."""
-    remember()
-    if _watch is not None:
-        _at_work.append(work)
-        _report()
-
-
-def _end(work: _Work) -> None:
-    """Restore torch's settings and, inside a ``watched`` block, report that ``work`` has ended."""
-    if _watch is not None and work in _at_work:  # work that began before the ``watched`` block is not in the list
-        _at_work.remove(work)
-        _report()
-    put_back(work)
-
-
-def _report() -> None:
-    """Pass the descriptions of all work that is going on to the function of the ``watched`` block, if there is one."""
-    if _watch is not None:
-        _watch("; ".join(work.text for work in tuple(_at_work)))
+        put_back(SimpleNamespace(text=text))

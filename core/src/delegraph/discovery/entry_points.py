@@ -17,7 +17,7 @@ from importlib_metadata import EntryPoint
 
 from .distributions import Damaged, Distribution, canonical, copies, entry_points_of, head, name_and_version, place
 from .import_watch import ImportWatch
-from .loading import exits_raise, find, import_installed
+from .loading import exits_raise, find, hangs_shown, import_installed
 from .record import ALLOW, DENY, Fault, PluginDefect, PluginRecord, Status, advice, describe, without
 from .validate import read_declarations
 
@@ -200,7 +200,7 @@ def _is_named(name: str, record: PluginRecord) -> bool:
 
 def load(entry: EntryPoint, record: PluginRecord) -> PluginRecord:
     """Import one light module; returns ``record`` with its declarations, or with the fault if that fails."""
-    with ImportWatch(record) as watch, exits_raise():
+    with ImportWatch() as watch, exits_raise(), hangs_shown():
         try:
             if not entry.pattern.match(entry.value):
                 remedy = 'name the module that has the hooks, as in `chip = "chip_plugin.declaration"`'

@@ -1,48 +1,22 @@
-"""Watches the import of light modules: finds those that import torch or numpy, and those that are slow or hang."""
+"""Watches the import of light modules: finds those that import torch or numpy, and slow ones."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from types import FrameType, ModuleType, TracebackType
 
 import pluggy
 
 from .. import errors
-from .record import Fault, PluginRecord, Status
+from .record import Fault, Status
 
 HEAVY = ("torch", "numpy")
 SLOW = 0.5
 """Seconds after which an import counts as slow. Every command imports all light modules, so each slow one matters."""
-_underway: dict[int, tuple[PluginRecord, float]] = {}
-_watch: Callable[[PluginRecord | None], None] | None = None
-
-
-def underway() -> list[tuple[PluginRecord, float]]:
-    """The plugins whose light modules are being imported now, each with the ``time.monotonic()`` of its begin."""
-    return list(_underway.values())
-
-
-@contextmanager
-def watched_imports(watch: Callable[[PluginRecord | None], None]) -> Iterator[None]:
-    """A block in which ``watch`` is called with a plugin before its light module is imported, and with None after."""
-    global _watch
-    outer, _watch = _watch, watch
-    try:
-        yield
-    finally:
-        _watch = outer
-
-
-def _report(record: PluginRecord | None) -> None:
-    """Call the function of the ``watched_imports`` block, if there is one; None: an import is over."""
-    if _watch is not None:
-        _watch(record)
 
 
 class ImportWatch:
@@ -52,26 +26,20 @@ class ImportWatch:
     modules that are already loaded, which is why ``delegraph doctor`` uses a fresh interpreter.
     """
 
-    def __init__(self, record: PluginRecord) -> None:
-        """``record``: the plugin whose light module is imported in the block."""
-        self._record = record
+    def __init__(self) -> None:
         self._before = {m for m in HEAVY if m in sys.modules}  # were imported earlier, by somebody else
         self._lines: dict[str, list[str]] = {}  # heavy module -> the lines of the plugin that led to its import
         self._begun = self._seconds = 0.0  # time.monotonic() at the beginning; how long the block took
 
     def __enter__(self) -> ImportWatch:
-        """Begin to watch, and tell the function of ``watched_imports`` and ``underway`` which plugin is imported."""
+        """Begin to watch."""
         self._begun = time.monotonic()
-        _underway[threading.get_ident()] = self._record, self._begun
         sys.meta_path.insert(0, self)
-        _report(self._record)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: object, traceback: TracebackType | None) -> None:
         """Undo what ``__enter__`` did, and measure how long the block took."""
-        _report(None)
         sys.meta_path.remove(self)
-        _underway.pop(threading.get_ident(), None)
         self._seconds = time.monotonic() - self._begun
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib
 import os
 import sys
@@ -105,6 +106,27 @@ def _location(spec: ModuleSpec) -> str | None:
     if spec.submodule_search_locations:
         return os.path.abspath(next(iter(spec.submodule_search_locations)))
     return os.path.abspath(spec.origin) if spec.has_location and spec.origin else None
+
+
+# --- code that hangs --------------------------------------------------------------------------------------------------
+
+HANG = 5.0
+"""Seconds that the import of a light module may take before its stack is shown."""
+shows_hangs = False
+"""Whether ``hangs_shown`` does anything. Commands set it: a process has one such timer, which a program may use."""
+
+
+@contextlib.contextmanager
+def hangs_shown() -> Iterator[None]:
+    """A block during which the stack is printed to stderr if it takes longer than HANG seconds."""
+    if not shows_hangs:
+        yield
+        return
+    faulthandler.dump_traceback_later(HANG, file=2)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 # --- code that ends the process ---------------------------------------------------------------------------------------

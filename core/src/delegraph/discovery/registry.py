@@ -39,7 +39,7 @@ from .index import BackendInfo, D, Declared, Index
 from .loading import missing
 from .options import complete_options
 from .own import provider_of
-from .record import DENY, Fault, PluginRecord, Status, describe, without
+from .record import DENY, Fault, PluginRecord, Status, describe
 from .resolve import in_process, resolve
 from .validate import read_declarations
 
@@ -95,7 +95,6 @@ class Registry:
         self._current: Index | None = None  # the index of all plugins; None if it is to be built (again)
         self._resolved: dict[tuple[str, str, str], Any] = {}  # (kind, distribution, target) -> the imported object
         self._lock = threading.Lock()
-        self._refused: dict[Key, Fault] = {}  # plugins that must not be loaded (``refuse``)
 
     # --- what there is
 
@@ -155,16 +154,6 @@ class Registry:
         if self._found is None:
             self._read({key: result.fatal for key, result in probed.items() if result.fatal is not None})
         return report.report(self.plugins(), self.notes(), probed)
-
-    def refuse(self, ended: Mapping[Key, str]) -> None:
-        """Do not load the light modules of the plugins in ``ended``. To be called before the first use.
-
-        ``ended``: plugin -> how its light module ended or delayed another process, for the plugin's record.
-        """
-        for (distribution, name), how in ended.items():
-            disabling = without(PluginRecord(name, distribution, "", ""))
-            hint = f"`delegraph doctor` says at which line; upgrade {distribution} or tell its authors; {disabling}"
-            self._refused[distribution, name] = Fault(Status.BROKEN, f"importing its light module {how}", hint)
 
     def usable_backends(self) -> list[BackendInfo]:
         """The backends that can be used, by name. Raises BackendNotFound, with the reasons, if there are none."""
@@ -432,7 +421,7 @@ class Registry:
             raise PluginBroken("plugin-broken", "a light module used the registry while plugins are being read")
         _reading.busy = True
         try:
-            discovery = discover(self._entry_points, refused={**self._refused, **(refused or {})})
+            discovery = discover(self._entry_points, refused=refused)
         finally:
             _reading.busy = False
         with self._lock:

@@ -1,0 +1,170 @@
+"""The process of a command: its exit code, and what plugins and signals do to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+LIGHT = """
+import os
+from delegraph.plugin import BackendSpec, CommandSpec, hookimpl
+
+def act(when):
+    if os.environ.get("WHEN") == when:
+        import atexit, ctypes, sys, tempfile, time
+        # exec(text) would make Python end by SIGINT after any KeyboardInterrupt
+        names = dict(C=ctypes.CDLL(None), atexit=atexit, ctypes=ctypes, os=os, sys=sys, tempfile=tempfile, time=time)
+        exec(compile(os.environ["ACT"], "act", "exec"), names)
+
+act("light import")
+
+@hookimpl
+def delegraph_backends():
+    return [BackendSpec("rough", "acme_rough:RoughBackend", "RoughBackend", 1)]
+
+@hookimpl
+def delegraph_commands():
+    return [CommandSpec("rough", "acme_rough_command:Rough")]
+"""
+COMMAND = """
+from acme_rough_light import act
+from delegraph.command import Outcome
+
+class Rough:
+    @staticmethod
+    def add_arguments(parser):
+        pass
+
+    @staticmethod
+    def run(args):
+        act("command")
+        return Outcome("acme.rough/1", {}, "done")
+"""
+
+
+class Process(subprocess.Popen):
+    """Is killed where a test fails, which would wait for its end without end otherwise."""
+
+    def __exit__(self, kind, *raised):
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, *raised)
+
+
+@pytest.fixture
+def start(site, tmp_path):
+    """Starts the command line where a plugin does ``act`` ``when`` that comes; a good plugin is there, too."""
+    site.plugin("acme-rough", LIGHT, version="1.5", module="acme_rough_light")
+    (site.folder / "acme_rough_command.py").write_text(COMMAND)
+    site.backend("good-one", "good")
+    path = os.pathsep.join([str(site.folder), *filter(None, sys.path)])
+
+    def begin(when, act, *arguments):
+        words = [sys.executable, "-m", "delegraph", *arguments]
+        variables = {**os.environ, "WHEN": when, "ACT": act, "PYTHONPATH": path}
+        variables |= {"DELEGRAPH_PLUGINS": "acme-rough,good-one", "TMPDIR": str(tmp_path)}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return Process(words, cwd=tmp_path, env=variables, start_new_session=True, **pipes)
+
+    return begin
+
+
+@pytest.fixture
+def delegraph(start):
+    """The same, and waits for its end."""
+
+    def run(when, act, *arguments):
+        with start(when, act, *arguments) as process:
+            out, err = process.communicate(timeout=60)
+        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+    return run
+
+
+@pytest.mark.parametrize("when", ["command", "light import"])
+def test_a_crash_of_native_code_shows_the_file_of_the_plugin(delegraph, when):
+    done = delegraph(when, "ctypes.string_at(0)", "rough")
+    assert (done.returncode, done.stdout) == (-signal.SIGSEGV, "")
+    assert "Fatal Python error: Segmentation fault" in done.stderr
+    assert re.search(r'File ".+acme_rough_light\.py", line \d+ in act', done.stderr)
+
+
+@pytest.mark.parametrize("act", ["os._exit(0)", "sys.exit(0)"])
+def test_an_exit_of_a_plugin_at_work_is_its_failure(delegraph, act):
+    done = delegraph("command", act, "rough", "--json")
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["code"]) == (1, "plugin-failed")
+    assert found["raised_by"] == "run of Rough (acme-rough 1.5)"
+
+
+@pytest.mark.parametrize("act", ["os._exit(0)", "sys.exit(0)", "1 / 0"])
+def test_an_exit_of_a_light_module_is_a_row_and_others_are_listed(delegraph, act):
+    done = delegraph("light import", act, "backends", "--json")
+    found = json.loads(done.stdout)
+    assert (done.returncode, [b["name"] for b in found["backends"]]) == (0, ["good"])
+    [row] = [p for p in found["plugins_without_backends"] if p["name"] == "acme-rough"]
+    assert row["status"] == "broken"
+
+
+def test_prints_of_a_light_module_do_not_reach_stdout(delegraph):
+    act = "print('from Python'); os.write(1, b'at once\\n'); C.printf(b'from a buffer\\n')"
+    done = delegraph("light import", act, "backends", "--json")
+    assert json.loads(done.stdout)["schema"] == "delegraph.backends/1"
+    for text in ("from Python", "at once", "from a buffer"):
+        assert text in done.stderr
+
+
+def test_a_light_module_that_hangs_shows_its_stack(delegraph, site):
+    patch = "import delegraph.discovery.loading as loading\nloading.HANG = 0.2\n"
+    (site.folder / "sitecustomize.py").write_text(patch)
+    done = delegraph("light import", "C.usleep(600_000)", "backends")
+    assert done.returncode == 0 and re.search(r"^good +ok ", done.stdout, re.MULTILINE)
+    assert re.search(r'Timeout .+File ".+acme_rough_light\.py", line \d+ in act', done.stderr, re.DOTALL)
+    assert "acme_rough_light" not in delegraph("", "", "backends").stderr
+
+
+def test_teardown_of_native_code_does_not_change_the_exit_code(delegraph):
+    act = "os.end = ctypes.CFUNCTYPE(None)(lambda: C._exit(7)); C.__cxa_atexit(os.end, None, None)"
+    done = delegraph("command", act, "rough")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+def test_exit_handlers_of_python_run(delegraph, tmp_path):
+    done = delegraph("command", "os.kept = tempfile.TemporaryDirectory(prefix='kept-'); print(os.kept.name)", "rough")
+    assert str(tmp_path / "kept-") in done.stderr
+    assert (done.returncode, list(tmp_path.glob("kept-*"))) == (0, [])
+
+
+WAITING = "print('waiting', flush=True); [time.sleep(0.05) for _ in range(2_000)]"
+"""In short pieces: a signal that comes just before Python begins to sleep is seen when that sleep has ended."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_ignored():
+    """A shell that starts the tests in the background lets them ignore SIGINT, and so would all that they start."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in before.items():
+        if handler is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("when", ["command", "light import"])
+def test_a_signal_ends_a_command_with_one_line_and_its_exit_code(start, tmp_path, number, when):
+    act = f"os.kept = tempfile.TemporaryDirectory(prefix='kept-'); {WAITING}"
+    with start(when, act, "rough") as process:
+        assert process.stderr.readline() == "waiting\n"
+        os.killpg(process.pid, number)
+        out, told = process.communicate(timeout=60)
+    assert (process.returncode, out) == (128 + number, "")
+    assert told == ("interrupted\n" if number == signal.SIGINT else "stopped by SIGTERM\n")
+    assert list(tmp_path.glob("kept-*")) == []
