@@ -182,7 +182,7 @@ def watched(spent: dict[str, float], engine: str) -> ExitStack:
     for place in PLACES[engine]:
         watch("engine", *place)
     watch("tracer", "delegraph_programs.decompose.trace", "_trace")
-    watch("tracer", "delegraph_programs.decompose.decomposition_tables", "_core_table")
+    watch("tracer", "delegraph_programs.decompose.decomposition_tables", "_listed")
     return stack
 
 

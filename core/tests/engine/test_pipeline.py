@@ -142,4 +142,5 @@ def test_faces_take_nothing_from_the_steps_themselves(face):
         *(f"delegraph.engine.{step}" for step in steps),
     )
     homes = {name: f"{getattr(value, '__module__', '')}." for name, value in vars(face).items()}
-    assert [name for name, home in homes.items() if home.startswith(tuple(f"{module}." for module in inside))] == []
+    taken = [name for name, home in homes.items() if home.startswith(tuple(f"{module}." for module in inside))]
+    assert [name for name in taken if name != "extract_partition"] == []  # which the core offers plugins

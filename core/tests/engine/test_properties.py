@@ -19,7 +19,7 @@ from delegraph.errors import InputError
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.report.collect import host_calls
 from delegraph_programs import constant_placeholders, normalize, to_core
-from hypothesis import example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from programs.tests.support import aliasing_programs as programs
@@ -88,7 +88,7 @@ def test_a_lowered_program_is_eager_over_several_calls(echo_registry, seed, mask
 @example(506, 2048)
 @example(98, 64)
 @example(64, 8)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_exactly_the_refused_calls_stay(echo_registry, no_folding, seed, mask):
     """But for copies of constants, and calls whose decomposition is nothing, such as flattening what is flat."""
     _, exported, lowered = lowered_program(seed, mask, echo_registry)

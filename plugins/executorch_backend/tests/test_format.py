@@ -242,11 +242,9 @@ def test_a_kernel_that_the_device_lacks_is_found_here(registry: delegraph.Regist
 def torch_decomposes_cells(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Cells are decomposed as torch does it, which depends on sizes."""
     monkeypatch.delitem(tables._OWN, torch.ops.aten.gru_cell.default)
-    for cached in (tables.to_core, tables.core_table):
-        cached.cache_clear()
+    tables.to_core.cache_clear()
     yield
-    for cached in (tables.to_core, tables.core_table):
-        cached.cache_clear()
+    tables.to_core.cache_clear()
 
 
 @pytest.mark.usefixtures("torch_decomposes_cells")

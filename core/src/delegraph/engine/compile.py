@@ -111,7 +111,7 @@ def _compile(call: Sequence[_Given]) -> None:
     for given in call:
         by_method.setdefault(given.request.method, []).append(given)
     try:
-        results = _results(backend, by_method, len(call))
+        returned = _call_backend(backend, by_method, len(call))
     except DelegraphError as error:
         if not isinstance(error, Unsupported) and not may_be_refusal(error):
             raise
@@ -119,6 +119,8 @@ def _compile(call: Sequence[_Given]) -> None:
             check_others(backend.kind.__name__, given.request.tag, given.before)
         _compile_again(call, error)
         return
+    programs = {method: [given.program for given in same_method] for method, same_method in by_method.items()}
+    results = flat_results(backend.kind.__name__, programs, returned)
     in_order = [given for same_method in by_method.values() for given in same_method]
     for given, result in zip(in_order, results, strict=True):
         name, request = backend.kind.__name__, given.request
@@ -127,8 +129,11 @@ def _compile(call: Sequence[_Given]) -> None:
         given.result = result
 
 
-def _results(backend: InstalledBackend, by_method: dict[str, list[_Given]], count: int) -> list[Any]:
-    """Call ``preprocess_multimethod``, the only place where partitions are compiled."""
+def _call_backend(backend: InstalledBackend, by_method: dict[str, list[_Given]], count: int) -> Any:
+    """Call ``preprocess_multimethod``, the only place where partitions are compiled.
+
+    Returns the results by method, unchecked.
+    """
     programs = {m: [given.program for given in g] for m, g in by_method.items()}
     specs = {m: [list(given.request.compile_specs) for given in g] for m, g in by_method.items()}
     call = [given for same_method in by_method.values() for given in same_method]
@@ -141,7 +146,7 @@ def _results(backend: InstalledBackend, by_method: dict[str, list[_Given]], coun
         seconds = (time.perf_counter() - start) / count
     for given in call:
         given.seconds = seconds
-    return flat_results(backend.kind.__name__, programs, returned)
+    return returned
 
 
 def _compile_again(call: Sequence[_Given], error: DelegraphError) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import delegraph_programs
 import torch
 from delegraph_programs import TRACING, source_of
 from delegraph_programs import Source as SourceLine
@@ -21,6 +22,7 @@ from delegraph_programs.training_mode import reads_mode
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
+from .. import errors
 from ..errors import InputError
 
 _CHECK_OF_DATA = torch.ops.aten._has_compatible_shallow_copy_type.default
@@ -167,8 +169,8 @@ def in_order_of_forward(module: torch.nn.Module, kwargs: Any) -> Any:
     return {name: kwargs[name] for name in dict.fromkeys([*known, *kwargs])}
 
 
-_DELEGRAPH = str(Path(__file__).parents[1]) + os.sep
-"""The folder of this package."""
+_LIBRARIES = tuple(str(Path(file).parent) + os.sep for file in (delegraph_programs.__file__, errors.__file__))
+"""The folders of delegraph_programs and of this package."""
 
 
 def _user_line(error: BaseException) -> SourceLine | None:
@@ -176,5 +178,5 @@ def _user_line(error: BaseException) -> SourceLine | None:
     # Dynamo keeps the frames of the user's code in ``real_stack``. Frames of delegraph are left out, and those of code
     # that torch generates, whose file is "<string>".
     frames = [*traceback.extract_tb(error.__traceback__), *getattr(error, "real_stack", ())]
-    tracing = [f for f in frames if f.filename != "<string>" and not f.filename.startswith(_DELEGRAPH)]
+    tracing = [f for f in frames if f.filename != "<string>" and not f.filename.startswith(_LIBRARIES)]
     return innermost((f.filename, f.lineno or 0, f.name, f.line or "") for f in tracing)

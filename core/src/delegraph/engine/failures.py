@@ -10,6 +10,7 @@ from typing import Any
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from .. import errors
 from ..discovery.record import name_and_text
 from ..errors import DelegraphError, PluginFailed
 from ..partitioner import Partitioner, Reason, Support
@@ -25,7 +26,8 @@ def may_be_refusal(error: BaseException) -> bool:
     That is not so if the memory was exhausted, or if the plugin tried to exit. Errors of delegraph's own, such as a
     broken contract or a wrong option, are none of the plugin's exceptions; subclasses that a plugin defines are.
     """
-    if type(error).__module__ == DelegraphError.__module__ and not isinstance(error, PluginFailed):
+    is_own = getattr(errors, type(error).__name__, None) is type(error)
+    if is_own and not isinstance(error, PluginFailed):
         return False
     causes = list(_causes(error))
     return all(isinstance(cause, Exception) and not isinstance(cause, MemoryError) for cause in causes)

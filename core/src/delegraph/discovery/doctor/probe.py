@@ -21,8 +21,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import delegraph_programs
 from importlib_metadata import EntryPoint
 
+from ... import errors
 from ...errors import DelegraphError, NoRuntime
 from ...plugin import PROJECT, BackendSpec, Declaration, RuntimeSpec
 from ..entry_points import Key, load
@@ -33,7 +35,9 @@ from ..resolve import resolve
 SECONDS = 60.0
 """Seconds that one plugin may take. The import of torch alone takes several from a cold disk."""
 _LIGHT, _DONE = "importing its light module", "done"
-_DELEGRAPH = str(Path(__file__).absolute().parents[2]) + os.sep
+_LIBRARIES = tuple(
+    str(Path(file).absolute().parent) + os.sep for file in (delegraph_programs.__file__, errors.__file__)
+)
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
 
@@ -134,7 +138,7 @@ def _is_library(file: str) -> bool:
     """Whether a file belongs to delegraph or to Python's standard library."""
     # the folder of the standard library also contains that of installed packages
     packages = any(part in file for part in ("site-packages", "dist-packages"))
-    return file.startswith(("<", _DELEGRAPH)) or (file.startswith(_STANDARD_LIBRARY) and not packages)
+    return file.startswith(("<", *_LIBRARIES)) or (file.startswith(_STANDARD_LIBRARY) and not packages)
 
 
 def _text(folder: str, name: str) -> str:
