@@ -118,7 +118,6 @@ def lower(
             ],
             folds_constants=True,
             gives_back=True,
-            notifies=True,
         )
         report = run(lowering).report()
     if why_not_cached:
@@ -129,7 +128,6 @@ def lower(
         report.expect_full()
     eager = {method: source.program for method, source in sources.items()}  # the programs before lowering
     result = LoweredProgram(lowering.programs, eager, lowering.delegates, report, chosen, lowering.changed)
-    report.notes += chosen.notify("delegraph_after_lower", result)
     return result
 
 

@@ -16,7 +16,6 @@ import pluggy
 __all__ = [
     "API_VERSION",
     "DECLARATION_OF",
-    "EVENTS",
     "IN_PROCESS",
     "OPTION_TYPES",
     "PROJECT",
@@ -502,20 +501,11 @@ class Hooks(Protocol):
     def delegraph_models(self) -> Iterable[ModelSpec]:
         """The sources of models that this distribution reads."""
 
-    @hookspec
-    def delegraph_after_partition(self, report: Any) -> None:
-        """Called after a program was partitioned. An error raised here becomes a note in the report."""
 
-    @hookspec
-    def delegraph_after_lower(self, result: Any) -> None:
-        """Called with the LoweredProgram after lowering. An error raised here becomes a note in the report."""
-
-
-EVENTS = ("delegraph_after_partition", "delegraph_after_lower")
 DECLARATION_OF: dict[str, type[Declaration]] = {
     name: get_args(get_type_hints(hook)["return"])[0]
     for name, hook in vars(Hooks).items()
-    if name.startswith("delegraph_") and name not in EVENTS
+    if name.startswith("delegraph_")
 }
 """Name of a hook -> the class of the declarations that it returns."""
 Declarations = Sequence[Declaration]

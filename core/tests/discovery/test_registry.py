@@ -22,7 +22,7 @@ from delegraph.errors import (
     PluginUnavailable,
 )
 from delegraph.partitioner import Partitioner
-from delegraph.plugin import BackendSpec, OptionSpec, ReportSpec, hookimpl
+from delegraph.plugin import BackendSpec, OptionSpec, ReportSpec
 from delegraph.runtime import BackendRuntime
 
 
@@ -370,35 +370,6 @@ def test_options_that_the_partitioner_does_not_take_are_the_plugins_defect(herme
     hermetic.register(Chip, partitioner=ChipPartitioner, options=(OptionSpec("other", int, 1),))
     with pytest.raises(PluginBroken, match="does not take the options that are declared"):
         hermetic.get_partitioner("chip")
-
-
-class Listener:
-    def __init__(self):
-        self.heard = []
-
-    @hookimpl
-    def delegraph_after_lower(self, result):
-        self.heard.append(result)
-
-
-class Failing:
-    @hookimpl
-    def delegraph_after_lower(self):
-        raise SystemExit("no")
-
-
-def test_a_failing_listener_is_a_line(hermetic):
-    listener = Listener()
-    hermetic.register(Failing(), name="failing")
-    with hermetic.register(listener, name="listening"):
-        errors = hermetic.notify("after_lower", 7)
-        assert hermetic.notify("delegraph_after_partition", 1) == []
-    hermetic.notify("after_lower", 8)
-    assert listener.heard == [7]
-    assert len(errors) == 1
-    assert errors[0].startswith("failing of in-process: delegraph_after_lower failed: SystemExit: no")
-    with pytest.raises(ValueError, match="no event"):
-        hermetic.notify("afterlower", 1)
 
 
 def test_runtime_of_another_distribution(site):

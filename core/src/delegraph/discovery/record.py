@@ -12,7 +12,7 @@ from typing import Any
 
 import pluggy
 
-from ..plugin import EVENTS, BackendSpec, Declaration
+from ..plugin import BackendSpec, Declaration
 from .loading import ProcessExit, ShadowedByWorkingDirectory, TargetMissing
 
 ALLOW, DENY = "DELEGRAPH_PLUGINS", "DELEGRAPH_DISABLE_PLUGINS"
@@ -82,11 +82,6 @@ class PluginRecord:
     def backends(self) -> list[BackendSpec]:
         """The backends that the plugin declares."""
         return [d for d in self.declarations if isinstance(d, BackendSpec)]
-
-    @property
-    def events(self) -> list[str]:
-        """The names of the event hooks that the plugin implements."""
-        return [e for e in EVENTS if self.manager and getattr(self.manager.hook, e).get_hookimpls()]
 
     @property
     def hooks(self) -> list[str]:

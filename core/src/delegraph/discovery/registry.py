@@ -22,7 +22,6 @@ from ..errors import (
     PluginUnavailable,
 )
 from ..plugin import (
-    EVENTS,
     IN_PROCESS,
     BackendSpec,
     CompilerSpec,
@@ -32,14 +31,14 @@ from ..plugin import (
     QuantizerSpec,
     RuntimeSpec,
 )
-from .attribution import AtWork, working
+from .attribution import AtWork
 from .defaults import DefaultBackends, choose_default, none_usable
 from .entry_points import Discovery, Key, discover, loadable
 from .index import BackendInfo, D, Declared, Index
 from .loading import missing
 from .options import complete_options
 from .own import provider_of
-from .record import DENY, Fault, PluginRecord, Status, describe
+from .record import DENY, Fault, PluginRecord, Status
 from .resolve import in_process, resolve
 from .validate import read_declarations
 
@@ -370,30 +369,6 @@ class Registry:
         with self._lock:
             self._registered = [r for r in self._registered if r is not record]
             self._current = None
-
-    # --- events
-
-    def notify(self, event: str, payload: Any) -> list[str]:
-        """Call the hook of an event (``"after_partition"`` or ``"after_lower"``) in all plugins with ``payload``.
-
-        Returns a text for each plugin whose hook failed; these errors are not raised. Raises ValueError for an unknown
-        event.
-        """
-        hook = event if event in EVENTS else f"delegraph_{event}"
-        if hook not in EVENTS:
-            raise ValueError(f"no event {event!r}; there are {', '.join(EVENTS)}")
-        argument = "report" if hook == "delegraph_after_partition" else "result"
-        errors = []
-        for record in self._index().records:
-            try:
-                if record.manager is not None:
-                    with working(f"{hook} of {record.name} ({record.owner})"):
-                        getattr(record.manager.hook, hook)(**{argument: payload})
-            except KeyboardInterrupt:
-                raise
-            except BaseException as e:  # the user gets the result even if a listener fails
-                errors.append(f"{record.name} of {record.owner}: {hook} failed: {describe(e, record.modules)}")
-        return errors
 
     # --- reading the plugins
 

@@ -88,7 +88,6 @@ class Lowering:
     - ``session``: calls partitioners and compiles partitions.
     - ``gives_back``: a partition that its compiler refuses goes to the next backend or to the host. Without it,
       that is an error, because an entry point without a report could not tell the user.
-    - ``notifies``: plugins that listen are told of each round.
     - ``whole``: the one partition stands for the whole program, and is called with all of its inputs.
 
     The second group is what steps leave for later steps and for the report. ``turn``: the index of the current round.
@@ -107,7 +106,6 @@ class Lowering:
     keep: Collection[object] = ()
     folds_constants: bool = False
     gives_back: bool = False
-    notifies: bool = False
     whole: bool = False
 
     turn: int = 0
@@ -456,8 +454,6 @@ def run(lowering: Lowering, first: str = "export", last: str = "finish") -> Lowe
                     start = time.perf_counter()
                     step.run(lowering)
                     lowering.seconds[step.name] += time.perf_counter() - start
-            if repeated and lowering.notifies:
-                lowering.notes += lowering.registry.notify("delegraph_after_partition", lowering.report())
     return lowering
 
 
