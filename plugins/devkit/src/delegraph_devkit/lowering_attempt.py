@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import delegraph
 import torch
 from delegraph.backend import CompileSpec
-from delegraph.errors import ContractViolation, Unsupported
+from delegraph.errors import ContractViolation, PluginFailed, Unsupported
 from delegraph.partitioner import Partitioner, PartitionResult
 from delegraph.reports import host_calls
 from delegraph_programs.call_names import INDEXED, WITHIN
@@ -102,6 +102,8 @@ class Recording(Partitioner):
     support: Any
     program: ExportedProgram | None = None
     result: PartitionResult | None = None
+    failure: PluginFailed | None = None
+    """The first exception of ``inner``, which a lowering makes a refusal."""
     changed: tuple[str, ...] = ()
 
     @staticmethod
@@ -117,7 +119,13 @@ class Recording(Partitioner):
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         self.program = exported_program
         before = {n: dict(n.meta) for n in exported_program.graph.nodes}
-        result = self.inner(exported_program)
+        try:
+            result = self.inner(exported_program)
+        except Exception as e:
+            if self.failure is None:
+                text = f"partition of {type(self.inner).__name__} raised {type(e).__name__}: {e}"
+                self.failure = PluginFailed("plugin-failed", text)
+            raise
         packages = tuple({kind.__module__.split(".")[0] for kind in type(self.inner).__mro__})
         self.changed += tuple(_changes(before, packages))  # it may be asked more than once
         self.result = result
@@ -159,9 +167,8 @@ def attempt_lowering(
             attempt.recording = Recording.of(partitioner())
             lowered = delegraph.lower(attempt.exported, backends=[attempt.recording], registry=registry)
             attempt.lowered = lowered.with_missing_runtime("eager") if eager else lowered
-            if attempt.recording.result is None:  # it raised an exception, which a lowering makes a refusal
-                reasons = [row.reason for row in attempt.lowered.report.refusals]
-                raise Unsupported("unsupported", reasons[0] if reasons else "the partitioner raised an exception")
+            if attempt.recording.failure is not None:
+                raise attempt.recording.failure
             attempt.handed_over = handed_over(attempt.lowered)
             for row in () if may_refuse else attempt.lowered.report.given_back:
                 raise Unsupported("unsupported", row.reason, source=row.source)
@@ -179,7 +186,8 @@ def _phase(error: BaseException, attempt: LoweringAttempt, registry: delegraph.R
         return Phase.ENGINE
     if isinstance(error, ContractViolation):
         return Phase.CONTRACT
-    return Phase.PARTITION if attempt.partitioned is None else Phase.COMPILE
+    failed = attempt.partitioned is None or error is attempt.recording.failure
+    return Phase.PARTITION if failed else Phase.COMPILE
 
 
 @contextmanager

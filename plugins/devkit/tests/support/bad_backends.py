@@ -435,6 +435,11 @@ def takes_dynamic_sizes(node):
     return None if node.target is aten.sin.default and not static(node) else ...
 
 
+def expects_schemas(node):
+    """Higher-order operators have a name too, but no schema."""
+    return ... if not hasattr(node.target, "name") or node.target._schema.arguments is not None else "never"
+
+
 def crashes_without_calls(program, result):
     """Looks at the first call, as C code would: whether there is one or not."""
     if not any(n.op == "call_function" for n in program.graph.nodes):
@@ -785,6 +790,7 @@ BAD = {
         "crashes_at_symbolic_sizes": variant(partitioner=refusing(crashes_at_symbolic_sizes)),
     },
     "control_flow": {
+        "expects_schemas": variant(partitioner=refusing(expects_schemas)),
         "crashes_in_branches": variant(partitioner=refusing(crashes_in_branches)),
     },
     "runtime_thread_safety": {

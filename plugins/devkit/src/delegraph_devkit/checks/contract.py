@@ -32,7 +32,10 @@ def only_tagged_nodes_lowered(backend: BackendUnderTest) -> Figures:
     for one in backend.samples:
         why = _difference(one)
         if why is not None:
-            advice = "a partitioner sets meta['delegation_tag'] of the nodes that it wants, and changes nothing else"
+            advice = (
+                "a partitioner sets meta['delegation_tag'] of the nodes that it wants; it may also set"
+                " meta['no_copy'], the marks of indices, and keys that begin with its package's name"
+            )
             raise CheckFailed(why, one.program, advice)
         nodes += len(one.calls)
     if not backend.samples:
