@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import publishing
 import torch
 from delegraph_programs import normalize
 from torch import nn
@@ -66,13 +67,19 @@ def _seconds(function: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """Print a row for each model."""
+    """Measure each model and print a table."""
+    arguments = publishing.parser(__doc__).parse_args()
+    torch.set_num_threads(1)
+    rows = []
     for name, (model, inputs) in _models().items():
         with torch.no_grad():
             program = torch.export.export(model.eval(), inputs)
         ours = _seconds(lambda program=program: normalize(program))
         theirs = _seconds(lambda program=program: program.run_decompositions({}))
-        print(f"{name}: {1e3 * ours:.1f} ms, run_decompositions {1e3 * theirs:.0f} ms ({theirs / ours:.0f}x)")
+        rows.append([name, f"{1e3 * ours:.1f}", f"{1e3 * theirs:.0f}", f"{theirs / ours:.0f}"])
+    header = ("model", "normalize, ms", "run_decompositions, ms", "times")
+    distributions = ["torch", "transformers", "delegraph-programs"]
+    publishing.report(arguments, "functional_form", distributions, publishing.Table(header, rows))
 
 
 if __name__ == "__main__":
