@@ -186,8 +186,9 @@ def _phase(error: BaseException, attempt: LoweringAttempt, registry: delegraph.R
         return Phase.ENGINE
     if isinstance(error, ContractViolation):
         return Phase.CONTRACT
-    failed = attempt.partitioned is None or error is attempt.recording.failure
-    return Phase.PARTITION if failed else Phase.COMPILE
+    raised = attempt.recording.failure if attempt.recording else None
+    has_raised = attempt.partitioned is None or error is raised
+    return Phase.PARTITION if has_raised else Phase.COMPILE
 
 
 @contextmanager
