@@ -92,7 +92,7 @@ def lower(
     codes.
     """
     registry, options = registry or default_registry(), options or {}
-    _expect_choices(options, transforms)
+    _expect_choices(options, transforms, compiler)
     why_these_backends = None
     if backends is None:
         backends, why_these_backends = registry.default_backends(options)
@@ -210,7 +210,7 @@ def _default_compiler(registry: Registry) -> tuple[Compiler, str | None]:
         return Serial(), f"{e.message}: {e.hint}"
 
 
-def _expect_choices(options: Any, transforms: Any) -> None:
+def _expect_choices(options: Any, transforms: Any, compiler: Any) -> None:
     """Raise OptionError for arguments of ``lower`` of a wrong type or value."""
     tables = [options]
     if isinstance(options, Mapping):
@@ -219,6 +219,11 @@ def _expect_choices(options: Any, transforms: Any) -> None:
         raise OptionError("option-invalid", f"options is {{backend name: {{option: value}}}}, not {options!r}")
     if not isinstance(transforms, Sequence) or not all(map(callable, transforms)):
         raise OptionError("option-invalid", f"transforms is a list of functions, not {transforms!r}")
+    has_sessions = callable(getattr(compiler, "session", None)) and not isinstance(compiler, type)
+    if compiler is not None and not has_sessions:
+        text = f"compiler is an object with a method session, or None, not {compiler!r:.80}"
+        hint = "for example delegraph_workers.Compiler(isolation='process')"
+        raise OptionError("option-invalid", text, hint=hint)
 
 
 def _expect_backends(backends: Any) -> list[str | Partitioner]:

@@ -22,7 +22,7 @@ from .report.formats import LoweringResult, ReportFormat, verification_content
 from .report.model import SCHEMA, Report
 from .report.notation import Notation
 from .report.rows import Cause, DelegateRow, GivenBack, LineFigures, MethodRow, RefusalRow
-from .report.saving import write_report
+from .report.saving import expect_report_formats, write_report
 
 __all__ = [
     "NOT_TAGGED",
@@ -42,6 +42,7 @@ __all__ = [
     "ReportFormat",
     "Told",
     "Verification",
+    "expect_report_formats",
     "format_seconds",
     "format_size",
     "host_calls",

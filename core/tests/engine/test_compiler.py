@@ -14,6 +14,7 @@ from delegraph.discovery.record import PluginRecord
 from delegraph.discovery.registry import Registry
 from delegraph.errors import (
     ContractViolation,
+    OptionError,
     PluginConflict,
     PluginUnavailable,
     Unsupported,
@@ -117,6 +118,12 @@ def test_what_a_compiler_refuses_stays_on_the_host(registry):
 def test_a_compiler_that_leaves_requests_out_breaks_its_contract(registry):
     with pytest.raises(ContractViolation, match="AnsweringOne returned 1 answers for 2 requests"):
         lowered(registry, AnsweringOne())
+
+
+@pytest.mark.parametrize("wrong", ["process", 3, Here])
+def test_something_else_is_no_compiler(registry, wrong):
+    with pytest.raises(OptionError, match="compiler is an object with a method session"):
+        lowered(registry, wrong)
 
 
 def test_extract_gives_a_fresh_program_each_time(registry):

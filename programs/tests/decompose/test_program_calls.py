@@ -1,5 +1,6 @@
 """Decomposition of calls that the caller does not keep."""
 
+import pytest
 import torch
 from delegraph_programs import all_nodes, decompose_calls, normalize
 from torch import nn
@@ -37,3 +38,16 @@ def test_kept_calls_stay_whole():
     program, _ = normalize(torch.export.export(Gated(), (torch.randn(3, 4),)))
     kept = decompose_calls(program, lambda node: node.target is aten.silu.default)
     assert targets(kept).count(aten.silu.default) == 2
+
+
+@pytest.mark.parametrize("cell", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+def test_recurrent_cells_compute_the_same_in_parts(cell):
+    model = cell(4, 8).eval()
+    x = torch.randn(3, 4)
+    state = torch.randn(3, 8)
+    if cell is nn.LSTMCell:
+        state = (state, torch.randn(3, 8))
+    program, _ = normalize(torch.export.export(model, (x, state)))
+    program = decompose_calls(program, lambda node: False)
+    assert not any("cell" in str(target) for target in targets(program))
+    torch.testing.assert_close(program.module(check_guards=False)(x, state), model(x, state))

@@ -21,8 +21,7 @@ from ..discovery.own import provided
 from ..discovery.registry import Registry, default_registry
 from ..errors import DelegraphError, InputError, NotFullyDelegated, UsageError
 from ..host.files import FileFormat
-from ..plugin import ReportSpec
-from ..report.saving import declared_for, write_report
+from ..report.saving import expect_report_formats, write_report
 from .attempts import Attempt, attempt
 
 
@@ -76,8 +75,7 @@ class Lower:
             _check_output(registry, chosen.names, args.output)
         written = [*args.report, *filter(None, [args.output])]
         expect_places(written, [*filter(None, [file, args.quantize]), *args.input])
-        for path in args.report:
-            registry.find(ReportSpec, declared_for(path))
+        expect_report_formats(args.report)
         # the work
         return _outcome(_lower(model, args, chosen, options))
 

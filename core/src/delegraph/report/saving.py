@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..discovery.attribution import AtWork
@@ -15,6 +15,12 @@ from .formats import LoweringResult
 def declared_for(path: Path) -> str:
     """The name by which the registry finds the format of ``path``: the file's name, or ``.txt`` if it has no suffix."""
     return path.name if path.suffix else ".txt"
+
+
+def expect_report_formats(paths: Iterable[Path]) -> None:
+    """Check, before the work, that a plugin declares the format of each report. Raises FormatNotFound."""
+    for path in paths:
+        default_registry().find(ReportSpec, declared_for(path))
 
 
 def write_report(

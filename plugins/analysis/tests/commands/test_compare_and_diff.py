@@ -2,6 +2,7 @@
 
 import json
 
+import delegraph
 import pytest
 
 from core.tests.cli.test_lowering import LOWER, as_data
@@ -9,6 +10,24 @@ from core.tests.cli.test_main import echo, fails, model, run
 from core.tests.conftest import site
 
 __all__ = ["echo", "model", "site"]
+
+
+@pytest.mark.parametrize(
+    "command, name, error",
+    [
+        ("compare", "c.html", "usage-invalid"),
+        ("accuracy", "a.nothing", "format-not-found"),
+        ("profile", "p.nothing", "format-not-found"),
+    ],
+)
+def test_reports_of_other_suffixes_are_refused_before_the_work(
+    command, name, error, model, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(delegraph, "lower", None)
+    report = tmp_path / name
+    said = fails(capsys, command, model, "--backend", "echo", "--report", report, code=2, error=error)
+    assert name.rpartition(".")[2] in said
+    assert not report.exists()
 
 
 def test_compare(model, tmp_path, capsys):

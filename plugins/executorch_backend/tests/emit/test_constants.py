@@ -118,3 +118,22 @@ def checked(x: Tensor) -> Tensor:
 def test_checks_are_left_out_of_files() -> None:
     x = torch.linspace(-1, 1.5, 12)
     check_numbers(p.Function(checked), [(x,), (-x,)])
+
+
+class TiedHead(nn.Module):
+    """An embedding whose weight is that of the head, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(ROWS, COLUMNS)
+        self.bias = nn.Parameter(torch.linspace(-1, 1, ROWS))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return torch.addmm(self.bias, self.table(ids), self.table.weight.t())
+
+
+def test_a_tied_head_keeps_its_bias_and_is_there_once() -> None:
+    emitted = check_numbers(TiedHead(), [(torch.tensor([1, 2, ROWS - 1]),)])
+    assert len(emitted.file) < 1.5 * ROWS * COLUMNS * 4
+    names = {str(operator) for plan in emitted.program.plans for operator in plan.operators}
+    assert any("linear" in name for name in names)

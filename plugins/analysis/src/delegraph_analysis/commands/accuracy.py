@@ -40,14 +40,16 @@ class AccuracyOfOperators:
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
+        from delegraph.reports import LoweringResult, expect_report_formats, write_report
+
         read = [*filter(None, [check_model(args.model)]), *args.input]
         for path in args.input:
             expect_file(path)
         expect_places(args.report, read)
+        expect_report_formats(args.report)
         options = parse_options(args.backend, args.option)
         with progress(f"lowering {args.model}"):
             from delegraph import lower
-            from delegraph.reports import LoweringResult, write_report
 
             from ..accuracy.operators import VerificationByOperator
             from ..accuracy.reference import verify_operators

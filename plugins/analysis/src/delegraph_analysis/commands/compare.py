@@ -19,6 +19,7 @@ from delegraph.command import (
     progress,
     read_model,
 )
+from delegraph.errors import UsageError
 from delegraph.io.atomic_write import write_whole
 
 
@@ -32,7 +33,7 @@ class Compare:
         add("--backend", action="append", default=[], metavar="BACKEND", help="in order of preference (default: all)")
         add("--option", action="append", default=[], metavar="BACKEND.OPTION=VALUE")
         add_compiler_flags(parser)
-        add("--report", type=output_path, metavar="FILE", help="write the comparison: .json, or else text")
+        add("--report", type=output_path, metavar="FILE", help="write the comparison: .json or .txt")
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
@@ -40,6 +41,9 @@ class Compare:
         backends = args.backend or [b.name for b in default_registry().usable_backends()]
         options = parse_options(backends, args.option)
         expect_places(filter(None, [args.report]), filter(None, [file]))
+        if args.report and args.report.suffix.lower() not in (".json", ".txt"):
+            text = f"--report writes .json and .txt, not {args.report.name!r}"
+            raise UsageError("usage-invalid", text)
         with progress(f"comparing {', '.join(backends)}"):
             from ..comparison import compare
 

@@ -70,13 +70,15 @@ def _saved_program(text: str) -> FileFormat | None:
 
 def _profile_model(args: argparse.Namespace) -> list[ProgramProfile]:
     """All methods of a model, which is lowered for that; writes the reports."""
+    from delegraph.reports import LoweringResult, expect_report_formats, write_report
+
     if args.input:
         raise UsageError("usage-invalid", "--input is for a saved program; a model has example inputs")
     expect_places(args.report, filter(None, [check_model(args.model)]))
+    expect_report_formats(args.report)
     options = parse_options(args.backend, args.option)
     with progress(f"lowering {args.model}"):
         from delegraph import lower
-        from delegraph.reports import LoweringResult, write_report
 
         from ..profiling import profile_program
 
