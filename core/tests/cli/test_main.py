@@ -259,6 +259,12 @@ def test_work_that_fails(model, tmp_path, capsys):
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["net.pt2", "net.py"]
 
 
+def test_an_interrupt_that_the_model_raises_ends_the_command(model, capsys):
+    model.write_text("raise KeyboardInterrupt('by the model')")
+    code, out, err = run(capsys, "lower", model, "--backend", "echo")
+    assert (code, out) == (130, "") and err.endswith("interrupted\n")
+
+
 def test_a_path_that_cannot_be_written_is_refused_before_the_model_runs(model, tmp_path, capsys):
     model.write_text("raise SystemExit('the model ran')")
     lower = ("lower", model, "--backend", "echo")

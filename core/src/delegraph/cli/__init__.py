@@ -74,13 +74,14 @@ def main(argv: Sequence[str] | None = None, *, ends_process: bool = False) -> in
         with _stoppable(ends_process), native.stdout_kept(), terminal.messages_kept():
             return _finish(words)
     except KeyboardInterrupt as e:
-        stop = e.args[0] if e.args else signal.SIGINT  # ``_stoppable`` passes the signal as argument
+        # ``_stoppable`` passes the signal as argument; code of the model may raise KeyboardInterrupt as well
+        stop = next((argument for argument in e.args if isinstance(argument, signal.Signals)), signal.SIGINT)
         terminal.tell("interrupted" if stop == signal.SIGINT else f"stopped by {stop.name}")
         return 128 + int(stop)
 
 
 _APART = 1.0
-"""Seconds within which a repeated signal is ignored.
+"""A signal is ignored if it comes less than so many seconds after another one.
 
 A process may get a signal twice: from the terminal, and from the program that started it and passes the signal on.
 """
@@ -91,8 +92,8 @@ def _stoppable(ends_process: bool) -> Iterator[None]:
     """A block in which SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt, so that temporary files are removed.
 
     Signals that are ignored (nohup) or have a handler of the program are left alone. ``ends_process``: the process
-    exits after the block. It then ignores the three signals, so that a late one does not interrupt its exit; otherwise
-    the handlers are restored.
+    exits after the block. It then ignores the signals whose handlers were replaced, so that a late one does not
+    interrupt its exit. Otherwise the handlers are restored.
     """
     candidates = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
     if threading.current_thread() is not threading.main_thread():  # only the main thread can set handlers
@@ -104,8 +105,10 @@ def _stoppable(ends_process: bool) -> Iterator[None]:
     def stop(number: int, frame: object) -> None:
         """The handler: raise KeyboardInterrupt with the signal, unless the signal is repeated."""
         nonlocal last
-        again, last = time.monotonic() - last < _APART, time.monotonic()
-        if not again:  # a second exception would interrupt the clean-up after the first
+        now = time.monotonic()
+        is_repeated = now - last < _APART
+        last = now
+        if not is_repeated:  # a second exception would interrupt the clean-up after the first
             raise KeyboardInterrupt(signal.Signals(number))
 
     for number in ours:

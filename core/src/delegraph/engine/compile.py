@@ -1,17 +1,18 @@
-"""The step ``compile``: calls the compilers of backends, one after the other, and checks what they did."""
+"""Calls the compilers of backends, one after the other, and checks their results and their effects."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 from delegraph_programs import TRACING, all_nodes, source_of
+from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ..backend import BackendDetails
+from ..backend import BackendDetails, CompileSpec
 from ..discovery.attribution import AtWork
 from ..discovery.registry import InstalledBackend
 from ..errors import DelegraphError, Unsupported
@@ -32,10 +33,10 @@ def compile_here(requests: Sequence[Request], first: int = 1, total: int | None 
 
     If a backend raises Unsupported, the requests that the error is about are refused,
     and the backend is called again with the others. If it raises an exception of its
-    own, it is called with each program alone, and refuses those with which it fails.
+    own, each program is compiled alone. Programs that fail again are refused.
 
-    ``first`` and ``total``: the number of the first request, and of all requests of the
-    lowering, for the log ``delegraph.progress``.
+    ``first`` and ``total`` are for the log ``delegraph.progress``: the number of the first
+    request, and how many requests there are.
 
     Raises ContractViolation for wrong results and for forbidden changes.
     """
@@ -107,43 +108,47 @@ class _Given:
 def _compile(call: Sequence[_Given]) -> None:
     """Call a backend with the programs of ``call``; each of these gets its result."""
     backend = call[0].request.backend
+    name = backend.kind.__name__
     by_method: dict[str, list[_Given]] = {}
     for given in call:
         by_method.setdefault(given.request.method, []).append(given)
+    in_order = [given for same_method in by_method.values() for given in same_method]
+    programs = {m: [given.program for given in same_method] for m, same_method in by_method.items()}
+    specs = {m: [list(given.request.compile_specs) for given in same_method] for m, same_method in by_method.items()}
     try:
-        returned = _call_backend(backend, by_method, len(call))
+        returned = _call_backend(backend, in_order, programs, specs)
     except DelegraphError as error:
         if not isinstance(error, Unsupported) and not may_be_refusal(error):
             raise
         for given in call:
-            check_others(backend.kind.__name__, given.request.tag, given.before)
+            check_others(name, given.request.tag, given.before)
         _compile_again(call, error)
         return
-    programs = {method: [given.program for given in same_method] for method, same_method in by_method.items()}
-    results = flat_results(backend.kind.__name__, programs, returned)
-    in_order = [given for same_method in by_method.values() for given in same_method]
+    results = flat_results(name, programs, returned)
     for given, result in zip(in_order, results, strict=True):
-        name, request = backend.kind.__name__, given.request
+        request = given.request
         check_result(name, request.tag, given.handles, result)
         check_untouched(name, request.tag, given.program, given.before, request.extract)
         given.result = result
 
 
-def _call_backend(backend: InstalledBackend, by_method: dict[str, list[_Given]], count: int) -> Any:
+def _call_backend(
+    backend: InstalledBackend,
+    call: Sequence[_Given],
+    programs: Mapping[str, Sequence[ExportedProgram]],
+    specs: Mapping[str, Sequence[list[CompileSpec]]],
+) -> Any:
     """Call ``preprocess_multimethod``, the only place where partitions are compiled.
 
-    Returns the results by method, unchecked.
+    ``call``: the partitions in the order of ``programs``. Returns the results by method, unchecked.
     """
-    programs = {m: [given.program for given in g] for m, g in by_method.items()}
-    specs = {m: [list(given.request.compile_specs) for given in g] for m, g in by_method.items()}
-    call = [given for same_method in by_method.values() for given in same_method]
     places = ", ".join(given.request.place for given in call)
     nodes = [n for given in call for n in given.program.graph.nodes]
     with nullcontext() if backend.kind.thread_safe else TRACING:
         start = time.perf_counter()
         with AtWork(backend.kind, "preprocess", places, nodes, backend):
             returned = backend.kind.preprocess_multimethod(programs, specs)
-        seconds = (time.perf_counter() - start) / count
+        seconds = (time.perf_counter() - start) / len(call)
     for given in call:
         given.seconds = seconds
     return returned

@@ -279,7 +279,7 @@ def _extract(lowering: Lowering) -> None:
 def _compile(lowering: Lowering) -> None:
     """Step ``compile``: compile the work; partitions that a compiler refused are taken out of their plans.
 
-    Parts of a partition on which its compiler failed are compiled, so that only the smallest failing part is lost.
+    If a compiler failed on a partition, its parts are compiled. Only the parts that fail are lost.
     """
     _expect_known_backends(lowering)
     _compile_work(lowering, lowering.work)
@@ -298,19 +298,19 @@ def _compile(lowering: Lowering) -> None:
     # asked once for each backend and its settings, because a backend may have to start its compiler to know
     fingerprints: dict[Any, str | None] = {}
     for work in lowering.work:
-        if work.result is not None:
-            backend = lowering.registry.installed(work.partition.spec.backend_id)
-            specs = work.module.compile_specs
-            settings = (work.module.backend_id, *specs)
-            if settings not in fingerprints:
-                fingerprints[settings] = fingerprint_of(backend, specs)
-            work.module.attach(work.result, backend.producer, fingerprints[settings])
+        assert work.result is not None, "refused work was taken out"
+        backend = lowering.registry.installed(work.partition.spec.backend_id)
+        specs = work.module.compile_specs
+        settings = (work.module.backend_id, *specs)
+        if settings not in fingerprints:
+            fingerprints[settings] = fingerprint_of(backend, specs)
+        work.module.attach(work.result, backend.producer, fingerprints[settings])
 
 
 def _compile_work(lowering: Lowering, work: Sequence[Work]) -> None:
     """Compile partitions, and store the result of each, or the reason of its refusal.
 
-    Raises the error of a refusal if the lowering has no report.
+    Raises the error of a refusal unless the lowering gives refused partitions back (``gives_back``).
     """
     requests: list[Request] = []
     for item in work:
@@ -470,7 +470,7 @@ def lower_programs(
     """Lower ``programs`` without a report; returns method -> lowered program. For entry points other than ``lower``.
 
     ``turns``: a mapping for each backend, in order of preference: method -> the backend's partitioner. A backend is not
-    asked about a method that its mapping lacks. If ``turns`` is empty, the programs are only normalized.
+    asked about a method that its mapping lacks. If ``turns`` is empty, nothing is delegated.
     ``transforms``: method -> functions that change its normalized program. ``decompose``: decompose operators that no
     backend keeps, and bring what is left to the host into core ATen, except operators to ``keep`` whole. ``whole``: the
     one delegate of a method takes all inputs of its program, in their order. ``registry`` None: the default one. The

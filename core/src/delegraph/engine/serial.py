@@ -20,8 +20,8 @@ CACHE_VARIABLES = ("DELEGRAPH_CACHE", "DELEGRAPH_CACHE_REMOTE")
 class Serial:
     """The compiler that compiles in this process, one partition after the other.
 
-    Partitions of backends that declare to be isolated are compiled by the installed
-    compiler that is declared as the default.
+    If a backend declares to be isolated, the installed compiler that is declared as the
+    default gets all partitions and all calls of partitioners from then on.
     """
 
     def session(self, registry: Registry, backends: Sequence[str]) -> Session:

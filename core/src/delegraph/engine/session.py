@@ -1,4 +1,4 @@
-"""What a compiler is given and returns, and what it is.
+"""The interfaces of a compiler: ``Request``, ``Compiled``, ``Session`` and ``Compiler``.
 
 ``delegraph.compiler`` has the public names of this module.
 """
@@ -70,8 +70,9 @@ class Compiled(NamedTuple):
     """The answer to a ``Request``.
 
     ``origin``: where the result comes from, for the report: "compiled", "from the
-    cache", or "" for a compiler that keeps no results. ``seconds``: the time that it
-    took. ``equal_to``: the position of an equal request, whose result this one has.
+    cache", or "" for a compiler that keeps no results. ``seconds``: the time of
+    the call that succeeded, divided by the number of its partitions; 0 if the request is
+    refused. ``equal_to``: the position of an equal request, whose result this one has.
     """
 
     result: PreprocessResult | Refused

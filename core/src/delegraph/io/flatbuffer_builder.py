@@ -1,7 +1,7 @@
 """Writing flatbuffers with the ``flatbuffers`` package: equal strings, vectors and tables are written once.
 
 Large constants do not belong into a builder, which copies its buffer when that grows. Write them behind the finished
-buffer, and let a field that ``table_with_places`` left open lead there.
+buffer: give ``table_with_places`` a placeholder for their field, and overwrite it with their offset later.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class PlacedTable(NamedTuple):
 class Builder:
     """Builds a flatbuffer from its end: a table is added after everything that it refers to.
 
-    All methods return a position: a distance from the end of the buffer. Equal content has one position. Numbers that
-    do not fit their type raise OverflowError.
+    Strings, vectors and tables are added once and have one position, a distance from the end of the buffer. Numbers
+    that do not fit their type raise OverflowError.
     """
 
     def __init__(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,7 +36,7 @@ class Phase(StrEnum):
     CONTRACT = "contract"
     COMPILE = "compile"
     ENGINE = "engine"
-    """The program cannot be lowered for any backend, which is not this one's fault."""
+    """No backend can lower the program, so the tested backend is not at fault."""
 
 
 @dataclass
@@ -73,7 +72,7 @@ class LoweringAttempt:
 
     @property
     def calls(self) -> list[Node]:
-        """The calls that the partitioner was asked about."""
+        """The calls of the last program that the partitioner was asked about."""
         program = self.recording.program if self.recording else None
         return [n for n in program.graph.nodes if n.op == "call_function"] if program else []
 
@@ -87,12 +86,6 @@ class LoweringAttempt:
     def failed(self) -> str:
         """The error in words."""
         return f"{type(self.error).__name__}: {self.error}"
-
-
-def operator_name(node: Node) -> str:
-    """``aten.add.Tensor`` and the like."""
-    target: Any = node.target
-    return str(target) if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", str(target))
 
 
 class Recording(Partitioner):
@@ -158,7 +151,7 @@ def attempt_lowering(
 ) -> LoweringAttempt:
     """Lower ``program``, which was exported before; ``eager`` is for backends without a runtime.
 
-    What a compiler refuses, which a lowering gives to the host, is an error here, unless it ``may_refuse``.
+    A partition that the compiler refuses is an error here, unless ``may_refuse``.
     """
     attempt = LoweringAttempt(program, *exported)
     start = time.monotonic()
@@ -170,7 +163,9 @@ def attempt_lowering(
             if attempt.recording.failure is not None:
                 raise attempt.recording.failure
             attempt.handed_over = handed_over(attempt.lowered)
-            for row in () if may_refuse else attempt.lowered.report.given_back:
+            given_back = attempt.lowered.report.given_back
+            if given_back and not may_refuse:
+                row = given_back[0]
                 raise Unsupported("unsupported", row.reason, source=row.source)
     except (Exception, SystemExit) as e:
         attempt.lowered, attempt.error, attempt.phase = None, e, _phase(e, attempt, registry)
@@ -197,15 +192,14 @@ def quiet() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with undisturbed(), torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with undisturbed(), torch.no_grad():
             yield
     finally:
         torch.set_num_threads(threads)
 
 
 def handed_over(lowered: LoweredProgram) -> list[HandedOver]:
-    """What the runtime gets for each delegate, as it is now; joins blobs that are not joined yet."""
+    """Return what the runtime gets for each delegate now, with the bytes of its blob."""
     modules = [d.module for d in lowered.delegates]
     return [(m.processed_bytes, list(m.compile_specs), dict(m.named_data())) for m in modules]
 

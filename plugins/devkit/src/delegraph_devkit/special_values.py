@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from delegraph_programs import output_values
+from delegraph_programs import operator_name, output_values
 from torch.fx import Node
 
-from .lowering_attempt import operator_name
 from .programs import Program, written
 
 _FLOATS = "[nan, inf, -inf, -0.0, 0.0, 1.5, -2.0, 3.0]"

@@ -12,13 +12,13 @@ import delegraph
 from delegraph import Verification
 from delegraph.command import provided
 from delegraph.errors import ContractViolation, NoRuntime, PluginUnavailable, Unsupported
-from delegraph_programs import written_targets
+from delegraph_programs import operator_name, written_targets
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from .configured_backend import ConfiguredBackend
 from .delegate_calls import inputs_in_c_order, same_values, written_inputs
-from .lowering_attempt import LoweringAttempt, Phase, is_random, operator_name, quiet
+from .lowering_attempt import LoweringAttempt, Phase, is_random, quiet
 from .program_text import other_inputs
 from .programs import Program
 from .tolerance import element_types, is_rounding_error, tolerance_of

@@ -69,8 +69,8 @@ class Entries:
         """An entry as ``decode`` returns it; None if there is none.
 
         It is looked for in the local folder, then in the remote one. A remote entry is
-        copied to the local folder. A damaged entry, or one for which ``decode`` raises,
-        becomes a note.
+        copied to the local folder. A damaged entry becomes a note, and so does an entry
+        for which ``decode`` raises DelegraphError or OSError.
         """
         stores: list[Store] = [self.cache]
         if self._remote is not None:
@@ -94,9 +94,9 @@ class Entries:
         return None
 
     def keep(self, key: str, data: bytes) -> bool:
-        """Store an entry in both folders. A failure becomes a note.
+        """Store an entry in the local folder, and in the remote one if there is one.
 
-        Returns False if storing it failed in the local folder.
+        A failure becomes a note. Returns False if storing it failed in the local folder.
         """
         stored = self._store(key, data)
         remote = self._remote
@@ -124,10 +124,10 @@ class Entries:
 
     @contextmanager
     def _noting(self, store: Store, failure: str = "") -> Iterator[None]:
-        """A block that uses ``store``. An error in it becomes a note.
+        """A block that uses ``store``. Errors in it become notes.
 
-        The note begins with ``failure`` for the cache. The remote folder is not used
-        again in this lowering after an error, whatever its kind.
+        Any error of the remote store ends its use in this lowering. Of the local folder,
+        only DelegraphError and OSError become notes, which begin with ``failure``.
         """
         try:
             yield
@@ -161,12 +161,12 @@ class _Cacheable:
         """Debug handle of the canonical program -> that of the partition's program.
 
         A backend that lowers its program through another one adds calls of delegates.
-        In both programs, the handles of these follow those of the program's own calls.
+        In both programs, the added calls have the handles after the largest own handle.
+        There are at most as many as own calls (``handles_of``).
         """
         own = self.form.handles
         count = len(own)
         behind = max(own, default=0) - count
-        # 1 to ``count`` are the program's own; as many again may be of added calls
         handles = {k: own[k - 1] for k in range(1, count + 1)}
         return handles | {k: k + behind for k in range(count + 1, 2 * count + 1)}
 
@@ -182,7 +182,7 @@ class _Cacheable:
     def canonical_program(self) -> ExportedProgram:
         """The canonical program."""
         program = canonical(self.form)
-        # For progress: what a blob may depend on does not tell where the program is from.
+        # The canonical program lacks method and tag, which progress messages show.
         request = self.request
         program.graph_module.meta["local:place"] = f"{request.tag} of {request.method}"
         return program
@@ -203,9 +203,10 @@ class CachedResults:
         self._equal: dict[int, int] = {}
 
     def look_up(self) -> list[int]:
-        """Take the results that the cache has. Returns the requests that are left.
+        """Take the results that the cache has. Returns the positions of other requests.
 
-        Of several equal requests only the first is among them.
+        Of several equal requests only the first is compiled, so only its position is
+        returned.
         """
         first_of: dict[str, int] = {}  # key -> position
         left: list[int] = []
@@ -230,13 +231,14 @@ class CachedResults:
         return left
 
     def compile(self, position: int, first: int, total: int) -> Compiled:
-        """Compile a request, and add the result to the cache if it can be cached.
+        """Compile a request, and add the result to the cache.
 
         ``first`` and ``total``: those of ``compile_here``.
 
         Compiles the canonical program. The partition's own program is compiled instead
         if it cannot be cached, if the backend keeps names, or if the canonical program
-        fails, so that the error has the user's names.
+        fails, so that the error has the user's names. Its result is cached only if the
+        backend keeps names.
         """
         start = time.perf_counter()
         request = self._requests[position]
@@ -269,7 +271,7 @@ class CachedResults:
             shared = self._cacheable[first].canonical_handles(result)
             own = self._cacheable[position].own_handles(shared)
             seconds = time.perf_counter() - start
-            self.answers[position] = Compiled(own, "equal", seconds, first)
+            self.answers[position] = Compiled(own, seconds=seconds, equal_to=first)
         self._entries.make_room()
         return [self.answers[k] for k in range(len(self._requests))]
 
@@ -310,7 +312,7 @@ class CachedResults:
         return result
 
     def _put(self, partition: _Cacheable, result: PreprocessResult) -> None:
-        """Store a result in both folders. A failure becomes a note."""
+        """Store a result in the cache. A failure becomes a note."""
         backend = partition.request.backend
         about = {
             "backend": backend.kind.__name__,
@@ -348,7 +350,7 @@ def _compile_canonical(partition: _Cacheable, first: int, total: int) -> Preproc
     request = partition.request._replace(extract=partition.canonical_program)
     try:
         (compiled,) = compile_here([request], first, total)
-    except ContractViolation:  # what the backend did wrong could be hidden next time
+    except ContractViolation:  # compiling the partition's own program could hide it
         raise
     except DelegraphError:
         return None

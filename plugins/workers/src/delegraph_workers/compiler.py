@@ -221,7 +221,7 @@ class Session:
         isolated = self._backends
         if not self._compiler.isolates_all:
             isolated = [n for n in isolated if self._registry.spec(n).isolated]
-        if isolated or (self._compiler.isolates_all and self._backends):
+        if isolated:
             names = [self._registry.full_name(name) for name in isolated]
             self._started().prepare(names)
 

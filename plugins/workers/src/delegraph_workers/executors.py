@@ -1,4 +1,4 @@
-"""Calls that the threads of an executor make, or the thread that lowers."""
+"""Runs calls in the threads of an executor, or in the thread that lowers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Call(Generic[T]):
     """A call that is made once, by the first thread that begins it.
 
     ``takes_threads``: a thread of an executor may make it. ``outcome`` is done when the
-    call has ended. ``_first``: a lock that the thread takes that begins the call, and
-    never releases.
+    call has ended. ``_first``: a lock. The thread that begins the call takes it and
+    keeps it.
     """
 
     def __init__(self, function: Callable[[], T], takes_threads: bool) -> None:

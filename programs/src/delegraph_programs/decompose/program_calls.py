@@ -1,4 +1,4 @@
-"""Decomposition of the calls of a program, in place and without a retrace."""
+"""Decomposes calls of a program in place, without tracing the whole program."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .trace import Tracer
 def decompose_calls(program: ExportedProgram, keeps: Callable[[Node], bool]) -> ExportedProgram:
     """Decompose the calls for which ``keeps`` is false, step by step to core ATen.
 
-    ``program`` comes from ``normalize``: its graph is changed. ``keeps`` is called with
-    each call that has a decomposition, and with the calls of that decomposition. Each
-    kind of call is traced once. Returns the program with the new graph.
+    ``program`` comes from ``normalize``: its graph is changed. ``keeps`` is asked about
+    each call that has a decomposition, also inside another decomposition. Equal calls
+    are traced once. Returns the program with the new graph.
     """
     with TRACING:
         return _decompose(program, keeps, Tracer())

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from delegraph.backend import CompileSpec
 from delegraph.errors import DelegraphError
-from delegraph_programs import user_inputs
+from delegraph_programs import operator_name, user_inputs
 
 from .. import sweep
 from ..backend_under_test import BackendUnderTest
@@ -17,7 +17,7 @@ from ..check_result import Figures
 from ..configured_backend import ConfiguredBackend
 from ..control_flow import CONTROL_FLOW
 from ..failures import CheckFailed, CheckSkipped
-from ..lowering_attempt import LoweringAttempt, Phase, operator_name, quiet
+from ..lowering_attempt import LoweringAttempt, Phase, quiet
 from ..programs import AUTO_SIZES, LEAST, MOST, NOTHING, PROGRAMS, SIZED, Program
 from ..subprocesses import Report
 from ..sweep import Series

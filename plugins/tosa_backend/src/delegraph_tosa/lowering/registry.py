@@ -1,8 +1,8 @@
 """The registry: ``@lowers(aten.relu.default)`` makes a function the rule of an operator.
 
 A rule is the support check, the type rule and the lowering at once. Its parameters are ``t``, the builder, and then
-those of the ATen schema, by name, without those of ``WITHOUT_EFFECT``. A parameter with a default may be missing in the
-schema, so that the overloads of an operator have one rule. Tensors are passed as ``Value``, everything else as Python
+those of the ATen schema, by name. A rule may leave out those of ``WITHOUT_EFFECT``, and have others with a default, so
+that the overloads of an operator have one rule. Tensors are passed as ``Value``, everything else as Python
 values with the schema's defaults. For a parameter annotated as ``Type``, only the type of a tensor is passed: the rule
 does not read its elements, so they need not exist in the delegate. A rule returns a Value, or a tuple if the schema has
 several results (None for a result that is not lowered). A rule is pure: its operators depend only on types, ranges,
@@ -45,6 +45,7 @@ WITHOUT_EFFECT = frozenset(
     " cudnn_enable cudnn_enabled implicit stable sorted compute_mode generator".split()
 )
 """Arguments of ATen that change no result which is lowered: a rule may leave them out."""
+_MISSING = object()
 
 
 class Rule(NamedTuple):
@@ -223,12 +224,15 @@ def bind(rule: Rule, node: Node, value_of: Callable[[Node], Any], type_of_operan
     ``value_of`` returns the value of an operand, ``type_of_operand`` the type of an operand that the rule annotates as
     ``Type``. Raises Unsupported for a Python number in place of a tensor.
     """
-    arguments = [
-        type_of_operand(a) if k in rule.types else _bound(a, rule, node, value_of)  # type: ignore[arg-type]
-        for k, a in enumerate(node.args)
-    ]
-    for name, default in rule.parameters[len(arguments) :]:
-        arguments.append(_bound(node.kwargs[name], rule, node, value_of) if name in node.kwargs else default)
+    arguments: list[Any] = []
+    for position, (name, default) in enumerate(rule.parameters):
+        given: Any = node.args[position] if position < len(node.args) else node.kwargs.get(name, _MISSING)
+        if given is _MISSING:
+            arguments.append(default)
+        elif position in rule.types:
+            arguments.append(type_of_operand(given))
+        else:
+            arguments.append(_bound(given, rule, node, value_of))
     for k in rule.values:
         # torch.vmap over numbers records a number where the schema has a tensor
         if isinstance(arguments[k], (int, float)):
@@ -270,7 +274,7 @@ def _bound(argument: Any, rule: Rule, node: Node, value_of: Callable[[Node], Any
 
 
 def _can_be_skipped(part: Any, whole: Node) -> bool:
-    """Whether the tensor ``part`` of a list is empty and has the same type as the result of the call ``whole``."""
+    """Whether the tensor ``part`` of a list is empty and has the same dtype as the result of the call ``whole``."""
     return isinstance(part, Node) and is_empty(part) and part.meta["val"].dtype is whole.meta["val"].dtype
 
 

@@ -27,9 +27,9 @@ SMALLEST = 2.0**-100
 def moments(t: Tosa, x: Value, dims: Dims, correction: float, root: bool) -> tuple[Value, Value]:
     """(variance, mean) of x [*S] over ``dims``, or with ``root`` (standard deviation, mean), in fp32.
 
-    The axes stay, with size 1. Elements are divided by the count before they are summed, so that a sum overflows only
-    if the result does. For the standard deviation, elements are divided by 4 first, because the difference from the
-    mean could overflow; then deviations are divided by the largest one, because their squares could.
+    The axes stay, with size 1. The mean is the sum of x / N. The variance is the sum of (deviation / sqrt(divisor))^2.
+    So a sum overflows only if the result does. For the standard deviation, elements are divided by 4 first, because the
+    difference from the mean could overflow. Deviations are then divided by the largest one, as their squares could.
     """
     t.require(x.dtype in FLOATS, f"a variance of {x.dtype} is not defined")
     wide, axes = converted(t, x, DType.FP32), axes_of(dims, x.rank)
@@ -66,7 +66,7 @@ def _squares(t: Tosa, x: Value, axes: Sequence[int]) -> Value:
 
 
 def _as_torch_returns(t: Tosa, x: Value, y: Value, dims: Dims, keepdim: bool) -> Value:
-    """y, a statistic of x over ``dims`` with axes of size 1, cast to the type of x; without ``keepdim`` [*S']."""
+    """Cast y, a statistic of x over ``dims``, to the dtype of x; without ``keepdim``, remove the axes of size 1."""
     axes = axes_of(dims, x.rank)
     y = converted(t, y, x.dtype)
     return y if keepdim else t.reshape(y, [n for axis, n in enumerate(x.shape) if axis not in axes])
@@ -77,7 +77,7 @@ def _spread_and_mean(
 ) -> tuple[Value, Value]:
     """(variance, mean) of x, or with ``root`` (standard deviation, mean), in the type and shape that torch returns.
 
-    A ``correction`` of None is 1, or 0 unless ``unbiased``.
+    A ``correction`` of None is 1 if ``unbiased``, else 0.
     """
     spread, mean = moments(t, x, dims, int(unbiased) if correction is None else correction, root)
     return _as_torch_returns(t, x, spread, dims, keepdim), _as_torch_returns(t, x, mean, dims, keepdim)
